@@ -1,0 +1,50 @@
+# Every target sets up what it needs: a virtual environment in .venv, filled by pip under constraints.txt.
+# Only python3 (3.10 or later) has to be there; choose another with `make test PYTHON=python3.12`.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint sweep bench clean
+
+help:
+	@echo "make demo   the kernels on two simulated cores beside float64, and a model trained with them"
+	@echo "make test   linters, type checker and tests"
+	@echo "make lint   linters and type checker only"
+	@echo "make sweep  the kernels over real vocabularies and many tunings (long)"
+	@echo "make bench  speed and memory of the simulation beside PyTorch"
+	@echo "make clean  remove the virtual environment and caches"
+
+demo: $(VENV)/.installed-cli
+	$(RUN) -m examples.demo
+
+test: lint
+	$(RUN) -m pytest
+
+lint: $(VENV)/.installed-test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy nkilib
+
+sweep: $(VENV)/.installed-cli
+	$(RUN) -m benchmarks.sweep
+
+bench: $(VENV)/.installed-cli,torch
+	$(RUN) -m benchmarks.bench
+
+clean:
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+$(VENV)/.created:
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu it needs the package python3-venv" >&2; exit 1; }
+	@$(PIP) install 'pip>=21.3' # the first pip that makes an editable install from pyproject.toml alone
+	@touch $@
+
+# The part after the dash is the list of extras; the stamp is older than these files when they change.
+$(VENV)/.installed-%: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing nkilib[$*] into $(VENV), once ..."
+	@$(PIP) install --constraint constraints.txt --editable '.[$*]'
+	@touch $@

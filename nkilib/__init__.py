@@ -1,0 +1,14 @@
+"""Cross-entropy kernels for AWS Trainium, written in NKI, and a numpy simulator of NKI that runs them anywhere.
+
+The kernels are in `nkilib.experimental.loss`, the simulator in `nkilib.simulator`; `nkilib.nki` chooses between the
+simulator and the real NKI. Importing this package loads none of them.
+"""
+
+from pkgutil import extend_path
+
+# The Neuron compiler bundles a package of the same name. Ours, first on the path, wins for every module that both have,
+# and this keeps those importable that only the bundled one has. Sub-packages that exist on both sides do the same.
+__path__ = extend_path(__path__, __name__)
+
+__version__ = "0.1.0"
+__all__ = ["__version__"]

@@ -1,0 +1,43 @@
+"""Splitting work over the cores of a logical NeuronCore; NKI code may call everything here.
+
+Positions go to cores in strides: core c takes positions c, c + cores, c + 2 * cores, ... Thus the cores' shares differ
+by at most one position whatever the number of positions is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
+
+
+def launched_cores() -> int:
+    """Number of cores that run the kernel: 1 without a launch grid."""
+    if nl.program_ndim() == 0:
+        return 1
+    return nl.num_programs(0)
+
+
+def this_core() -> int:
+    """Number of the core that runs this: 0 without a launch grid."""
+    if nl.program_ndim() == 0:
+        return 0
+    return nl.program_id(0)
+
+
+def positions_of_core(num_positions: int, cores: int, core: int) -> int:
+    """How many of ``num_positions`` fall to ``core``; 0 where there are fewer positions than cores."""
+    if num_positions <= core:
+        return 0
+    return div_ceil(num_positions - core, cores)
+
+
+def strided_rows(tensor_hbm: Any, first: int, rows: int, cores: int) -> Any:
+    """Rows ``first``, ``first + cores``, ... of a tensor, ``rows`` of them, as a view."""
+    return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
+
+
+def row_span(rows: int, cores: int) -> int:
+    """Rows from the first to the last of ``rows`` strided ones, both included."""
+    return (rows - 1) * cores + 1

@@ -1,0 +1,8 @@
+"""Splitting sizes into tiles; NKI code may call everything here."""
+
+from __future__ import annotations
+
+
+def div_ceil(numerator: int, denominator: int) -> int:
+    """Smallest integer that is not less than ``numerator / denominator``, for positive integers."""
+    return (numerator + denominator - 1) // denominator

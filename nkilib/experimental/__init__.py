@@ -1,0 +1,7 @@
+"""Kernels whose interface may still change."""
+
+from pkgutil import extend_path
+
+# The package that the Neuron compiler bundles has an nkilib.experimental too: its modules stay importable
+# (see nkilib/__init__.py).
+__path__ = extend_path(__path__, __name__)

@@ -1,0 +1,53 @@
+"""How the kernels use the SBUF of a partition: chunk buffers as large as asked for, and a few small tiles beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.core.cores import row_span
+from nkilib.nki import nl
+
+# A third buffer lets one chunk be loaded and one be stored while a third is computed on; more buy nothing.
+MAX_CHUNK_BUFFERS = 3
+# Columns of the tiles of per-chunk statistics: column 0 carries what earlier groups of chunks gave.
+STATISTICS_COLUMNS = 128
+# Set aside for those tiles (three of 128 float32) and for the tiles of shape [P, 1], with room for alignment.
+SMALL_TILES_BYTES = 4096
+# Indices of the gather are int32; this leaves room to push the index of an invalid target out of range.
+INDEX_LIMIT = 2**30
+
+
+def dtype_bytes(dtype: Any) -> int:
+    """Bytes of an element of one of the two types that the kernels take."""
+    if dtype == nl.float32:
+        return 4
+    return 2
+
+
+def chunk_bytes_that_fit() -> int:
+    """Bytes of a partition that chunk buffers may take."""
+    return nl.tile_size.sbuf_fmax_bytes - SMALL_TILES_BYTES
+
+
+def make_chunk_buffers(positions_per_batch: int, chunk_size: int, dtype: Any, num_chunks: int) -> Any:
+    """As many chunk buffers as fit, at most one a chunk: with two or more, loads run beside the computation.
+
+    Returns:
+        List of 1 to ``MAX_CHUNK_BUFFERS`` tiles [positions_per_batch, chunk_size] of ``dtype`` in SBUF.
+    """
+    fitting = chunk_bytes_that_fit() // (chunk_size * dtype_bytes(dtype))
+    count = max(1, min(MAX_CHUNK_BUFFERS, min(fitting, num_chunks)))
+    first_sbuf = nl.ndarray((positions_per_batch, chunk_size), dtype=dtype, buffer=nl.sbuf)
+    chunk_buffers_sbuf = [first_sbuf]
+    for _ in range(count - 1):
+        chunk_buffers_sbuf.append(nl.ndarray((positions_per_batch, chunk_size), dtype=dtype, buffer=nl.sbuf))
+    return chunk_buffers_sbuf
+
+
+def rows_per_batch(positions_per_batch: int, vocab_size: int, cores: int) -> int:
+    """Positions that a batch really takes: fewer than asked for where a vocabulary of over four million entries would
+    push the int32 index of an element within the batch's span of rows past ``INDEX_LIMIT``."""
+    span = INDEX_LIMIT // vocab_size
+    rows = min(positions_per_batch, (span - 1) // cores + 1)
+    assert row_span(rows, cores) * vocab_size <= INDEX_LIMIT, "cross_entropy: the vocabulary is too large to be indexed"
+    return rows

@@ -1,0 +1,63 @@
+"""Gather and scatter of one element a row: the logit of the target, and its gradient.
+
+The rows of a batch lie within a contiguous span of rows. Seen as ``[span * V, 1]``, an element of it has one index:
+``row * V + target``, where row counts from the first row of the batch. It is computed in int32 on GpSimd, which is
+exact; ``tensor_scalar`` would go through float32, exact up to 2^24 only.
+
+An invalid target must not read or write a neighbour's row. So the target is clamped into its row, and where that
+changed it, ``INDEX_LIMIT`` is added: the index leaves the span, and the DMA engine reports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.core.cores import row_span, strided_rows
+from nkilib.experimental.loss.sbuf_plan import INDEX_LIMIT
+from nkilib.nki import explain_index, nisa, nl
+
+
+def make_index_constants(rows: int, vocab_size: int, cores: int) -> Any:
+    """Constant int32 tiles [rows, 1] for :func:`target_indices`: where each row starts, 0, V - 1 and the penalty."""
+    row_start_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=row_start_sbuf, pattern=[[0, 1]], offset=0, channel_multiplier=cores * vocab_size)
+    zero_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=zero_sbuf, value=0)
+    last_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=last_sbuf, value=vocab_size - 1)
+    penalty_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=penalty_sbuf, value=INDEX_LIMIT)
+    return row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf
+
+
+def target_indices(targets_hbm: Any, constants: Any, first: int, rows: int, cores: int) -> Any:
+    """Index of each row's target element within the batch's span of rows.
+
+    Args:
+        targets_hbm: [N] int32.
+        constants: from :func:`make_index_constants`.
+        first, rows, cores: the batch: rows ``first``, ``first + cores``, ...
+
+    Returns:
+        int32 tile [rows, 1]; out of range of the span where the target is outside [0, V).
+    """
+    row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf = constants
+    targets_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=targets_sbuf, src=strided_rows(targets_hbm, first, rows, cores))
+    column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=column_sbuf, data1=targets_sbuf, data2=zero_sbuf[0:rows, :], op=nl.maximum)
+    nisa.tensor_tensor(dst=column_sbuf, data1=column_sbuf, data2=last_sbuf[0:rows, :], op=nl.minimum)
+    index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=index_sbuf, data1=column_sbuf, data2=targets_sbuf, op=nl.not_equal)
+    nisa.tensor_tensor(dst=index_sbuf, data1=index_sbuf, data2=penalty_sbuf[0:rows, :], op=nl.multiply)
+    nisa.tensor_tensor(dst=index_sbuf, data1=index_sbuf, data2=column_sbuf, op=nl.add)
+    nisa.tensor_tensor(dst=index_sbuf, data1=index_sbuf, data2=row_start_sbuf[0:rows, :], op=nl.add)
+    explain_index(index_sbuf, "target", targets_sbuf, first, cores)
+    return index_sbuf
+
+
+def target_elements(matrix_hbm: Any, index_sbuf: Any, first: int, rows: int, cores: int) -> Any:
+    """The target element of each row of a batch, as an indirect view [rows, 1] to gather from or scatter to."""
+    span = row_span(rows, cores)
+    elements_hbm = matrix_hbm.slice(0, first, first + span).reshape((span * matrix_hbm.shape[1], 1))
+    return elements_hbm.vector_select(0, index_sbuf)

@@ -1,0 +1,136 @@
+"""What the kernels accept. Everything else is refused here, before the first instruction.
+
+Assertions, as the NKI language demands; each names the function, what is required, what came and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.experimental.loss.sbuf_plan import INDEX_LIMIT, chunk_bytes_that_fit, dtype_bytes
+from nkilib.nki import nisa, nl
+
+# A free axis of an instruction has a 16-bit size (nki/guides/architecture/trainium_inferentia2_arch.rst).
+FREE_AXIS_MAX = 65535
+# Bound on positions_per_batch * chunk_size * bytes that the published API states.
+BATCH_BYTES_MAX = 24 * 1024 * 1024
+
+
+def validate_forward(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    positions_per_batch: int,
+    chunk_size: int,
+    dtype: Any,
+    lse_dtype: Any,
+) -> None:
+    """Refuse what ``cross_entropy_forward`` does not accept.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function = "cross_entropy_forward"
+    _validate_target_platform(function)
+    _validate_logits_and_targets(function, logits_hbm, targets_hbm)
+    _validate_float_type(function, "dtype", dtype)
+    _validate_float_type(function, "lse_dtype", lse_dtype)
+    _validate_tiling(function, logits_hbm.shape[1], positions_per_batch, chunk_size, dtype)
+
+
+def validate_backward(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    lse_state_hbm: Any,
+    reduction: str,
+    positions_per_batch: int,
+    chunk_size: int,
+    dtype: Any,
+    inplace: bool,
+) -> None:
+    """Refuse what ``cross_entropy_backward`` does not accept.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function = "cross_entropy_backward"
+    _validate_target_platform(function)
+    _validate_logits_and_targets(function, logits_hbm, targets_hbm)
+    _validate_float_type(function, "dtype", dtype)
+    _validate_tiling(function, logits_hbm.shape[1], positions_per_batch, chunk_size, dtype)
+    num_positions = logits_hbm.shape[0]
+    assert len(lse_state_hbm.shape) == 1 and lse_state_hbm.shape[0] == num_positions, (
+        f"{function}: lse_state_hbm must have shape ({num_positions},), one value for each row of logits_hbm, "
+        f"got {lse_state_hbm.shape}; pass the second result of cross_entropy_forward"
+    )
+    _validate_float_type(function, "lse_state_hbm.dtype", lse_state_hbm.dtype)
+    assert reduction == "mean" or reduction == "sum", (
+        f'{function}: reduction must be "mean" or "sum", got {reduction!r}'
+    )
+    assert inplace == True or inplace == False, (  # noqa: E712
+        f"{function}: inplace must be True or False, got {inplace!r}"
+    )
+
+
+def _validate_target_platform(function: str) -> None:
+    assert nisa.get_nc_version() != nisa.nc_version.gen2, (
+        f"{function}: needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1"
+    )
+
+
+def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: Any) -> None:
+    assert len(logits_hbm.shape) == 2, (
+        f"{function}: logits_hbm must be 2-D [num_positions, vocab_size], got shape {logits_hbm.shape}; "
+        f"reshape [batch, sequence, vocab_size] to [batch * sequence, vocab_size]"
+    )
+    num_positions, vocab_size = logits_hbm.shape
+    assert num_positions > 0 and vocab_size > 0, (
+        f"{function}: logits_hbm must have at least one row and one column, got shape {logits_hbm.shape}"
+    )
+    assert vocab_size <= INDEX_LIMIT, (
+        f"{function}: vocab_size must be at most {INDEX_LIMIT}, the reach of an int32 index, got {vocab_size}"
+    )
+    _validate_float_type(function, "logits_hbm.dtype", logits_hbm.dtype)
+    assert len(targets_hbm.shape) == 1 and targets_hbm.shape[0] == num_positions, (
+        f"{function}: targets_hbm must have shape ({num_positions},), one class for each row of logits_hbm, "
+        f"got {targets_hbm.shape}"
+    )
+    assert targets_hbm.dtype == nl.int32, (
+        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32"
+    )
+
+
+def _validate_float_type(function: str, name: str, dtype: Any) -> None:
+    assert dtype == nl.bfloat16 or dtype == nl.float32, (
+        f"{function}: {name} must be bfloat16 or float32, got {dtype}; cast to one of them"
+    )
+
+
+def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, chunk_size: int, dtype: Any) -> None:
+    partitions = nl.tile_size.pmax
+    assert isinstance(positions_per_batch, int) and (positions_per_batch > 0 and positions_per_batch <= partitions), (
+        f"{function}: positions_per_batch must be an integer from 1 to {partitions}, got {positions_per_batch!r}"
+    )
+    element_bytes = dtype_bytes(dtype)
+    fits_partition = chunk_bytes_that_fit() // element_bytes
+    largest = min(
+        min(vocab_size, FREE_AXIS_MAX), min(fits_partition, BATCH_BYTES_MAX // (positions_per_batch * element_bytes))
+    )
+    assert isinstance(chunk_size, int) and chunk_size > 0, (
+        f"{function}: chunk_size must be a positive integer, got {chunk_size!r}; the largest that fits is {largest}"
+    )
+    assert chunk_size <= vocab_size, (
+        f"{function}: chunk_size must be at most the vocabulary size {vocab_size}, got {chunk_size}; "
+        f"pass chunk_size={largest}"
+    )
+    assert chunk_size <= FREE_AXIS_MAX, (
+        f"{function}: chunk_size must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, "
+        f"got {chunk_size}; the largest that fits is {largest}"
+    )
+    assert positions_per_batch * chunk_size * element_bytes <= BATCH_BYTES_MAX, (
+        f"{function}: positions_per_batch * chunk_size * bytes of dtype must be at most {BATCH_BYTES_MAX}, "
+        f"got {positions_per_batch} * {chunk_size} * {element_bytes}; the largest chunk_size that fits is {largest}"
+    )
+    assert chunk_size <= fits_partition, (
+        f"{function}: a chunk of {chunk_size} elements of {dtype} takes {chunk_size * element_bytes} bytes of an SBUF "
+        f"partition, which has {chunk_bytes_that_fit()} for it; the largest chunk_size that fits is {largest}"
+    )

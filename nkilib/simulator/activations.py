@@ -1,0 +1,90 @@
+"""The activation functions of the Scalar engine.
+
+Source: table "Supported Activation Functions" (``nki/api/nki.api.shared.rst``). Outside the valid input range that
+the table gives, hardware results are unspecified; here the mathematical function is evaluated all the same, except for
+``sin``, whose extrapolation the documentation describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import special_functions as special
+
+Float32s = npt.NDArray[np.float32]
+# Takes a float32 array and an array to write the result to; the two may be the same.
+Activation = Callable[[Float32s, Float32s], Any]
+
+# Constants of the approximations of GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2).
+_GELU_TANH_CUBIC = 0.044715
+_GELU_SIGMOID_SCALE = 1.702
+
+
+def _through_float64(function: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]) -> Activation:
+    """A float64 formula as an activation: its error is then the final rounding alone."""
+
+    def activation(x: Float32s, out: Float32s) -> None:
+        np.copyto(out, function(x.astype(np.float64)), casting="unsafe")
+
+    return activation
+
+
+def _sin(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Sine on [-pi, pi]; beyond, the cubic at the end of the range continues.
+
+    The documentation gives sin(9.0) = 27.65 for the extrapolation, which is the Taylor cubic about pi:
+    -(x - pi) + (x - pi)^3 / 6.
+    """
+    beyond = np.abs(x) - np.pi
+    continued = np.sign(x) * (-beyond + beyond**3 / 6.0)
+    return np.where(beyond > 0, continued, np.sin(x))
+
+
+def _gelu_tanh(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + _GELU_TANH_CUBIC * x**3)))
+
+
+def _gelu_sigmoid_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    gate = special.sigmoid(_GELU_SIGMOID_SCALE * x)
+    return gate + _GELU_SIGMOID_SCALE * x * gate * (1.0 - gate)
+
+
+def _silu_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    gate = special.sigmoid(x)
+    return gate + x * gate * (1.0 - gate)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "copy": lambda x, out: np.copyto(out, x),
+    "square": lambda x, out: np.square(x, out=out),
+    "exp": lambda x, out: np.exp(x, out=out),
+    "log": lambda x, out: np.log(x, out=out),
+    "sqrt": lambda x, out: np.sqrt(x, out=out),
+    "rsqrt": _through_float64(lambda x: 1.0 / np.sqrt(x)),
+    "reciprocal": lambda x, out: np.divide(np.float32(1.0), x, out=out),
+    "relu": lambda x, out: np.maximum(x, np.float32(0.0), out=out),
+    "abs": lambda x, out: np.absolute(x, out=out),
+    "sign": lambda x, out: np.sign(x, out=out),
+    "tanh": lambda x, out: np.tanh(x, out=out),
+    "arctan": lambda x, out: np.arctan(x, out=out),
+    "sin": _through_float64(_sin),
+    "sigmoid": _through_float64(special.sigmoid),
+    "softplus": _through_float64(special.softplus),
+    "erf": _through_float64(special.erf),
+    "erf_dx": _through_float64(lambda x: 2.0 / np.sqrt(np.pi) * np.exp(-x * x)),
+    "gelu": _through_float64(lambda x: x * special.normal_distribution(x)),
+    "gelu_dx": _through_float64(lambda x: special.normal_distribution(x) + x * special.normal_density(x)),
+    "gelu_apprx_tanh": _through_float64(_gelu_tanh),
+    "gelu_apprx_sigmoid": _through_float64(lambda x: x * special.sigmoid(_GELU_SIGMOID_SCALE * x)),
+    "gelu_apprx_sigmoid_dx": _through_float64(_gelu_sigmoid_dx),
+    "silu": _through_float64(lambda x: x * special.sigmoid(x)),
+    "silu_dx": _through_float64(_silu_dx),
+    "mish": _through_float64(lambda x: x * np.tanh(special.softplus(x))),
+}
+
+# Documented, but its slope is an argument (relu_param) of nisa.activate2 only.
+NEEDS_PARAMETER = frozenset({"prelu"})

@@ -1,0 +1,286 @@
+"""Stands for the module ``nki.language``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from ..creation import empty_like, full, ndarray, ones, zeros, zeros_like
+from ..dtypes import (
+    DType,
+    bfloat16,
+    bool_,
+    float4_e2m1fn_x4,
+    float8_e4m3,
+    float8_e4m3fn,
+    float8_e4m3fn_x4,
+    float8_e5m2,
+    float8_e5m2_x4,
+    float8_e8m0fnu,
+    float16,
+    float32,
+    int8,
+    int16,
+    int32,
+    tfloat32,
+    uint8,
+    uint16,
+    uint32,
+)
+from ..indexing import DynamicSlice
+from ..memory import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
+from ..objects import NKIObject
+from ..operators import OPERATORS
+from ..pending import pending
+from ..programs import num_programs, program_id, program_ndim
+from ..ranges import dynamic_range, static_range
+from ..tensor import NkiTensor
+from ..tile_size import TileSize
+
+sbuf = MemoryRegion.sbuf
+psum = MemoryRegion.psum
+private_hbm = MemoryRegion.private_hbm
+shared_hbm = MemoryRegion.shared_hbm
+hbm = private_hbm
+tile_size = TileSize()
+
+# The documentation makes the first two aliases of range(), as static_range is.
+affine_range = static_range
+sequential_range = static_range
+
+# Operators: arguments of instructions; as functions on tiles they are not implemented yet.
+abs = OPERATORS["abs"]
+abs_max = OPERATORS["abs_max"]
+abs_min = OPERATORS["abs_min"]
+add = OPERATORS["add"]
+arctan = OPERATORS["arctan"]
+bitwise_and = OPERATORS["bitwise_and"]
+bitwise_or = OPERATORS["bitwise_or"]
+bitwise_xor = OPERATORS["bitwise_xor"]
+copy = OPERATORS["copy"]
+equal = OPERATORS["equal"]
+erf = OPERATORS["erf"]
+erf_dx = OPERATORS["erf_dx"]
+exp = OPERATORS["exp"]
+gelu = OPERATORS["gelu"]
+gelu_apprx_sigmoid = OPERATORS["gelu_apprx_sigmoid"]
+gelu_apprx_sigmoid_dx = OPERATORS["gelu_apprx_sigmoid_dx"]
+gelu_apprx_tanh = OPERATORS["gelu_apprx_tanh"]
+gelu_dx = OPERATORS["gelu_dx"]
+greater = OPERATORS["greater"]
+greater_equal = OPERATORS["greater_equal"]
+invert = OPERATORS["invert"]
+left_shift = OPERATORS["left_shift"]
+less = OPERATORS["less"]
+less_equal = OPERATORS["less_equal"]
+log = OPERATORS["log"]
+logical_and = OPERATORS["logical_and"]
+logical_or = OPERATORS["logical_or"]
+logical_xor = OPERATORS["logical_xor"]
+max = OPERATORS["max"]
+maximum = OPERATORS["maximum"]
+min = OPERATORS["min"]
+minimum = OPERATORS["minimum"]
+mish = OPERATORS["mish"]
+multiply = OPERATORS["multiply"]
+not_equal = OPERATORS["not_equal"]
+power = OPERATORS["power"]
+prelu = OPERATORS["prelu"]
+reciprocal = OPERATORS["reciprocal"]
+relu = OPERATORS["relu"]
+right_shift = OPERATORS["right_shift"]
+rsqrt = OPERATORS["rsqrt"]
+sigmoid = OPERATORS["sigmoid"]
+sign = OPERATORS["sign"]
+silu = OPERATORS["silu"]
+silu_dx = OPERATORS["silu_dx"]
+sin = OPERATORS["sin"]
+softplus = OPERATORS["softplus"]
+sqrt = OPERATORS["sqrt"]
+square = OPERATORS["square"]
+subtract = OPERATORS["subtract"]
+sum = OPERATORS["sum"]
+tanh = OPERATORS["tanh"]
+
+
+def ds(start: int, size: int) -> DynamicSlice:
+    """The slice of ``size`` elements from ``start``, for use in an index expression."""
+    return DynamicSlice(start, size)
+
+
+def no_reorder() -> AbstractContextManager[None]:
+    """A region whose instructions keep program order. The simulator keeps it everywhere."""
+    return nullcontext()
+
+
+all = pending("nki.language.all")
+average = pending("nki.language.average")
+broadcast_to = pending("nki.language.broadcast_to")
+bypass = pending("nki.language.bypass")
+ceil = pending("nki.language.ceil")
+cos = pending("nki.language.cos")
+device_print = pending("nki.language.device_print")
+divide = pending("nki.language.divide")
+dropout = pending("nki.language.dropout")
+expand_dims = pending("nki.language.expand_dims")
+floor = pending("nki.language.floor")
+fmod = pending("nki.language.fmod")
+fori_loop = pending("nki.language.fori_loop")
+gather_flattened = pending("nki.language.gather_flattened")
+load = pending("nki.language.load")
+load_transpose2d = pending("nki.language.load_transpose2d")
+logical_not = pending("nki.language.logical_not")
+matmul = pending("nki.language.matmul")
+mean = pending("nki.language.mean")
+mod = pending("nki.language.mod")
+negative = pending("nki.language.negative")
+prod = pending("nki.language.prod")
+rand = pending("nki.language.rand")
+random_seed = pending("nki.language.random_seed")
+rms_norm = pending("nki.language.rms_norm")
+shared_constant = pending("nki.language.shared_constant")
+shared_identity_matrix = pending("nki.language.shared_identity_matrix")
+softmax = pending("nki.language.softmax")
+store = pending("nki.language.store")
+tan = pending("nki.language.tan")
+transpose = pending("nki.language.transpose")
+trunc = pending("nki.language.trunc")
+var = pending("nki.language.var")
+where = pending("nki.language.where")
+while_loop = pending("nki.language.while_loop")
+
+__all__ = [
+    "DType",
+    "MemoryRegion",
+    "NKIObject",
+    "NkiTensor",
+    "abs",
+    "abs_max",
+    "abs_min",
+    "add",
+    "affine_range",
+    "all",
+    "arctan",
+    "average",
+    "bfloat16",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bool_",
+    "broadcast_to",
+    "bypass",
+    "ceil",
+    "copy",
+    "cos",
+    "device_print",
+    "divide",
+    "dropout",
+    "ds",
+    "dynamic_range",
+    "empty_like",
+    "equal",
+    "erf",
+    "erf_dx",
+    "exp",
+    "expand_dims",
+    "float4_e2m1fn_x4",
+    "float8_e4m3",
+    "float8_e4m3fn",
+    "float8_e4m3fn_x4",
+    "float8_e5m2",
+    "float8_e5m2_x4",
+    "float8_e8m0fnu",
+    "float16",
+    "float32",
+    "floor",
+    "fmod",
+    "fori_loop",
+    "full",
+    "gather_flattened",
+    "gelu",
+    "gelu_apprx_sigmoid",
+    "gelu_apprx_sigmoid_dx",
+    "gelu_apprx_tanh",
+    "gelu_dx",
+    "greater",
+    "greater_equal",
+    "hbm",
+    "int8",
+    "int16",
+    "int32",
+    "invert",
+    "is_hbm",
+    "is_on_chip",
+    "is_psum",
+    "is_sbuf",
+    "left_shift",
+    "less",
+    "less_equal",
+    "load",
+    "load_transpose2d",
+    "log",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "mish",
+    "mod",
+    "multiply",
+    "ndarray",
+    "negative",
+    "no_reorder",
+    "not_equal",
+    "num_programs",
+    "ones",
+    "power",
+    "prelu",
+    "private_hbm",
+    "prod",
+    "program_id",
+    "program_ndim",
+    "psum",
+    "rand",
+    "random_seed",
+    "reciprocal",
+    "relu",
+    "right_shift",
+    "rms_norm",
+    "rsqrt",
+    "sbuf",
+    "sequential_range",
+    "shared_constant",
+    "shared_hbm",
+    "shared_identity_matrix",
+    "sigmoid",
+    "sign",
+    "silu",
+    "silu_dx",
+    "sin",
+    "softmax",
+    "softplus",
+    "sqrt",
+    "square",
+    "static_range",
+    "store",
+    "subtract",
+    "sum",
+    "tan",
+    "tanh",
+    "tfloat32",
+    "tile_size",
+    "transpose",
+    "trunc",
+    "uint8",
+    "uint16",
+    "uint32",
+    "var",
+    "where",
+    "while_loop",
+    "zeros",
+    "zeros_like",
+]

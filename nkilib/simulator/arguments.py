@@ -1,0 +1,194 @@
+"""Arguments into a kernel and results out of it: numpy arrays and CPU torch tensors, without a copy where possible."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from .dtypes import LOW_PRECISION, DType, as_dtype
+from .errors import NkiValidationError, UninitializedReadError
+from .memory import HBM, MemoryRegion
+from .objects import NKIObject
+from .options import Options
+from .storage import Storage
+from .tensor import NkiTensor
+
+# torch types that torch's numpy bridge does not know, by the integer type of the same width that it does.
+_TORCH_BITS = {
+    "bfloat16": ("int16", ml_dtypes.bfloat16),
+    "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+    "float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
+}
+
+
+class _Input:
+    """An array that came in: the caller's object, and the storage that stands for it in the kernel."""
+
+    def __init__(self, original: Any, name: str, region: MemoryRegion, precise_fp: bool) -> None:
+        self.original = original
+        self._array = _as_numpy(original, name)
+        self.dtype = _input_dtype(self._array, name)
+        widened = not precise_fp and self.dtype in LOW_PRECISION
+        data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype)
+        if data.ndim != self._array.ndim:  # ascontiguousarray makes 1-D of 0-D
+            data = data.reshape(self._array.shape)
+        self._is_copy = not np.shares_memory(data, self._array) if data.size else False
+        self._data = data
+        self._before = data.copy() if self._is_copy and self._array.flags.writeable else None
+        self.storage = Storage(data.shape, self.dtype, region, name, precise_fp=precise_fp, data=data)
+        self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
+
+    def write_back(self) -> None:
+        """Bring what the kernel wrote into a copy back into the caller's array."""
+        if self._before is None:
+            return
+        unchanged = np.array_equal(self._before.view(np.uint8), self._data.view(np.uint8))
+        if not unchanged:
+            np.copyto(self._array, self._data, casting="unsafe")
+
+
+class Arguments:
+    """The arguments of one launch, converted; ``args`` and ``kwargs`` are what the kernel function gets.
+
+    Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
+    passes through unchanged.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_shared: bool,
+        precise_fp: bool,
+    ) -> None:
+        self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
+        self._precise_fp = precise_fp
+        self._inputs: dict[int, _Input] = {}
+        bound = inspect.signature(func).bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = self._convert(value, name)
+        self.args = bound.args
+        self.kwargs = bound.kwargs
+
+    def _convert(self, value: Any, name: str) -> Any:
+        if _is_array(value):
+            if id(value) not in self._inputs:
+                self._inputs[id(value)] = _Input(value, name, self._region, self._precise_fp)
+            return self._inputs[id(value)].tensor
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._convert(item, f"{name}[{i}]") for i, item in enumerate(value)))
+        if isinstance(value, tuple | list):
+            return type(value)(self._convert(item, f"{name}[{i}]") for i, item in enumerate(value))
+        if isinstance(value, dict):
+            return {key: self._convert(item, f"{name}[{key!r}]") for key, item in value.items()}
+        if isinstance(value, NKIObject):
+            converted = copy.copy(value)
+            for field, item in vars(value).items():
+                object.__setattr__(converted, field, self._convert(item, f"{name}.{field}"))
+            return converted
+        return value
+
+    def write_back(self) -> None:
+        """Update the caller's arrays that the kernel wrote to and that had to be copied."""
+        for converted in self._inputs.values():
+            converted.write_back()
+
+    def results(self, value: Any, options: Options) -> Any:
+        """What the kernel returned, with tensors as torch tensors if any argument was one, else as numpy arrays.
+
+        Raises:
+            NkiValidationError: if the kernel returns something that is not in HBM or was never written.
+        """
+        as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
+        return self._result(value, options, as_torch)
+
+    def _result(self, value: Any, options: Options, as_torch: bool) -> Any:
+        if isinstance(value, NkiTensor):
+            return self._tensor_result(value, options, as_torch)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._result(item, options, as_torch) for item in value))
+        if isinstance(value, tuple | list):
+            return type(value)(self._result(item, options, as_torch) for item in value)
+        if isinstance(value, dict):
+            return {key: self._result(item, options, as_torch) for key, item in value.items()}
+        return value
+
+    def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
+        if tensor.buffer not in HBM or tensor.is_indirect():
+            raise NkiValidationError(f"a kernel returns tensors in HBM, got {tensor}")
+        for converted in self._inputs.values():
+            whole = converted.tensor
+            if (tensor.storage, tensor.layout, tensor.dtype) == (whole.storage, whole.layout, whole.dtype):
+                return converted.original
+        _check_result_written(tensor, options)
+        array = tensor.array
+        return _to_torch(array, tensor.dtype) if as_torch else array
+
+
+def _check_result_written(tensor: NkiTensor, options: Options) -> None:
+    storage = tensor.storage
+    width = storage.numpy_type_of(tensor.dtype).itemsize
+    if storage.written.is_written(tensor.layout, width):
+        return
+    if options.uninitialized == "error":
+        missing = int((~storage.written.mask_of(tensor.layout, width).all(axis=-1)).sum())
+        raise UninitializedReadError(
+            f"the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never written"
+        )
+    storage.fill_unwritten(tensor.layout, tensor.dtype)
+
+
+def _is_torch(value: Any) -> bool:
+    # torch is never imported here: if a value is a torch tensor, somebody else has imported it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or _is_torch(value)
+
+
+def _as_numpy(value: Any, name: str) -> npt.NDArray[Any]:
+    """A numpy array that shares the memory of ``value``."""
+    if isinstance(value, np.ndarray):
+        return value
+    if value.device.type != "cpu":
+        raise TypeError(f"argument {name!r}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
+    detached = value.detach()
+    kind = str(value.dtype).removeprefix("torch.")
+    if kind in _TORCH_BITS:
+        bits, numpy_type = _TORCH_BITS[kind]
+        torch = sys.modules["torch"]
+        array: npt.NDArray[Any] = detached.view(getattr(torch, bits)).numpy().view(numpy_type)
+        return array
+    array = detached.numpy()
+    return array
+
+
+def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
+    torch = sys.modules["torch"]
+    dense = np.ascontiguousarray(array).reshape(array.shape)
+    if str(dtype) in _TORCH_BITS and dense.dtype == dtype.numpy:
+        bits, _ = _TORCH_BITS[str(dtype)]
+        return torch.from_numpy(dense.view(bits)).view(getattr(torch, str(dtype)))
+    return torch.from_numpy(dense)
+
+
+def _input_dtype(array: npt.NDArray[Any], name: str) -> DType:
+    try:
+        return as_dtype(array.dtype)
+    except TypeError:
+        raise TypeError(
+            f"argument {name!r}: NKI has no type {array.dtype}; cast the array, for instance to float32, bfloat16 or "
+            f"int32"
+        ) from None

@@ -1,0 +1,120 @@
+"""The state of a simulated core, and which one the current thread is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .barrier import CoreBarrier
+from .dtypes import DType
+from .errors import NkiValidationError
+from .generations import PARTITIONS, Generation
+from .options import Options, current_options
+from .record import Record
+from .storage import Storage
+
+
+@dataclass
+class Launch:
+    """What the cores of one kernel launch share."""
+
+    options: Options
+    cores: int
+    grid_dimensions: int
+    barrier: CoreBarrier
+    shared: list[Storage] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def shared_storage(
+        self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
+    ) -> Storage:
+        """The shared allocation number ``position``: the first core to ask makes it, the other one gets the same.
+
+        Raises:
+            NkiValidationError: if the cores ask for different tensors.
+        """
+        with self.lock:
+            if position == len(self.shared):
+                self.shared.append(make())
+            storage = self.shared[position]
+        if (storage.shape, storage.dtype) != (shape, dtype):
+            raise NkiValidationError(
+                f"nl.ndarray in shared_hbm: all cores must make the same shared tensors in the same order; number "
+                f"{position} is {list(storage.shape)} {storage.dtype} on one core and {list(shape)} {dtype} on another"
+            )
+        return storage
+
+
+class Accumulators:
+    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value."""
+
+    def __init__(self) -> None:
+        self.values = np.full(PARTITIONS, np.nan, np.float32)
+        self.known = np.zeros(PARTITIONS, np.bool_)
+
+    def forget(self, lanes: slice) -> None:
+        """The registers of ``lanes`` hold something that the documentation does not define."""
+        self.values[lanes] = np.nan
+        self.known[lanes] = False
+
+    def set(self, lanes: slice, values: Any) -> None:
+        self.values[lanes] = values
+        self.known[lanes] = True
+
+
+class Core:
+    """One simulated core."""
+
+    def __init__(self, number: int, launch: Launch) -> None:
+        self.number = number
+        self.launch = launch
+        self.options = launch.options
+        self.generation: Generation = launch.options.generation
+        self.record = Record()
+        self.scalar_accumulators = Accumulators()
+        self.vector_accumulators = Accumulators()
+        self.shared_allocations = 0
+        self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+
+    def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
+        """A float32 work buffer of the core, reused from instruction to instruction; its content is arbitrary."""
+        buffer = self._scratch.get(slot)
+        if buffer is None or buffer.size < elements:
+            buffer = self._scratch[slot] = np.empty(elements, np.float32)
+        return buffer[:elements]
+
+
+_CURRENT = threading.local()
+
+
+def current_core_or_none() -> Core | None:
+    """The core that this thread simulates, or None outside a kernel."""
+    return getattr(_CURRENT, "core", None)
+
+
+def current_core(what: str) -> Core:
+    """The core that this thread simulates.
+
+    Raises:
+        NkiValidationError: outside a kernel, naming ``what`` was called there.
+    """
+    core = current_core_or_none()
+    if core is None:
+        raise NkiValidationError(f"{what} works inside a kernel only: decorate the function with @nki.jit and call it")
+    return core
+
+
+def enter(core: Core | None) -> None:
+    """Make this thread simulate ``core``; None ends it."""
+    _CURRENT.core = core
+
+
+def current_generation() -> Generation:
+    """The generation of the running kernel, or the one that the next launch would have."""
+    core = current_core_or_none()
+    return core.generation if core is not None else current_options().generation

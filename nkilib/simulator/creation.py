@@ -1,0 +1,121 @@
+"""``nl.ndarray`` and the other functions that make tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from .core import Core, current_core
+from .dtypes import DType, as_dtype
+from .errors import NkiValidationError, add_location
+from .fill import fill
+from .generations import PARTITIONS, PSUM_PARTITION_BYTES
+from .memory import HBM, ON_CHIP, MemoryRegion, as_region
+from .storage import Storage
+from .tensor import NkiTensor
+
+
+def ndarray(
+    shape: Sequence[int],
+    dtype: Any,
+    buffer: MemoryRegion | str = MemoryRegion.sbuf,
+    name: str = "",
+    address: tuple[int, int] | None = None,
+) -> NkiTensor:
+    """A new tensor whose elements are unwritten.
+
+    Args:
+        shape: sizes, all positive; on chip at least two, the first one of partitions (at most 128).
+        dtype: type of an element.
+        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore make
+            them in the same order.
+        name: for messages.
+        address: not implemented; the simulator places tensors itself.
+
+    Raises:
+        NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
+    """
+    core = current_core("nl.ndarray")
+    if address is not None:
+        raise NotImplementedError("nl.ndarray: address= is not implemented in the simulator yet")
+    kind, region = as_dtype(dtype), as_region(buffer)
+    sizes = tuple(int(size) for size in shape)
+    try:
+        _check_shape(core, sizes, kind, region, name)
+    except NkiValidationError as error:
+        add_location(error, "nl.ndarray")
+        raise
+    storage = _allocate(core, sizes, kind, region, name)
+    return NkiTensor(sizes, kind, storage, region, name)
+
+
+def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
+    def make() -> Storage:
+        return Storage(shape, dtype, region, name, precise_fp=core.options.precise_fp)
+
+    if region is not MemoryRegion.shared_hbm:
+        return make()
+    position = core.shared_allocations
+    core.shared_allocations += 1
+    return core.launch.shared_storage(position, shape, dtype, make)
+
+
+def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> None:
+    what = f"tensor {name!r} {list(shape)} {dtype}" if name else f"tensor {list(shape)} {dtype}"
+    if not shape or min(shape) < 1:
+        raise NkiValidationError(f"{what}: a shape is a tuple of positive integers")
+    if region in HBM:
+        return
+    if len(shape) < 2:
+        raise NkiValidationError(
+            f"{what} in {region}: an on-chip tensor has a partition and at least one free dimension"
+        )
+    if shape[0] > PARTITIONS:
+        raise NkiValidationError(
+            f"{what} in {region}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got {shape[0]}"
+        )
+    free_bytes = prod(shape[1:]) * dtype.itemsize
+    limit = core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
+    if free_bytes > limit:
+        raise NkiValidationError(
+            f"{what} in {region}: {free_bytes} bytes a partition, a partition of {core.generation.name} has {limit}"
+        )
+
+
+def full(
+    shape: Sequence[int], fill_value: Any, dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
+) -> NkiTensor:
+    """A new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
+    tensor = ndarray(shape, dtype, buffer, name)
+    core = current_core("nl.full")
+    fill(tensor, fill_value)
+    tensor.storage.written.mark(tensor.layout, tensor.storage.numpy_type_of(tensor.dtype).itemsize)
+    if tensor.buffer in ON_CHIP:
+        core.record.add("memset", "vector")
+    else:
+        core.record.add("dma_copy", "dma")
+        core.record.hbm_written_bytes += tensor.size * tensor.dtype.itemsize
+    return tensor
+
+
+def zeros(
+    shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
+) -> NkiTensor:
+    """A new tensor of zeros."""
+    return full(shape, 0, dtype, buffer, name)
+
+
+def ones(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
+    """A new tensor of ones."""
+    return full(shape, 1, dtype, buffer, name)
+
+
+def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
+    """A new tensor of zeros with the shape of ``x``, and its type and buffer unless others are given."""
+    return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+
+
+def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
+    """A new unwritten tensor with the shape of ``x``, and its type and buffer unless others are given."""
+    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)

@@ -1,0 +1,82 @@
+"""Operators with a scalar operand, as ``tensor_scalar`` and its relatives apply them; and their checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..blocks import column
+from ..dtypes import float32
+from ..errors import NkiValidationError
+from ..operators import ARITHMETIC, ARITHMETIC_UNARY, BITWISE, BITWISE_UNARY, is_bitwise, is_unary, operator_key
+from ..tensor import NkiTensor
+
+Float32s = npt.NDArray[np.float32]
+
+
+class ScalarOperator:
+    """``data <op> operand``, or ``operand <op> data`` if reversed; the operand is a number or one element a partition.
+
+    Raises:
+        NkiValidationError: if the operator is not in the documented table, a unary one is given an operand or reversed,
+            or a binary one has none.
+    """
+
+    def __init__(self, instruction: str, suffix: str, op: Any, operand: Any, is_reversed: bool) -> None:
+        self.key = operator_key(instruction, f"op{suffix}", op)
+        self.operand = operand
+        self.is_reversed = is_reversed
+        known = self.key in ARITHMETIC or self.key in BITWISE
+        if not known and not is_unary(self.key):
+            raise NkiValidationError(f"op{suffix}={op!r} is no operator of the Vector engine (see nl.add and the like)")
+        if is_unary(self.key):
+            if is_reversed or isinstance(operand, NkiTensor) or operand not in (None, 0):
+                raise NkiValidationError(
+                    f"op{suffix}={op!r} takes one input: operand{suffix} must be None or 0 and reverse{suffix} False"
+                )
+        elif operand is None:
+            raise NkiValidationError(f"op{suffix}={op!r} needs operand{suffix}")
+
+    @property
+    def is_bitwise(self) -> bool:
+        return is_bitwise(self.key)
+
+    def require_arithmetic(self) -> None:
+        """Refuse a bit-wise operator where the instruction has none."""
+        if self.is_bitwise:
+            raise NkiValidationError(f"nl.{self.key} is a bit-wise operator; only arithmetic operators are supported")
+
+    def require_float32_operand(self, name: str) -> None:
+        """A tensor operand of arithmetic must be float32 (docstring of ``tensor_scalar``)."""
+        if isinstance(self.operand, NkiTensor) and self.operand.dtype != float32:
+            raise NkiValidationError(f"operand {name!r} must be float32 with arithmetic operators, got {self.operand}")
+
+    def load(self, rows: slice) -> Any:
+        """The operand for some rows, copied: the instruction may overwrite the tile that it comes from."""
+        return None if is_unary(self.key) else column(self.operand, rows)
+
+    def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
+        """Compute in float32 into ``out``, which may be ``x``, with the operand that :meth:`load` gave."""
+        if self.key in ARITHMETIC_UNARY:
+            ARITHMETIC_UNARY[self.key](x, out)
+            return
+        if self.is_reversed:
+            ARITHMETIC[self.key](operand, x, out)
+        else:
+            ARITHMETIC[self.key](x, operand, out)
+
+    def apply_bits(self, x: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Compute on bit patterns into ``out`` of the same integer type."""
+        if self.key in BITWISE_UNARY:
+            BITWISE_UNARY[self.key](x, out)
+            return
+        operand: Any = self.operand
+        if isinstance(operand, NkiTensor):
+            operand = operand.array.reshape((operand.shape[0],) + (1,) * (x.ndim - 1))
+        operand = np.asarray(operand).astype(x.dtype)
+        if self.is_reversed:
+            BITWISE[self.key](operand, x, out)
+        else:
+            BITWISE[self.key](x, operand, out)

@@ -1,0 +1,242 @@
+"""Instructions of the Tensor engine.
+
+Sources: docstrings of ``nc_matmul`` and ``nc_transpose``; ``nki/guides/architecture/trainium2_arch.rst``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes as dt
+from ..blocks import free_size
+from ..casts import store_float
+from ..core import Core
+from ..enums import engine as engines
+from ..enums import matmul_perf_mode, nc_version
+from ..errors import NkiValidationError
+from ..generations import PARTITIONS, PSUM_PARTITION_BYTES
+from ..instruction import Call, instruction
+from ..memory import MemoryRegion
+from ..operands import PSUM, SBUF, Operand, output
+from ..tensor import NkiTensor
+
+_FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
+_WIDE = frozenset({dt.float32, dt.tfloat32})
+_INPUTS = _FP8 | _WIDE | {dt.bfloat16, dt.float16}
+_MOVING_MAX = 512
+_ROW_PAIR = 2
+_VECTOR_TRANSPOSE_MAX = 32
+
+
+@instruction(
+    operands=(
+        output("dst", regions=PSUM),
+        Operand("stationary", regions=SBUF, dtypes=_INPUTS),
+        Operand("moving", regions=SBUF, dtypes=_INPUTS),
+    ),
+    on=(engines.tensor,),
+    is_matmul=True,
+)
+def nc_matmul(
+    call: Call,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: tuple[int, int] | tuple[()] = (),
+    tile_size: tuple[int, int] | tuple[()] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
+) -> None:
+    """``dst = stationary.T @ moving`` in float32; the contraction runs over the partitions of both.
+
+    ``accumulate=False`` overwrites ``dst``, ``True`` adds to what earlier matmuls left, ``None`` overwrites elements
+    that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
+    """
+    core = call.core
+    rows, columns = _tile(core, tile_position, tile_size, perf_mode)
+    _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
+    left, right = _matrices(stationary, moving, perf_mode)
+    _check_sizes(core, dst, stationary, left.shape, right.shape, rows, columns)
+    for name, is_onezero, tile in (
+        ("stationary", is_stationary_onezero, left),
+        ("moving", is_moving_onezero, right),
+    ):
+        if is_onezero and not np.isin(tile, (0, 1)).all():
+            raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+    if is_transpose and core.generation.version is not nc_version.gen2:
+        _transpose_by_matmul(dst, left, right)
+        return
+    _accumulate(core, dst, left.astype(np.float32).T @ right.astype(np.float32), accumulate)
+
+
+def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
+    """Rows and columns of the systolic array that the call may use."""
+    if bool(position) != bool(size):
+        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
+    if not size:
+        return PARTITIONS, PARTITIONS
+    smallest = 64 if core.generation.version is nc_version.gen2 else 32
+    allowed = [tile for tile in (32, 64, PARTITIONS) if tile >= smallest]
+    for start, length in zip(position, size, strict=True):
+        if length not in allowed or start % length or not 0 <= start <= PARTITIONS - length:
+            raise NkiValidationError(
+                f"tile_size must be of {allowed} and tile_position a multiple of it inside {PARTITIONS}, got "
+                f"tile_position={position}, tile_size={size}"
+            )
+    if perf_mode is matmul_perf_mode.double_row and size[1] != PARTITIONS:
+        raise NkiValidationError("perf_mode=double_row cannot be combined with column tiling")
+    return size[0], size[1]
+
+
+def _check_types(
+    core: Core,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_transpose: bool,
+    perf_mode: matmul_perf_mode,
+) -> None:
+    version = core.generation.version
+    pair = {stationary.dtype, moving.dtype}
+    if dt.float8_e4m3fn in pair and (version is not nc_version.gen4 or dt.float8_e4m3 in pair):
+        raise NkiValidationError("float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3")
+    if len(pair & _WIDE) and not pair <= _WIDE:
+        raise NkiValidationError(
+            f"if one of 'stationary' and 'moving' is float32 or tfloat32, both are; got {stationary} and {moving}"
+        )
+    if perf_mode is matmul_perf_mode.double_row and (version is nc_version.gen2 or not pair <= _FP8):
+        raise NkiValidationError(f"perf_mode=double_row needs trn2 or newer and float8 operands, got {sorted(pair)}")
+    if is_transpose and version is not nc_version.gen2:
+        if dst.dtype != stationary.dtype or stationary.dtype in _FP8:
+            raise NkiValidationError(
+                f"is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got {dst} and "
+                f"{stationary}"
+            )
+        return
+    allowed = {dt.float32, dt.bfloat16} if version is nc_version.gen4 else {dt.float32}
+    if dst.dtype not in allowed:
+        raise NkiValidationError(
+            f"operand 'dst' must be {' or '.join(sorted(allowed))} on {core.generation.name}, got {dst}"
+        )
+
+
+def _matrices(
+    stationary: NkiTensor, moving: NkiTensor, perf_mode: matmul_perf_mode
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Both operands as (contraction, free) matrices."""
+    if perf_mode is matmul_perf_mode.double_row:
+        for name, tile in (("stationary", stationary), ("moving", moving)):
+            if len(tile.shape) < 3 or tile.shape[1] != _ROW_PAIR:
+                raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
+        return tuple(  # type: ignore[return-value]
+            tile.array.reshape(tile.shape[0] * _ROW_PAIR, -1) for tile in (stationary, moving)
+        )
+    return stationary.array.reshape(stationary.shape[0], -1), moving.array.reshape(moving.shape[0], -1)
+
+
+def _check_sizes(
+    core: Core,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    rows: int,
+    columns: int,
+) -> None:
+    if left[0] != right[0]:
+        raise NkiValidationError(
+            f"operands 'stationary' and 'moving' must have the same partition dimension, got {left[0]} and {right[0]}"
+        )
+    if stationary.shape[0] > rows or left[1] > columns:
+        raise NkiValidationError(
+            f"operand 'stationary' must fit a tile of {rows} rows and {columns} columns, got {stationary}"
+        )
+    on_trn3 = core.generation.version is nc_version.gen4
+    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize if on_trn3 else _MOVING_MAX
+    if right[1] > most:
+        raise NkiValidationError(f"operand 'moving' must have at most {most} free elements, got {right[1]}")
+    if dst.shape[0] != left[1] or free_size(dst) != right[1]:
+        raise NkiValidationError(f"operand 'dst' must be of shape ({left[1]}, {right[1]}), got {dst}")
+
+
+def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
+    identity = np.eye(right.shape[0], right.shape[1])
+    if right.shape[0] != right.shape[1] or not np.array_equal(right.astype(np.float64), identity):
+        raise NkiValidationError("is_transpose=True needs an identity matrix as 'moving'")
+    dst.array[...] = left.T.reshape(dst.shape)
+
+
+def _accumulate(core: Core, dst: NkiTensor, product: npt.NDArray[np.float32], accumulate: bool | None) -> None:
+    values = product.reshape(dst.shape)
+    storage, width = dst.storage, dst.array.itemsize
+    summed: Any = np.ones(dst.shape, np.bool_)
+    if not storage.accumulated.is_full:
+        summed = storage.accumulated.mask_of(dst.layout, width).all(axis=-1)
+    if accumulate is not False:
+        _check_accumulation(core, dst, summed, accumulate is True)
+        values = np.where(summed, values + dst.array.astype(np.float32), values)
+    store_float(dst.array, values, dst.dtype)
+    storage.accumulated.mark(dst.layout, width)
+
+
+def _check_accumulation(core: Core, dst: NkiTensor, summed: npt.NDArray[np.bool_], is_explicit: bool) -> None:
+    """Only what a matmul left can be added to; trn3 also adds to what other instructions wrote."""
+    if summed.all():
+        return
+    if is_explicit:
+        raise NkiValidationError(
+            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of {dst.size} elements of {dst} "
+            "were not written by a matmul, start with accumulate=False"
+        )
+    storage = dst.storage
+    written: Any = np.ones(dst.shape, np.bool_)
+    if not storage.written.is_full:
+        written = storage.written.mask_of(dst.layout, dst.array.itemsize).all(axis=-1)
+    other = written & ~summed
+    if (dst.array[other] != 0).any():
+        raise NkiValidationError(
+            f"nc_matmul cannot add to {dst}: some of it was written by an instruction other than a matmul, which is "
+            f"undefined on {core.generation.name}; use accumulate=False"
+        )
+
+
+def _transpose_engine(values: dict[str, Any]) -> engines:
+    data, dst = values["data"], values["dst"]
+    is_tensor_layout = data.buffer is MemoryRegion.sbuf and dst.buffer is MemoryRegion.psum
+    return engines.tensor if is_tensor_layout else engines.vector
+
+
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(engines.tensor, engines.vector),
+    choose_engine=_transpose_engine,
+)
+def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = engines.unknown) -> None:
+    """``dst = data.T``; free dimensions count as one.
+
+    The Tensor engine goes from SBUF to PSUM, up to 128 x 128; the Vector engine between any two of them, up to 32 x 32.
+    Unless told, the former is taken where source and destination allow it.
+    """
+    rows, columns = data.shape[0], free_size(data)
+    most = PARTITIONS if call.engine is engines.tensor else _VECTOR_TRANSPOSE_MAX
+    if rows > most or columns > most:
+        raise NkiValidationError(
+            f"operand 'data' must be at most [{most}, {most}] on the {call.engine.name} engine, got {data}"
+        )
+    if call.engine is engines.tensor and _transpose_engine({"data": data, "dst": dst}) is not engines.tensor:
+        raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
+    if dst.dtype != data.dtype:
+        raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
+    if (dst.shape[0], free_size(dst)) != (columns, rows):
+        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
+    matrix = data.array.reshape(rows, columns)
+    if call.engine is engines.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
+        # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
+        matrix = (np.eye(rows, dtype=np.float32) @ matrix.astype(np.float32)).astype(matrix.dtype)
+    dst.array[...] = matrix.T.reshape(dst.shape)

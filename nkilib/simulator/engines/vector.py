@@ -1,0 +1,305 @@
+"""Instructions of the Vector engine without accumulator registers; some run on Scalar and GpSimd as well.
+
+The rules are those of the docstrings in ``nki/api/nki/isa/__init__.py``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..blocks import ResultRows, free_size, load_float, row_blocks
+from ..casts import store_integer
+from ..dtypes import int32, uint32
+from ..enums import engine as engines
+from ..enums import nc_version
+from ..errors import NkiValidationError
+from ..fill import fill
+from ..instruction import Call, instruction
+from ..memory import MemoryRegion
+from ..operands import Operand, not_both_in_psum, output, same_partitions, same_tile_size, vector
+from ..operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDUCTIONS, operator_key
+from ..tensor import NkiTensor
+from .elementwise import ScalarOperator
+
+_INTEGERS_OF_GPSIMD = frozenset({int32, uint32})
+
+
+@instruction(
+    operands=(output("dst"), Operand("src")),
+    on=(engines.vector, engines.scalar, engines.gpsimd),
+)
+def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown) -> None:
+    """Copy ``src`` to ``dst`` on chip.
+
+    Equal types are copied bit by bit, unlike ones through float32; the Scalar engine takes 32-bit integers through
+    float32 as well. The default engine is Vector. The Scalar engine has no ``tensor_copy`` on trn1.
+    """
+    same_tile_size({"dst": dst, "src": src}, "dst", "src")
+    if call.engine is engines.scalar and call.core.generation.version is nc_version.gen2:
+        raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
+    if dst.dtype == src.dtype and not (call.engine is engines.scalar and src.dtype in _INTEGERS_OF_GPSIMD):
+        dst.array[...] = src.array.reshape(dst.shape)
+        return
+    width = free_size(dst)
+    for rows in row_blocks(dst, width, src):
+        result = ResultRows(call.core, "result", dst, rows)
+        np.copyto(result.values, load_float(call.core, "source", src, rows))
+        result.store()
+
+
+@instruction(operands=(output("dst"),), on=(engines.vector, engines.gpsimd))
+def memset(call: Call, dst: NkiTensor, value: Any, engine: engines = engines.unknown) -> None:
+    """Fill ``dst`` with the compile-time number ``value``."""
+    fill(dst, value)
+
+
+def _tensor_tensor_engine(values: dict[str, Any]) -> engines:
+    tiles = [values[name] for name in ("dst", "data1", "data2")]
+    key = operator_key("nisa.tensor_tensor", "op", values["op"])
+    if key == "power":
+        return engines.gpsimd
+    is_native = all(tile.dtype in _INTEGERS_OF_GPSIMD and tile.buffer is MemoryRegion.sbuf for tile in tiles)
+    return engines.gpsimd if is_native and key in ARITHMETIC else engines.vector
+
+
+@instruction(
+    operands=(output("dst"), Operand("data1"), Operand("data2")),
+    on=(engines.vector, engines.gpsimd),
+    choose_engine=_tensor_tensor_engine,
+)
+def tensor_tensor(
+    call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: engines = engines.unknown
+) -> None:
+    """``data1 <op> data2``, element by element.
+
+    Bit-wise operators work on integer bit patterns. Arithmetic is float32, except on GpSimd where all three tiles are
+    int32 or uint32: then it is exact 32-bit integer arithmetic, and GpSimd is the default engine.
+    """
+    tiles = {"dst": dst, "data1": data1, "data2": data2}
+    same_tile_size(tiles, "dst", "data1", "data2")
+    not_both_in_psum(tiles, "data1", "data2")
+    key = operator_key("nisa.tensor_tensor", "op", op)
+    if key in BITWISE:
+        _require_bit_patterns(tiles)
+        BITWISE[key](
+            data1.array.reshape(dst.shape), data2.array.reshape(dst.shape).astype(data1.array.dtype), dst.array
+        )
+        return
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
+    if key == "power" and call.engine is not engines.gpsimd:
+        raise NkiValidationError("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
+    if call.engine is engines.gpsimd and all(tile.dtype in _INTEGERS_OF_GPSIMD for tile in tiles.values()):
+        exact = np.empty(dst.shape, np.int64)
+        ARITHMETIC[key](
+            data1.array.reshape(dst.shape).astype(np.int64), data2.array.reshape(dst.shape).astype(np.int64), exact
+        )
+        store_integer(dst.array, exact, dst.dtype)
+        return
+    for rows in row_blocks(dst, free_size(dst), data1, data2):
+        result = ResultRows(call.core, "result", dst, rows)
+        left = load_float(call.core, "left", data1, rows)
+        ARITHMETIC[key](left, load_float(call.core, "right", data2, rows), result.values)
+        result.store()
+
+
+def _require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
+    """Bit-wise operators need integers, of one width since nothing is cast."""
+    for name, tile in tiles.items():
+        if not tile.dtype.is_integer:
+            raise NkiValidationError(f"operand {name!r} must be an integer tensor with a bit-wise operator, got {tile}")
+    if len({tile.dtype.itemsize for tile in tiles.values()}) > 1:
+        raise NkiValidationError(
+            f"bit-wise operators cast nothing: the operands must have one width, got {', '.join(map(str, tiles.values()))}"
+        )
+
+
+def _tensor_scalar_engine(values: dict[str, Any]) -> engines:
+    keys = {getattr(values["op0"], "key", None), getattr(values["op1"], "key", None)}
+    return engines.gpsimd if "rsqrt" in keys else engines.vector
+
+
+_SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add", None)})
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("operand0", "data", accepts_scalar=True, is_optional=True),
+        vector("operand1", "data", accepts_scalar=True, is_optional=True),
+    ),
+    on=(engines.vector, engines.scalar, engines.gpsimd),
+    choose_engine=_tensor_scalar_engine,
+)
+def tensor_scalar(
+    call: Call,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    engine: engines = engines.unknown,
+) -> None:
+    """``(data <op0> operand0) <op1> operand1`` with operands that are numbers or one element a partition.
+
+    Arithmetic is float32 with float32 operands; bit-wise operators work on integers, on the Vector engine. Both
+    operators are of one kind. The Scalar engine knows multiply-add, multiply and add only; GpSimd knows rsqrt only.
+    """
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    steps = [ScalarOperator("nisa.tensor_scalar", "0", op0, operand0, reverse0)]
+    if op1 is not None:
+        steps.append(ScalarOperator("nisa.tensor_scalar", "1", op1, operand1, reverse1))
+    elif operand1 is not None or reverse1:
+        raise NkiValidationError("operand1 and reverse1 need op1")
+    if len({step.is_bitwise for step in steps}) > 1:
+        raise NkiValidationError(f"op0={op0!r} and op1={op1!r} must both be bit-wise or both be arithmetic")
+    _check_tensor_scalar_engine(call.engine, steps)
+    if steps[0].is_bitwise:
+        _tensor_scalar_bits(dst, data, steps)
+        return
+    for number, step in enumerate(steps):
+        step.require_float32_operand(f"operand{number}")
+    for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
+        result = ResultRows(call.core, "result", dst, rows)
+        source = load_float(call.core, "source", data, rows)
+        for step in steps:
+            step.apply_float(call.core, source, rows, result.values)
+            source = result.values
+        result.store()
+
+
+def _check_tensor_scalar_engine(engine: engines, steps: list[ScalarOperator]) -> None:
+    keys = (steps[0].key, steps[1].key if len(steps) > 1 else None)
+    if engine is engines.scalar and keys not in _SCALAR_ENGINE_PAIRS:
+        got = f"op0=nl.{keys[0]}" + (f", op1=nl.{keys[1]}" if keys[1] else "")
+        raise NkiValidationError(f"the Scalar engine runs multiply then add, multiply alone or add alone, got {got}")
+    if engine is engines.gpsimd and "rsqrt" not in keys:
+        raise NkiValidationError("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only")
+    if engine is not engines.gpsimd and "rsqrt" in keys:
+        raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
+    if steps[0].is_bitwise and engine is not engines.vector:
+        raise NkiValidationError(
+            f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
+        )
+
+
+def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
+    tiles = {"dst": dst, "data": data}
+    tiles |= {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
+    _require_bit_patterns(tiles)
+    value = data.array.reshape(dst.shape)
+    for step in steps:
+        out = np.empty(dst.shape, data.array.dtype)
+        step.apply_bits(value, out)
+        value = out
+    np.copyto(dst.array, value, casting="unsafe")
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("operand0", "data", accepts_scalar=True, is_optional=True),
+        Operand("operand1"),
+    ),
+    on=(engines.vector,),
+)
+def scalar_tensor_tensor(
+    call: Call,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+) -> None:
+    """``(data <op0> operand0) <op1> operand1`` in float32; operand0 a number or (P, 1), operand1 a tile like data."""
+    tiles = {"dst": dst, "data": data, "operand1": operand1}
+    same_tile_size(tiles, "dst", "data", "operand1")
+    not_both_in_psum(tiles, "data", "operand1")
+    first = ScalarOperator("nisa.scalar_tensor_tensor", "0", op0, operand0, reverse0)
+    first.require_arithmetic()
+    key = operator_key("nisa.scalar_tensor_tensor", "op1", op1)
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
+    for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
+        result = ResultRows(call.core, "result", dst, rows)
+        right = load_float(call.core, "right", operand1, rows)
+        # op0's result must not land in dst before operand1 is read from it.
+        middle = call.core.scratch("middle", result.values.size).reshape(result.values.shape)
+        first.apply_float(call.core, load_float(call.core, "source", data, rows), rows, middle)
+        pair = (right, middle) if reverse1 else (middle, right)
+        ARITHMETIC[key](*pair, result.values)
+        result.store()
+
+
+@instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
+def tensor_reduce(
+    call: Call, dst: NkiTensor, op: Any, data: NkiTensor, axis: Any, negate: bool = False, keepdims: bool = False
+) -> None:
+    """Reduce the last free dimensions of ``data``: float32 arithmetic, or bit-wise on integers.
+
+    ``negate`` multiplies the result by -1. With ``keepdims``, ``dst`` has the dimensions of ``data`` with the reduced
+    ones at size 1; without, any shape with the right number of elements per partition.
+    """
+    same_partitions({"dst": dst, "data": data}, "dst", "data")
+    first = _first_reduced_axis(data, axis)
+    kept = data.shape[:first]
+    _check_reduced_shape(dst, data, kept, keepdims)
+    key = operator_key("nisa.tensor_reduce", "op", op)
+    if key in BITWISE_REDUCTIONS:
+        if negate:
+            raise NkiValidationError("negate needs an arithmetic operator")
+        _require_bit_patterns({"dst": dst, "data": data})
+        flat = np.ascontiguousarray(data.array).reshape(*kept, -1)
+        dst.array[...] = BITWISE_REDUCTIONS[key].reduce(flat, axis=-1).reshape(dst.shape)
+        return
+    if key not in ARITHMETIC_REDUCTIONS:
+        raise NkiValidationError(f"op={op!r} is no legal reduction operator")
+    reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
+    inner = prod(data.shape[first:])
+    for rows in row_blocks(dst, free_size(data), data):
+        source = load_float(call.core, "source", data, rows)
+        result = ResultRows(call.core, "result", dst, rows)
+        values = result.values
+        values[...] = reduce(source.reshape(source.shape[0], -1, inner), axis=2)
+        if negate:
+            np.negative(values, out=values)
+        result.store()
+
+
+def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    normal = sorted(item + data.ndim if item < 0 else item for item in axes)
+    if not normal or normal != list(range(data.ndim - len(normal), data.ndim)) or normal[0] < 1:
+        raise NkiValidationError(
+            f"axis must name the last free dimensions of {data}, ending with {data.ndim - 1}, and not 0; got {axis!r}"
+        )
+    return normal[0]
+
+
+def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...], keepdims: bool) -> None:
+    expected = kept + (1,) * (data.ndim - len(kept))
+    if keepdims and dst.shape != expected:
+        raise NkiValidationError(f"keepdims=True needs dst of shape {list(expected)}, got {dst}")
+    if free_size(dst) != prod(kept[1:]):
+        raise NkiValidationError(f"operand 'dst' must have {prod(kept[1:])} elements per partition, got {dst}")
+
+
+@instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
+def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
+    """``1 / data`` in float32."""
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    for rows in row_blocks(dst, free_size(dst), data):
+        result = ResultRows(call.core, "result", dst, rows)
+        np.divide(np.float32(1.0), load_float(call.core, "source", data, rows), out=result.values)
+        result.store()

@@ -1,0 +1,218 @@
+"""Instructions of the Vector engine that also reduce into its accumulator registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes as dt
+from ..blocks import ResultRows, column, free_size, load_float, row_blocks
+from ..core import Core
+from ..enums import engine as engines
+from ..enums import nc_version, reduce_cmd
+from ..errors import NkiValidationError, UninitializedReadError
+from ..instruction import Call, instruction
+from ..operands import Operand, not_both_in_psum, output, same_tile_size, start_partition, vector
+from ..operators import ARITHMETIC_REDUCTIONS, OPERATORS, operator_key
+from ..tensor import NkiTensor
+from .accumulate import read_accumulators
+from .elementwise import ScalarOperator
+
+_FLOATS = frozenset(dtype for dtype in dt.ALL_DTYPES if dtype.is_float)
+_EXPONENTIAL_SOURCES = frozenset(
+    {dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32}
+    | {dt.int8, dt.int16, dt.int32, dt.uint8, dt.uint16, dt.uint32}
+)
+_EXPONENTIAL_RESULTS = (_EXPONENTIAL_SOURCES | {dt.tfloat32}) - {dt.uint32}
+_EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32, dt.tfloat32})
+
+
+class _Reduction:
+    """The accumulator side of one instruction: which command, which operator, and the partial results of its rows."""
+
+    def __init__(
+        self, core: Core, data: NkiTensor, command: reduce_cmd, key: str, allowed: tuple[reduce_cmd, ...]
+    ) -> None:
+        if command not in allowed:
+            names = ", ".join(item.name for item in allowed)
+            raise NkiValidationError(f"reduce_cmd must be one of {names}, got {command!r}")
+        start = start_partition(data)
+        self._registers = core.vector_accumulators
+        self._lanes = slice(start, start + data.shape[0])
+        self._command = command
+        self._ufunc = ARITHMETIC_REDUCTIONS[key].ufunc
+        self._identity = ARITHMETIC_REDUCTIONS[key].identity
+        self._partial = np.empty(data.shape[0], np.float32)
+
+    @property
+    def is_active(self) -> bool:
+        return self._command is not reduce_cmd.idle
+
+    def add_rows(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
+        if self.is_active:
+            self._partial[rows] = self._ufunc.reduce(values, axis=1)
+
+    def finish(self, core: Core, initial: Any = None) -> None:
+        """Bring the rows' results into the registers as the command says.
+
+        Raises:
+            UninitializedReadError: if the command continues from registers that hold nothing defined, with
+                ``uninitialized="error"``.
+        """
+        if self._command is reduce_cmd.idle:
+            # "Even when reduce_cmd is set to idle, the accumulator state may still be modified."
+            self._registers.forget(self._lanes)
+            return
+        before: Any = np.float32(self._identity)
+        if self._command is reduce_cmd.reduce:
+            before = self._registers.values[self._lanes]
+            if core.options.uninitialized == "error" and not self._registers.known[self._lanes].all():
+                raise UninitializedReadError(
+                    "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
+                    "reset_reduce"
+                )
+        elif self._command is reduce_cmd.load_reduce:
+            before = column(core, initial, slice(0, self._partial.size)).reshape(-1)
+        self._registers.set(self._lanes, self._ufunc(before, self._partial))
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("operand0", "data", accepts_scalar=True, is_optional=True),
+        vector("reduce_res", "data", is_output=True, is_optional=True),
+        vector("reduce_init", "data", accepts_scalar=True, is_optional=True, dtypes=frozenset({dt.float32})),
+    ),
+    on=(engines.vector,),
+)
+def tensor_scalar_reduce(
+    call: Call,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None = None,
+    reverse0: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_init: Any = None,
+    reduce_res_negate: bool = False,
+) -> None:
+    """``data <op0> operand0`` in float32, and its reduction over all free dimensions by add, multiply, max or min."""
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    if reverse0:
+        raise NkiValidationError("reverse0=True is not supported by NKI 0.6 (docstring of tensor_scalar_reduce)")
+    step = ScalarOperator("nisa.tensor_scalar_reduce", "0", op0, operand0, False)
+    step.require_arithmetic()
+    step.require_float32_operand("operand0")
+    key = operator_key("nisa.tensor_scalar_reduce", "reduce_op", reduce_op)
+    if key not in ("add", "multiply", "maximum", "minimum"):
+        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {reduce_op!r}")
+    commands = (_RESET_REDUCE, _REDUCE, _LOAD_REDUCE)
+    reduction = _Reduction(call.core, data, reduce_cmd, key, commands)
+    if (reduce_init is not None) != (reduce_cmd is _LOAD_REDUCE):
+        raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
+    for rows in row_blocks(dst, free_size(dst), data, operand0):
+        result = ResultRows(call.core, "result", dst, rows)
+        step.apply_float(call.core, load_float(call.core, "source", data, rows), rows, result.values)
+        reduction.add_rows(rows, result.values)
+        result.store()
+    reduction.finish(call.core, reduce_init)
+    read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("predicate", dtypes=frozenset({dt.int8, dt.uint8, dt.int16, dt.uint16})),
+        Operand("on_true", dtypes=frozenset(dt.ALL_DTYPES) - {dt.tfloat32, dt.int32, dt.uint32}),
+        vector("on_false", "on_true", accepts_scalar=True),
+        vector("reduce_res", "on_true", is_output=True, is_optional=True, dtypes=_FLOATS),
+    ),
+    on=(engines.vector,),
+)
+def select_reduce(
+    call: Call,
+    dst: NkiTensor,
+    predicate: NkiTensor,
+    on_true: NkiTensor,
+    on_false: Any,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_op: Any = OPERATORS["maximum"],
+    reverse_pred: bool = False,
+) -> None:
+    """``where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions."""
+    tiles = {"dst": dst, "predicate": predicate, "on_true": on_true}
+    same_tile_size(tiles, "on_true", "dst", "predicate")
+    for name in ("dst", "predicate"):
+        if tiles[name].shape != on_true.shape:
+            raise NkiValidationError(
+                f"operand {name!r} must have the shape of 'on_true', got {tiles[name]} and {on_true}"
+            )
+    not_both_in_psum(tiles, "on_true", "predicate")
+    if operator_key("nisa.select_reduce", "reduce_op", reduce_op) != "maximum":
+        raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
+    reduction = _Reduction(call.core, on_true, reduce_cmd, "maximum", (_IDLE, _RESET_REDUCE, _REDUCE))
+    if reduce_res is not None and not reduction.is_active:
+        raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    for rows in row_blocks(dst, free_size(dst), predicate, on_true, on_false):
+        chosen = (predicate.array[rows] != 0).reshape(rows.stop - rows.start, -1)
+        source = load_float(call.core, "source", on_true, rows)
+        other = column(call.core, on_false, rows)
+        picked = np.where(chosen ^ reverse_pred, source, other).astype(np.float32, copy=False)
+        result = ResultRows(call.core, "result", dst, rows)
+        np.copyto(result.values, picked)
+        reduction.add_rows(rows, picked)
+        result.store()
+    reduction.finish(call.core)
+    read_accumulators(call.core, call.core.vector_accumulators, on_true, reduce_res)
+
+
+@instruction(
+    operands=(
+        output("dst", dtypes=_EXPONENTIAL_RESULTS),
+        Operand("src", dtypes=_EXPONENTIAL_SOURCES),
+        vector("max_value", "src", accepts_scalar=True, dtypes=frozenset({dt.float32})),
+        vector("reduce_res", "src", is_output=True, is_optional=True, dtypes=_EXPONENTIAL_SUMS),
+        vector("reduce_init", "src", accepts_scalar=True, dtypes=frozenset({dt.float32})),
+    ),
+    on=(engines.vector,),
+    since=nc_version.gen4,
+)
+def exponential(
+    call: Call,
+    dst: NkiTensor,
+    src: NkiTensor,
+    max_value: Any = 0.0,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_init: Any = 0.0,
+) -> None:
+    """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
+    same_tile_size({"dst": dst, "src": src}, "dst", "src")
+    reduction = _Reduction(call.core, src, reduce_cmd, "add", (_IDLE, _RESET_REDUCE, _REDUCE, _LOAD_REDUCE))
+    is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
+    if is_initial and reduce_cmd is not _LOAD_REDUCE:
+        raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
+    if reduce_res is not None and not reduction.is_active:
+        raise NkiValidationError("reduce_res needs a reduce_cmd other than idle, which leaves nothing to read")
+    for rows in row_blocks(dst, free_size(dst), src, max_value):
+        result = ResultRows(call.core, "result", dst, rows)
+        source = load_float(call.core, "source", src, rows)
+        np.subtract(source, column(call.core, max_value, rows), out=result.values)
+        np.exp(result.values, out=result.values)
+        reduction.add_rows(rows, result.values)
+        result.store()
+    reduction.finish(call.core, reduce_init)
+    read_accumulators(call.core, call.core.vector_accumulators, src, reduce_res)
+
+
+# The parameter ``reduce_cmd`` hides the enumeration inside the functions above.
+_IDLE = reduce_cmd.idle
+_REDUCE = reduce_cmd.reduce
+_RESET_REDUCE = reduce_cmd.reset_reduce
+_LOAD_REDUCE = reduce_cmd.load_reduce

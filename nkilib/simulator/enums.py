@@ -1,0 +1,65 @@
+"""The enumerations of ``nki.isa``, with the documented values."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class engine(Enum):
+    """Engines of a NeuronCore."""
+
+    tensor = 1
+    vector = 5
+    scalar = 2
+    gpsimd = 3
+    dma = 4
+    sync = 6
+    unknown = 0
+
+
+class reduce_cmd(Enum):
+    """What an instruction does to its engine's accumulator registers."""
+
+    idle = 0
+    reset = 1
+    reduce = 2
+    reset_reduce = 3
+    load_reduce = 4
+
+
+class dge_mode(Enum):
+    """Who generates the descriptors of a DMA transfer."""
+
+    unknown = 0
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class oob_mode(Enum):
+    """What an indirect DMA does with an index that is out of bounds."""
+
+    error = 0
+    skip = 1
+
+
+class matmul_perf_mode(Enum):
+    """Performance mode of ``nc_matmul``."""
+
+    none = "none"
+    double_row = "double_row"
+
+
+class nc_version(Enum):
+    """Generation of the NeuronCore."""
+
+    gen2 = 2
+    gen3 = 3
+    gen4 = 4
+
+
+class dma_engine(Enum):
+    """Which DMA engine moves the data of ``sendrecv``."""
+
+    dma = 1
+    gpsimd_dma = 2

@@ -1,0 +1,146 @@
+"""Kernels and how they are launched: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .arguments import Arguments
+from .barrier import CoreBarrier
+from .core import Core, Launch, current_core_or_none, enter
+from .enums import nc_version
+from .errors import CoreAbortedError, NkiValidationError
+from .options import current_options
+from .record import active_records
+
+# A logical NeuronCore is one physical core or two.
+LOGICAL_CORE_SIZES = (1, 2)
+
+
+class Kernel:
+    """A function that runs as a kernel: ``kernel(...)`` on one core, ``kernel[2](...)`` on a logical core of two.
+
+    Inside another kernel a call is a plain function call, as the NKI compiler inlines it.
+
+    Attributes:
+        func: the Python function.
+        cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
+    """
+
+    def __init__(self, func: Callable[..., Any], cores: int | None = None) -> None:
+        if not callable(func):
+            raise TypeError(f"nki.jit decorates a function, got {func!r}")
+        functools.update_wrapper(self, func)
+        self.__name__: str = func.__name__
+        self.func = func
+        self.cores = cores
+
+    def __getitem__(self, grid: Any) -> Kernel:
+        cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
+        if isinstance(cores, bool) or cores not in LOGICAL_CORE_SIZES:
+            raise NkiValidationError(
+                f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
+            )
+        return Kernel(self.func, int(cores))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        core = current_core_or_none()
+        if core is None:
+            return _run(self.func, self.cores, args, kwargs)
+        if self.cores not in (None, core.launch.cores):
+            raise NkiValidationError(
+                f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
+                f"called by a kernel runs on the caller's cores"
+            )
+        return self.func(*args, **kwargs)
+
+    def with_schedule(self, *args: Any, **kwargs: Any) -> Kernel:
+        raise NotImplementedError("kernel.with_schedule is not implemented in the simulator yet")
+
+    def __repr__(self) -> str:
+        grid = "" if self.cores is None else f"[{self.cores}]"
+        return f"<simulated NKI kernel {self.__name__}{grid}>"
+
+
+def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit()``; calling it simulates it on the CPU.
+
+    Raises:
+        NotImplementedError: for any keyword; the documentation names none.
+    """
+    if kwargs:
+        raise NotImplementedError(f"nki.jit: the keyword {next(iter(kwargs))!r} is not implemented in the simulator")
+    return jit if fn is None else Kernel(fn)
+
+
+def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
+    """A callable that runs ``kernel`` (from ``nki.jit``, ``kernel[n]``, or a plain function) on the CPU.
+
+    It takes numpy arrays or CPU torch tensors, returns results in kind, and updates inputs that the kernel writes.
+    """
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+
+
+def _run(func: Callable[..., Any], cores: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    options = current_options()
+    count = cores or 1
+    if count > 1 and options.generation.version is nc_version.gen2:
+        raise NkiValidationError(
+            f"{func.__name__}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one core "
+            f"or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+        )
+    launch = Launch(options, count, 0 if cores is None else 1, CoreBarrier(count))
+    arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
+    running = [_CoreRun(func, arguments, Core(number, launch)) for number in range(count)]
+    try:
+        _run_cores(running, launch)
+    finally:
+        arguments.write_back()
+        for run in running:
+            for record in active_records():
+                record.merge(run.core.record)
+    return arguments.results(running[0].result, options)
+
+
+class _CoreRun:
+    """One core's execution of the kernel function."""
+
+    def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
+        self._func = func
+        self._arguments = arguments
+        self.core = core
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        barrier = self.core.launch.barrier
+        enter(self.core)
+        try:
+            # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
+            with np.errstate(all="ignore"):
+                self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
+            barrier.finish()
+        except CoreAbortedError:
+            pass
+        except BaseException as error:
+            self.error = error
+            barrier.abort()
+        finally:
+            enter(None)
+
+
+def _run_cores(running: list[_CoreRun], launch: Launch) -> None:
+    """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
+    threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
+    for thread in threads:
+        thread.start()
+    running[0]()
+    for thread in threads:
+        thread.join()
+    for run in running:
+        if run.error is not None:
+            raise run.error

@@ -1,0 +1,87 @@
+"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements. Knows no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """The element at index (i0, i1, ...) sits at ``offset + sum(strides[k] * ik)`` of the storage."""
+
+    shape: Shape
+    strides: Shape
+    offset: int
+
+
+def row_major_strides(shape: Sequence[int]) -> Shape:
+    """Strides of a dense tensor of ``shape`` whose last dimension changes fastest."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def dense(shape: Shape) -> Layout:
+    """The layout of a freshly made tensor."""
+    return Layout(shape, row_major_strides(shape), 0)
+
+
+def extent(layout: Layout) -> tuple[int, int]:
+    """First and last element position that the layout touches; (0, -1) if it has no element."""
+    if 0 in layout.shape:
+        return 0, -1
+    low = high = layout.offset
+    for size, stride in zip(layout.shape, layout.strides, strict=True):
+        if stride < 0:
+            low += stride * (size - 1)
+        else:
+            high += stride * (size - 1)
+    return low, high
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements follow each other without gap in row-major order; dimensions of size 1 do not matter."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
+    """Strides under which ``new_shape`` addresses the same elements in the same order, or None if none exist.
+
+    Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions
+    must be dense relative to each other; the new ones then split the group's span.
+    """
+    if prod(shape) != prod(new_shape):
+        return None
+    if 0 in shape:
+        return row_major_strides(new_shape)
+    old = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    new_strides: list[int] = []
+    position = 0
+    group_size, group_stride = 1, 1  # elements of the group not yet consumed, and the stride of its last dimension
+    for size in new_shape:
+        if size == 1:
+            new_strides.append(group_size * group_stride if group_size > 1 else 1)
+            continue
+        while group_size % size or group_size < size:
+            if position == len(old):
+                return None
+            next_size, next_stride = old[position]
+            position += 1
+            if group_size > 1 and group_stride != next_size * next_stride:
+                return None
+            group_size *= next_size
+            group_stride = next_stride
+        group_size //= size
+        new_strides.append(group_size * group_stride)
+    return tuple(new_strides)

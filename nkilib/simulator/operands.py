@@ -1,0 +1,225 @@
+"""What an instruction demands of its tensors, and the checks that hold for all instructions alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from .dtypes import DType
+from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
+from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, PARTITIONS
+from .layout import Layout, extent
+from .memory import ON_CHIP, MemoryRegion
+from .tensor import NkiTensor
+
+if TYPE_CHECKING:
+    from .core import Core
+
+SBUF = frozenset({MemoryRegion.sbuf})
+PSUM = frozenset({MemoryRegion.psum})
+HBM_SHARED = frozenset({MemoryRegion.shared_hbm})
+DMA_REACH = frozenset(MemoryRegion) - PSUM
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor parameter of an instruction.
+
+    Attributes:
+        name: the parameter.
+        is_output: written by the instruction; else read.
+        regions: memory regions in which it may be.
+        is_optional: may be None.
+        accepts_scalar: may be a Python number instead of a tensor.
+        is_vector: must have shape (partitions of ``like``, 1).
+        like: the operand whose partitions a vector must match.
+        dtypes: allowed types; None for all.
+        accepts_indirect: the instruction itself resolves indirect views, vector offsets included (DMA only).
+        marks_itself: the instruction itself marks what it wrote, because it may write only a part.
+        is_accessed: its elements are read or written; else it only names something to wait for.
+    """
+
+    name: str
+    is_output: bool = False
+    regions: frozenset[MemoryRegion] = ON_CHIP
+    is_optional: bool = False
+    accepts_scalar: bool = False
+    is_vector: bool = False
+    like: str = ""
+    dtypes: frozenset[DType] | None = None
+    accepts_indirect: bool = False
+    is_accessed: bool = True
+    marks_itself: bool = False
+
+
+def output(name: str, **rules: Any) -> Operand:
+    """An operand that the instruction writes."""
+    return Operand(name, is_output=True, **rules)
+
+
+def vector(name: str, like: str, **rules: Any) -> Operand:
+    """An operand of one element a partition, matching the partitions of operand ``like``."""
+    return Operand(name, is_vector=True, like=like, **rules)
+
+
+def check_operand(core: Core, rule: Operand, value: Any, values: dict[str, Any]) -> Any:
+    """``value`` if it satisfies ``rule``; a scalar-indirect view comes back resolved to where it points.
+
+    Raises:
+        NkiValidationError: naming the operand, the limit and the value.
+    """
+    if not isinstance(value, NkiTensor):
+        if (value is None and rule.is_optional) or (rule.accepts_scalar and _is_number(value)):
+            return value
+        kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
+        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {value!r}")
+    if value.buffer not in rule.regions:
+        allowed = " or ".join(sorted(region.value for region in rule.regions))
+        raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}")
+    if rule.dtypes is not None and value.dtype not in rule.dtypes:
+        allowed = ", ".join(sorted(rule.dtypes))
+        raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
+    if value.is_indirect() and not rule.accepts_indirect:
+        value = resolve_scalar_offset(rule.name, value)
+    if value.buffer in ON_CHIP:
+        _check_tile(rule.name, value)
+    if rule.is_vector:
+        _check_vector(rule, value, values[rule.like])
+    if rule.is_output:
+        if value.storage.is_read_only:
+            raise NkiValidationError(f"operand {rule.name!r}: {value} is a read-only input array and cannot be written")
+    elif rule.is_accessed and not value.is_indirect():
+        check_written(core, rule.name, value)
+    return value
+
+
+def check_written(core: Core, name: str, tensor: NkiTensor) -> None:
+    """Refuse a read of unwritten elements, or give them the sentinel value, as the options say.
+
+    Raises:
+        UninitializedReadError: with ``uninitialized="error"``.
+    """
+    storage = tensor.storage
+    if storage.written.is_full:
+        return
+    width = storage.numpy_type_of(tensor.dtype).itemsize
+    if storage.written.is_written(tensor.layout, width):
+        return
+    if core.options.uninitialized == "error":
+        missing = int((~storage.written.mask_of(tensor.layout, width).all(axis=-1)).sum())
+        raise UninitializedReadError(
+            f"operand {name!r}: {missing} of the {tensor.size} elements of {tensor} were never written"
+        )
+    storage.fill_unwritten(tensor.layout, tensor.dtype)
+
+
+def start_partition(tensor: NkiTensor) -> int:
+    """The partition of the tensor's own storage in which an on-chip view starts."""
+    return tensor.offset // tensor.strides[0] if tensor.strides[0] else 0
+
+
+def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
+    """Require that tensors have as many partitions as operand ``first``.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
+    for other in others:
+        if values[first].shape[0] != values[other].shape[0]:
+            raise NkiValidationError(
+                f"operands {first!r} and {other!r} must have the same number of partitions, got {values[first]} and "
+                f"{values[other]}"
+            )
+
+
+def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
+    """Require the same number of partitions and of elements per partition as operand ``first``.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
+    same_partitions(values, first, *others)
+    for other in others:
+        if prod(values[first].shape[1:]) != prod(values[other].shape[1:]):
+            raise NkiValidationError(
+                f"operands {first!r} and {other!r} must have the same number of elements per partition, got "
+                f"{values[first]} and {values[other]}"
+            )
+
+
+def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
+    """Require that at most one of two inputs is in PSUM.
+
+    Raises:
+        NkiValidationError: naming both.
+    """
+    if values[first].buffer is MemoryRegion.psum and values[second].buffer is MemoryRegion.psum:
+        raise NkiValidationError(f"operands {first!r} and {second!r} must not both be in psum")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (hasattr(value, "dtype") and getattr(value, "shape", None) == ())
+
+
+def _check_tile(name: str, tensor: NkiTensor) -> None:
+    """Limits of an engine's access to SBUF and PSUM."""
+    partitions = tensor.shape[0]
+    if partitions > PARTITIONS:
+        raise NkiValidationError(
+            f"operand {name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got {tensor}"
+        )
+    if len(tensor.shape) - 1 > FREE_DIMENSIONS_MAX:
+        raise NkiValidationError(f"operand {name!r}: at most {FREE_DIMENSIONS_MAX} free dimensions, got {tensor}")
+    for size in tensor.shape[1:]:
+        if size > FREE_AXIS_MAX:
+            raise NkiValidationError(
+                f"operand {name!r}: a free dimension has at most {FREE_AXIS_MAX} elements (16-bit sizes), got {tensor}"
+            )
+
+
+def check_start_partition(name: str, tensor: NkiTensor) -> None:
+    """The rule where a compute engine's access may start (trainium_inferentia2_arch.rst, Data Access).
+
+    Raises:
+        NkiValidationError: naming the operand, the start that it has and those that it may have.
+    """
+    start, partitions = start_partition(tensor), tensor.shape[0]
+    allowed = (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
+    if start not in allowed:
+        raise NkiValidationError(
+            f"operand {name!r}: an access to {partitions} partitions must start at partition "
+            f"{' or '.join(map(str, allowed))}, got a start at {start} of {tensor}"
+        )
+
+
+def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
+    if value.shape[0] != like.shape[0] or prod(value.shape[1:]) != 1:
+        raise NkiValidationError(
+            f"operand {rule.name!r} must have shape ({like.shape[0]}, 1), one element for each partition of "
+            f"{rule.like!r}, got {value}"
+        )
+
+
+def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
+    """The static view to which a view with a scalar offset points now.
+
+    Raises:
+        OutOfRangeError: if it points outside the tensor.
+        NkiValidationError: if the view has a vector offset.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    if indirect.kind == "vector":
+        raise NkiValidationError(f"operand {name!r}: only DMA accepts a view with a vector offset, got {view}")
+    (index,) = indirect.read()
+    if not 0 <= index < indirect.limit:
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(0, int(index))}")
+    target = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
+    low, high = extent(target)
+    elements = view.storage.nbytes // view.storage.numpy_type_of(view.dtype).itemsize
+    if low < 0 or high >= elements:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of a storage of {elements}"
+        )
+    return view.with_layout(target)

@@ -1,0 +1,16 @@
+"""Names of NKI 0.6 that exist here but are not implemented yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+def pending(name: str) -> Callable[..., NoReturn]:
+    """A function that raises NotImplementedError with ``name``, the documented name it stands for."""
+
+    def not_implemented(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name} is not implemented in the simulator yet")
+
+    not_implemented.__name__ = not_implemented.__qualname__ = name.rpartition(".")[2]
+    return not_implemented

@@ -1,0 +1,41 @@
+"""The launch grid as a kernel sees it, and the generation that it runs on."""
+
+from __future__ import annotations
+
+from .core import current_core, current_generation
+from .enums import nc_version
+from .errors import NkiValidationError
+
+
+def program_id(axis: int = 0) -> int:
+    """Number of the core that runs this, 0 or 1."""
+    core = current_core("nl.program_id")
+    _check_axis("nl.program_id", axis)
+    return core.number
+
+
+def num_programs(axes: int = 0) -> int:
+    """Number of cores that run the kernel."""
+    core = current_core("nl.num_programs")
+    _check_axis("nl.num_programs", axes)
+    return core.launch.cores
+
+
+def program_ndim() -> int:
+    """Dimensions of the launch grid: 1 for ``kernel[n](...)``, 0 for ``kernel(...)``."""
+    return current_core("nl.program_ndim").launch.grid_dimensions
+
+
+def _check_axis(function: str, axis: int) -> None:
+    if axis != 0:
+        raise NkiValidationError(f"{function}: the launch grid has one axis, 0; got {axis!r}")
+
+
+def get_nc_version() -> nc_version:
+    """Generation of the NeuronCore that the kernel is simulated for."""
+    return current_generation().version
+
+
+def get_nc_sub_version() -> int:
+    """Silicon revision within the generation: the simulator models the first one, 0."""
+    return 0

@@ -1,0 +1,104 @@
+"""Storage: the memory behind tensors. Tensors are views of it and never copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .dtypes import LOW_PRECISION, DType, float32
+from .layout import Layout
+from .memory import MemoryRegion
+from .written import WrittenMap
+
+# What an element that was never written reads as: NaN, and this in integer types (AWS's simulator uses it too).
+INTEGER_SENTINEL = 4
+
+
+class Storage:
+    """A piece of SBUF, PSUM or HBM.
+
+    Attributes:
+        name: for messages.
+        region: where it is.
+        dtype: the type that it was made with.
+        numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
+        shape: the shape that it was made with; on chip, dimension 0 counts partitions.
+        written: which elements have a value.
+        index_note: how to explain an index read from here (see ``explain_index``), or None.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "accumulated",
+        "dtype",
+        "index_note",
+        "is_read_only",
+        "name",
+        "numpy_dtype",
+        "region",
+        "shape",
+        "written",
+    )
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        region: MemoryRegion,
+        name: str,
+        *,
+        precise_fp: bool = True,
+        data: npt.NDArray[Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.region = region
+        self.dtype = dtype
+        self.shape = shape
+        self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
+        if data is None:
+            nbytes = int(np.prod(shape, dtype=np.int64)) * self.numpy_dtype.itemsize
+            self._bytes = np.empty(nbytes, np.uint8)
+        else:
+            self._bytes = data.reshape(-1).view(np.uint8)
+        self.is_read_only = not self._bytes.flags.writeable
+        self.written = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, data is not None)
+        # Elements that hold a matmul result: nc_matmul may add to these (see engines/tensor.py).
+        self.accumulated = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, False)
+        self.index_note: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.size
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether elements are held in a wider type than the device's, because ``precise_fp`` is off."""
+        return self.numpy_dtype.itemsize != self.dtype.itemsize
+
+    def numpy_type_of(self, dtype: DType) -> np.dtype[Any]:
+        """The numpy type with which a view of type ``dtype`` reads this storage."""
+        return self.numpy_dtype if dtype == self.dtype else dtype.numpy
+
+    def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
+        """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
+        width = numpy_type.itemsize
+        return np.ndarray(
+            layout.shape,
+            numpy_type,
+            buffer=self._bytes,
+            offset=layout.offset * width,
+            strides=[stride * width for stride in layout.strides],
+        )
+
+    def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
+        """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written."""
+        numpy_type = self.numpy_type_of(dtype)
+        unwritten = ~self.written.mask_of(layout, numpy_type.itemsize).all(axis=-1)
+        self.array(layout, numpy_type)[unwritten] = sentinel(dtype)
+
+
+def sentinel(dtype: DType) -> float:
+    """What an element of ``dtype`` that was never written reads as."""
+    return INTEGER_SENTINEL if dtype.is_integer else np.nan

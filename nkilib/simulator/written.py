@@ -1,0 +1,91 @@
+"""Which bytes of a storage were written, per element, at the price of nothing where all or none were."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .layout import Layout, is_dense
+
+
+class WrittenMap:
+    """Remembers the written elements of a storage.
+
+    A storage is at first wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
+    ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
+    writes. Two cores may mark different elements at the same time; making and refining the mask takes a lock.
+    """
+
+    __slots__ = ("_is_full", "_lock", "_mask", "_nbytes", "_unit")
+
+    def __init__(self, nbytes: int, unit: int, written: bool) -> None:
+        self._nbytes = nbytes
+        self._unit = unit
+        self._is_full = written
+        self._mask: npt.NDArray[np.bool_] | None = None
+        self._lock = Lock()
+
+    @property
+    def is_full(self) -> bool:
+        return self._is_full
+
+    def mark(self, layout: Layout, itemsize: int) -> None:
+        """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value."""
+        if self._is_full:
+            return
+        covers_all = is_dense(layout.shape, layout.strides) and _count(layout) * itemsize == self._nbytes
+        if covers_all:
+            self._is_full = True
+            return
+        self.mask_of(layout, itemsize)[...] = True
+
+    def clear(self, layout: Layout, itemsize: int) -> None:
+        """Forget that the elements of ``layout`` were written."""
+        if self._is_full:
+            self._make_mask(itemsize)[...] = True
+            self._is_full = False
+        if self._mask is not None:
+            self.mask_of(layout, itemsize)[...] = False
+
+    def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
+        """The writable mask of the elements of ``layout``; its last axis counts units within an element.
+
+        Only meaningful while the storage is not full.
+        """
+        mask = self._make_mask(itemsize)
+        per_element = itemsize // self._unit
+        return np.ndarray(
+            (*layout.shape, per_element),
+            np.bool_,
+            buffer=mask,
+            offset=layout.offset * per_element,
+            strides=(*(stride * per_element for stride in layout.strides), 1),
+        )
+
+    def is_written(self, layout: Layout, itemsize: int) -> bool:
+        """Whether every element of ``layout`` was written."""
+        if self._is_full:
+            return True
+        if self._mask is None:
+            return 0 in layout.shape
+        return bool(self.mask_of(layout, itemsize).all())
+
+    def _make_mask(self, itemsize: int) -> npt.NDArray[Any]:
+        with self._lock:
+            if self._mask is None:
+                self._unit = min(self._unit, itemsize)
+                self._mask = np.zeros(self._nbytes // self._unit, np.bool_)
+            elif itemsize < self._unit:
+                self._mask = np.repeat(self._mask, self._unit // itemsize)
+                self._unit = itemsize
+            return self._mask
+
+
+def _count(layout: Layout) -> int:
+    count = 1
+    for size in layout.shape:
+        count *= size
+    return count
