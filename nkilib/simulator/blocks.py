@@ -83,8 +83,8 @@ class ResultRows:
             store_float(self._destination, self.values, self._dtype)
 
 
-def column(core: Core, value: Any, rows: slice) -> Any:
-    """A scalar operand for some rows: a float32 number as it is, a (P, 1) tensor as a float32 column."""
+def column(value: Any, rows: slice) -> Any:
+    """A scalar operand for some rows: a float32 number as it is, a (P, 1) tensor as a float32 column (a copy)."""
     if isinstance(value, NkiTensor):
         return value.array.reshape(value.shape[0], 1)[rows].astype(np.float32)
     return np.float32(value)

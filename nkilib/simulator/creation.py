@@ -73,7 +73,8 @@ def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memor
         )
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
-            f"{what} in {region}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got {shape[0]}"
+            f"{what} in {region}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), "
+            f"got {shape[0]}"
         )
     free_bytes = prod(shape[1:]) * dtype.itemsize
     limit = core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES

@@ -90,8 +90,8 @@ def _run(func: Callable[..., Any], cores: int | None, args: tuple[Any, ...], kwa
     count = cores or 1
     if count > 1 and options.generation.version is nc_version.gen2:
         raise NkiValidationError(
-            f"{func.__name__}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one core "
-            f"or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+            f"{func.__name__}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
+            f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     launch = Launch(options, count, 0 if cores is None else 1, CoreBarrier(count))
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 
@@ -16,7 +17,7 @@ class NKIObject:
     __slots__ = ("__dict__",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        fields = [name for cls in reversed(type(self).__mro__) for name in cls.__dict__.get("__annotations__", {})]
+        fields = [name for cls in reversed(type(self).__mro__) for name in inspect.get_annotations(cls)]
         if len(args) > len(fields):
             raise TypeError(f"{type(self).__name__} has {len(fields)} fields, got {len(args)} values")
         given = dict(zip(fields, args, strict=False))

@@ -120,7 +120,7 @@ def _as_rows(side: NkiTensor | _Rows) -> _Rows:
 
 
 def _copy_rows(core: Core, target: _Rows, source: _Rows) -> int:
-    """Move row ``source.numbers[p]`` to row ``target.numbers[p]`` for every p in range; the number of elements moved."""
+    """Move row ``source.numbers[p]`` to row ``target.numbers[p]`` for all p in range; returns the elements moved."""
     if len(target.numbers) != len(source.numbers):
         raise NkiValidationError(
             f"with a vector offset 'dst' and 'src' must have equally many rows, got {len(target.numbers)} of "

@@ -93,7 +93,7 @@ def _activate(
     sums = np.empty(data.shape[0], np.float32)
     for rows in row_blocks(dst, free_size(dst), data, bias, scale):
         result = ResultRows(core, "result", dst, rows)
-        source = _scaled(core, load_float(core, "source", data, rows), scale, bias, rows, result.values)
+        source = _scaled(load_float(core, "source", data, rows), scale, bias, rows, result.values)
         function(source, result.values)
         if command in _REDUCING:
             np.add.reduce(result.values, axis=1, out=sums[rows])
@@ -103,7 +103,6 @@ def _activate(
 
 
 def _scaled(
-    core: Core,
     source: npt.NDArray[np.float32],
     scale: Any,
     bias: Any,
@@ -111,10 +110,11 @@ def _scaled(
     out: npt.NDArray[np.float32],
 ) -> npt.NDArray[np.float32]:
     """``source * scale + bias``, each step rounded to float32; steps that change nothing are left out."""
+    summand: Any = None if bias is None else column(bias, rows)  # read first: dst may overwrite the tile of the bias
     if isinstance(scale, NkiTensor) or scale != 1.0:
-        source = np.multiply(source, column(core, scale, rows), out=out)
+        source = np.multiply(source, column(scale, rows), out=out)
     if isinstance(bias, NkiTensor) or (bias is not None and bias != 0.0):
-        source = np.add(source, column(core, bias, rows), out=out)
+        source = np.add(source, summand, out=out)
     return source
 
 

@@ -191,8 +191,8 @@ def _check_accumulation(core: Core, dst: NkiTensor, summed: npt.NDArray[np.bool_
         return
     if is_explicit:
         raise NkiValidationError(
-            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of {dst.size} elements of {dst} "
-            "were not written by a matmul, start with accumulate=False"
+            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} elements "
+            f"of {dst} were not written by a matmul, start with accumulate=False"
         )
     storage = dst.storage
     written: Any = np.ones(dst.shape, np.bool_)

@@ -84,9 +84,8 @@ def tensor_tensor(
     key = operator_key("nisa.tensor_tensor", "op", op)
     if key in BITWISE:
         _require_bit_patterns(tiles)
-        BITWISE[key](
-            data1.array.reshape(dst.shape), data2.array.reshape(dst.shape).astype(data1.array.dtype), dst.array
-        )
+        left, right = data1.array.reshape(dst.shape), data2.array.reshape(dst.shape)
+        BITWISE[key](left, right.astype(left.dtype), dst.array)
         return
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
@@ -113,7 +112,8 @@ def _require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
             raise NkiValidationError(f"operand {name!r} must be an integer tensor with a bit-wise operator, got {tile}")
     if len({tile.dtype.itemsize for tile in tiles.values()}) > 1:
         raise NkiValidationError(
-            f"bit-wise operators cast nothing: the operands must have one width, got {', '.join(map(str, tiles.values()))}"
+            "bit-wise operators cast nothing: the operands must have one width, got "
+            + ", ".join(map(str, tiles.values()))
         )
 
 
@@ -169,8 +169,9 @@ def tensor_scalar(
     for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
         result = ResultRows(call.core, "result", dst, rows)
         source = load_float(call.core, "source", data, rows)
-        for step in steps:
-            step.apply_float(call.core, source, rows, result.values)
+        operands = [step.load(rows) for step in steps]
+        for step, operand in zip(steps, operands, strict=True):
+            step.apply_float(source, operand, result.values)
             source = result.values
         result.store()
 
@@ -236,9 +237,9 @@ def scalar_tensor_tensor(
         right = load_float(call.core, "right", operand1, rows)
         # op0's result must not land in dst before operand1 is read from it.
         middle = call.core.scratch("middle", result.values.size).reshape(result.values.shape)
-        first.apply_float(call.core, load_float(call.core, "source", data, rows), rows, middle)
-        pair = (right, middle) if reverse1 else (middle, right)
-        ARITHMETIC[key](*pair, result.values)
+        first.apply_float(load_float(call.core, "source", data, rows), first.load(rows), middle)
+        left, right = (right, middle) if reverse1 else (middle, right)
+        ARITHMETIC[key](left, right, result.values)
         result.store()
 
 

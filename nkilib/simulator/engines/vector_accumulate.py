@@ -74,7 +74,7 @@ class _Reduction:
                     "reset_reduce"
                 )
         elif self._command is reduce_cmd.load_reduce:
-            before = column(core, initial, slice(0, self._partial.size)).reshape(-1)
+            before = column(initial, slice(0, self._partial.size)).reshape(-1)
         self._registers.set(self._lanes, self._ufunc(before, self._partial))
 
 
@@ -117,7 +117,7 @@ def tensor_scalar_reduce(
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
     for rows in row_blocks(dst, free_size(dst), data, operand0):
         result = ResultRows(call.core, "result", dst, rows)
-        step.apply_float(call.core, load_float(call.core, "source", data, rows), rows, result.values)
+        step.apply_float(load_float(call.core, "source", data, rows), step.load(rows), result.values)
         reduction.add_rows(rows, result.values)
         result.store()
     reduction.finish(call.core, reduce_init)
@@ -162,7 +162,7 @@ def select_reduce(
     for rows in row_blocks(dst, free_size(dst), predicate, on_true, on_false):
         chosen = (predicate.array[rows] != 0).reshape(rows.stop - rows.start, -1)
         source = load_float(call.core, "source", on_true, rows)
-        other = column(call.core, on_false, rows)
+        other = column(on_false, rows)
         picked = np.where(chosen ^ reverse_pred, source, other).astype(np.float32, copy=False)
         result = ResultRows(call.core, "result", dst, rows)
         np.copyto(result.values, picked)
@@ -203,7 +203,7 @@ def exponential(
     for rows in row_blocks(dst, free_size(dst), src, max_value):
         result = ResultRows(call.core, "result", dst, rows)
         source = load_float(call.core, "source", src, rows)
-        np.subtract(source, column(call.core, max_value, rows), out=result.values)
+        np.subtract(source, column(max_value, rows), out=result.values)
         np.exp(result.values, out=result.values)
         reduction.add_rows(rows, result.values)
         result.store()
