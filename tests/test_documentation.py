@@ -1,0 +1,58 @@
+"""The code blocks of README and docs run as they stand, in a fresh interpreter each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[object]:
+    """The blocks in ``language``, each with a name that says where it stands."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in BLOCK.finditer(text):
+            if match.group(1) == language:
+                line = text[: match.start()].count("\n") + 1
+                found.append(pytest.param(match.group(2), id=f"{page.name}:{line}"))
+    return found
+
+
+@pytest.mark.parametrize("source", blocks("python"))
+def test_python_block_runs(source: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(source, encoding="utf-8")
+    done = subprocess.run([sys.executable, script], cwd=ROOT, env=_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("source", blocks("bash"))
+def test_make_targets_of_bash_blocks_exist(source: str) -> None:
+    targets = re.findall(r"^make (\w+)", source, re.MULTILINE)
+    assert targets, f"no make command in the block: {source!r}"
+    for target in targets:
+        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
+            linked = page.parent / target
+            assert linked.is_file(), f"{page.name} links to {target}"
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert not anchor or anchor in slugs, f"{page.name} links to {target}#{anchor}"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
