@@ -139,8 +139,14 @@ def _run_cores(running: list[_CoreRun], launch: Launch) -> None:
     for thread in threads:
         thread.start()
     running[0]()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt while waiting: do not leave the other core running behind
+        launch.barrier.abort()
+        for thread in threads:
+            thread.join()
+        raise
     for run in running:
         if run.error is not None:
             raise run.error

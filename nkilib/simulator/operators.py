@@ -32,13 +32,17 @@ def _truth(function: np.ufunc) -> Binary:
 
 def _power(x: Any, y: Any, out: Array) -> None:
     if out.dtype.kind in "iu":
-        np.copyto(out, np.power(np.asarray(x, np.float64), np.asarray(y, np.float64)), casting="unsafe")
+        # Integers stay exact; 1 / x^-y is cut to an integer for negative y, which leaves something of 1 and -1 only.
+        is_one = np.absolute(x) == 1
+        np.power(x, np.where(is_one, np.absolute(y), np.maximum(y, 0)), out=out)
+        out[(y < 0) & ~is_one] = 0
     else:
         np.power(x, y, out=out)
 
 
-def _abs_extreme(function: np.ufunc) -> Binary:
-    return lambda x, y, out: function(np.absolute(x), np.absolute(y), out=out)
+def _by_magnitude(wins: np.ufunc) -> Binary:
+    """The operand whose magnitude wins, with its sign; ``y`` on a tie (docstrings of ``nl.abs_max`` and ``abs_min``)."""
+    return lambda x, y, out: np.copyto(out, np.where(wins(np.absolute(x), np.absolute(y)), x, y), casting="unsafe")
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ ARITHMETIC: dict[str, Binary] = {
     "logical_or": _truth(np.logical_or),
     "logical_xor": _truth(np.logical_xor),
     "power": _power,
-    "abs_max": _abs_extreme(np.maximum),
-    "abs_min": _abs_extreme(np.minimum),
+    "abs_max": _by_magnitude(np.greater),
+    "abs_min": _by_magnitude(np.less),
 }
 
 ARITHMETIC_UNARY: dict[str, Unary] = {

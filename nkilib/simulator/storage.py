@@ -59,7 +59,7 @@ class Storage:
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
         if data is None:
             nbytes = int(np.prod(shape, dtype=np.int64)) * self.numpy_dtype.itemsize
-            self._bytes = np.empty(nbytes, np.uint8)
+            self._bytes: npt.NDArray[np.uint8] = np.empty(nbytes, np.uint8)
         else:
             self._bytes = data.reshape(-1).view(np.uint8)
         self.is_read_only = not self._bytes.flags.writeable

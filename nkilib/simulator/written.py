@@ -40,7 +40,11 @@ class WrittenMap:
         if covers_all:
             self._is_full = True
             return
-        self.mask_of(layout, itemsize)[...] = True
+        while True:
+            mask = self._make_mask(itemsize)
+            self.mask_of(layout, itemsize)[...] = True
+            if self._mask is mask:  # else the other core refined the mask meanwhile and may have missed the marks
+                return
 
     def clear(self, layout: Layout, itemsize: int) -> None:
         """Forget that the elements of ``layout`` were written."""

@@ -235,7 +235,7 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = 
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
     if (dst.shape[0], free_size(dst)) != (columns, rows):
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
-    matrix = data.array.reshape(rows, columns)
+    matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
     if call.engine is engines.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
         matrix = (np.eye(rows, dtype=np.float32) @ matrix.astype(np.float32)).astype(matrix.dtype)

@@ -1,0 +1,20 @@
+"""What holds for every test: reading memory that was never written is an error, and random inputs repeat in CI."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+import nkilib.simulator
+
+# The variable CI is what hypothesis itself goes by.
+settings.register_profile("nkilib", deadline=None, max_examples=50, derandomize="CI" in os.environ)
+settings.load_profile("nkilib")
+
+
+@pytest.fixture(autouse=True)
+def _uninitialized_reads_are_errors() -> Iterator[None]:
+    """Elsewhere an element never written reads as NaN, which a kernel can use without anybody noticing."""
+    with nkilib.simulator.using(uninitialized="error"):
+        yield

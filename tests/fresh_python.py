@@ -1,0 +1,57 @@
+"""Run a few lines in a new Python process: only there does it show what an import does to a process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended.
+
+    Attributes:
+        output: what it printed on standard output, stripped.
+        error: the last line of its traceback, `Type: message`; empty if it ended well.
+    """
+
+    output: str
+    error: str
+
+
+def run_fresh(
+    code: str,
+    backend: str | None = None,
+    before: Sequence[Path] = (),
+    after: Sequence[Path] = (),
+    home: Path = CHECKOUT,
+) -> Outcome:
+    """Run `code` with nkilib importable from the directory `home`.
+
+    Args:
+        code: Python source.
+        backend: value of NKILIB_BACKEND; None leaves the variable unset.
+        before: directories on the import path ahead of `home`.
+        after: directories on the import path behind `home`, ahead of what is installed.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in ("NKILIB_BACKEND", "PYTHONPATH")}
+    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in (*before, home, *after))
+    if backend is not None:
+        environment["NKILIB_BACKEND"] = backend
+    # -P would keep the working directory off the path, but Python 3.10 lacks it: run where there is nothing to import.
+    nowhere = Path(sys.executable).parent
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=nowhere,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    error = process.stderr.strip().splitlines()[-1] if process.returncode else ""
+    return Outcome(process.stdout.strip(), error)
