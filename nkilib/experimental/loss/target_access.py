@@ -19,15 +19,23 @@ from nkilib.nki import explain_index, nisa, nl
 
 def make_index_constants(rows: int, vocab_size: int, cores: int) -> Any:
     """Constant int32 tiles [rows, 1] for :func:`target_indices`: where each row starts, 0, V - 1 and the penalty."""
-    row_start_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.iota(dst=row_start_sbuf, pattern=[[0, 1]], offset=0, channel_multiplier=cores * vocab_size)
-    zero_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=zero_sbuf, value=0)
-    last_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=last_sbuf, value=vocab_size - 1)
-    penalty_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=penalty_sbuf, value=INDEX_LIMIT)
+    row_start_sbuf = _int32_column(rows, 0, cores * vocab_size)
+    zero_sbuf = _int32_column(rows, 0, 0)
+    last_sbuf = _int32_column(rows, vocab_size - 1, 0)
+    penalty_sbuf = _int32_column(rows, INDEX_LIMIT, 0)
     return row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf
+
+
+def _int32_column(rows: int, first: int, step: int) -> Any:
+    """int32 tile [rows, 1] of first, first + step, ...: by iota, whose integer arithmetic is documented as exact."""
+    column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=column_sbuf, pattern=[[0, 1]], offset=first, channel_multiplier=step)
+    return column_sbuf
+
+
+def _integer_op(dst_sbuf: Any, data1_sbuf: Any, data2_sbuf: Any, op: Any) -> None:
+    """data1 <op> data2 on GpSimd, the engine whose int32 arithmetic is exact; the others go through float32."""
+    nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
 def target_indices(targets_hbm: Any, constants: Any, first: int, rows: int, cores: int) -> Any:
@@ -45,13 +53,13 @@ def target_indices(targets_hbm: Any, constants: Any, first: int, rows: int, core
     targets_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=targets_sbuf, src=strided_rows(targets_hbm, first, rows, cores))
     column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=column_sbuf, data1=targets_sbuf, data2=zero_sbuf[0:rows, :], op=nl.maximum)
-    nisa.tensor_tensor(dst=column_sbuf, data1=column_sbuf, data2=last_sbuf[0:rows, :], op=nl.minimum)
+    _integer_op(column_sbuf, targets_sbuf, zero_sbuf[0:rows, :], nl.maximum)
+    _integer_op(column_sbuf, column_sbuf, last_sbuf[0:rows, :], nl.minimum)
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=index_sbuf, data1=column_sbuf, data2=targets_sbuf, op=nl.not_equal)
-    nisa.tensor_tensor(dst=index_sbuf, data1=index_sbuf, data2=penalty_sbuf[0:rows, :], op=nl.multiply)
-    nisa.tensor_tensor(dst=index_sbuf, data1=index_sbuf, data2=column_sbuf, op=nl.add)
-    nisa.tensor_tensor(dst=index_sbuf, data1=index_sbuf, data2=row_start_sbuf[0:rows, :], op=nl.add)
+    _integer_op(index_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
+    _integer_op(index_sbuf, index_sbuf, penalty_sbuf[0:rows, :], nl.multiply)
+    _integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
+    _integer_op(index_sbuf, index_sbuf, row_start_sbuf[0:rows, :], nl.add)
     explain_index(index_sbuf, "target", targets_sbuf, first, cores)
     return index_sbuf
 

@@ -63,11 +63,9 @@ def validate_backward(
         f"got {lse_state_hbm.shape}; pass the second result of cross_entropy_forward"
     )
     _validate_float_type(function, "lse_state_hbm.dtype", lse_state_hbm.dtype)
-    assert reduction == "mean" or reduction == "sum", (
-        f'{function}: reduction must be "mean" or "sum", got {reduction!r}'
-    )
+    assert reduction == "mean" or reduction == "sum", f'{function}: reduction must be "mean" or "sum", got {reduction}'
     assert inplace == True or inplace == False, (  # noqa: E712
-        f"{function}: inplace must be True or False, got {inplace!r}"
+        f"{function}: inplace must be True or False, got {inplace}"
     )
 
 
@@ -108,7 +106,7 @@ def _validate_float_type(function: str, name: str, dtype: Any) -> None:
 def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, chunk_size: int, dtype: Any) -> None:
     partitions = nl.tile_size.pmax
     assert isinstance(positions_per_batch, int) and (positions_per_batch > 0 and positions_per_batch <= partitions), (
-        f"{function}: positions_per_batch must be an integer from 1 to {partitions}, got {positions_per_batch!r}"
+        f"{function}: positions_per_batch must be an integer from 1 to {partitions}, got {positions_per_batch}"
     )
     element_bytes = dtype_bytes(dtype)
     fits_partition = chunk_bytes_that_fit() // element_bytes
@@ -116,7 +114,7 @@ def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, c
         min(vocab_size, FREE_AXIS_MAX), min(fits_partition, BATCH_BYTES_MAX // (positions_per_batch * element_bytes))
     )
     assert isinstance(chunk_size, int) and chunk_size > 0, (
-        f"{function}: chunk_size must be a positive integer, got {chunk_size!r}; the largest that fits is {largest}"
+        f"{function}: chunk_size must be a positive integer, got {chunk_size}; the largest that fits is {largest}"
     )
     assert chunk_size <= vocab_size, (
         f"{function}: chunk_size must be at most the vocabulary size {vocab_size}, got {chunk_size}; "

@@ -88,7 +88,7 @@ REFUSALS = [
     *(
         Refusal(
             f"positions_per_batch {value!r}",
-            f"positions_per_batch must be an integer from 1 to 128, got {value!r}",
+            f"positions_per_batch must be an integer from 1 to 128, got {value}",
             {"positions_per_batch": value},
         )
         for value in (0, -1, 129, 2.0)
@@ -96,7 +96,7 @@ REFUSALS = [
     *(
         Refusal(
             f"chunk_size {value!r}",
-            f"chunk_size must be a positive integer, got {value!r}; the largest that fits is 100",
+            f"chunk_size must be a positive integer, got {value}; the largest that fits is 100",
             {"chunk_size": value},
         )
         for value in (0, -5, 10.0)
@@ -140,8 +140,8 @@ REFUSALS = [
         {"lse_state_hbm": np.zeros(3, np.float16)},
         (BACKWARD,),
     ),
-    Refusal("reduction none", 'reduction must be "mean" or "sum", got \'none\'', {"reduction": "none"}, (BACKWARD,)),
-    Refusal("inplace a string", "inplace must be True or False, got 'yes'", {"inplace": "yes"}, (BACKWARD,)),
+    Refusal("reduction none", 'reduction must be "mean" or "sum", got none', {"reduction": "none"}, (BACKWARD,)),
+    Refusal("inplace a string", "inplace must be True or False, got yes", {"inplace": "yes"}, (BACKWARD,)),
 ]
 
 CASES = [
