@@ -33,6 +33,18 @@ def _through_float64(function: Callable[[npt.NDArray[np.float64]], npt.NDArray[n
     return activation
 
 
+def _with_limits(function: Activation, below: float, above: float) -> Activation:
+    """``function`` with its limits at -inf and +inf, where its formula has the form inf * 0."""
+
+    def activation(x: Float32s, out: Float32s) -> None:
+        lowest, highest = x == -np.inf, x == np.inf
+        function(x, out)
+        out[lowest] = below
+        out[highest] = above
+
+    return activation
+
+
 def _sin(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Sine on [-pi, pi]; beyond, the cubic at the end of the range continues.
 
@@ -44,8 +56,16 @@ def _sin(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(beyond > 0, continued, np.sin(x))
 
 
+def _gelu_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return special.normal_distribution(x) + x * special.normal_density(x)
+
+
 def _gelu_tanh(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + _GELU_TANH_CUBIC * x**3)))
+
+
+def _gelu_sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return x * special.sigmoid(_GELU_SIGMOID_SCALE * x)
 
 
 def _gelu_sigmoid_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -76,14 +96,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "softplus": _through_float64(special.softplus),
     "erf": _through_float64(special.erf),
     "erf_dx": _through_float64(lambda x: 2.0 / np.sqrt(np.pi) * np.exp(-x * x)),
-    "gelu": _through_float64(lambda x: x * special.normal_distribution(x)),
-    "gelu_dx": _through_float64(lambda x: special.normal_distribution(x) + x * special.normal_density(x)),
-    "gelu_apprx_tanh": _through_float64(_gelu_tanh),
-    "gelu_apprx_sigmoid": _through_float64(lambda x: x * special.sigmoid(_GELU_SIGMOID_SCALE * x)),
-    "gelu_apprx_sigmoid_dx": _through_float64(_gelu_sigmoid_dx),
-    "silu": _through_float64(lambda x: x * special.sigmoid(x)),
-    "silu_dx": _through_float64(_silu_dx),
-    "mish": _through_float64(lambda x: x * np.tanh(special.softplus(x))),
+    "gelu": _with_limits(_through_float64(lambda x: x * special.normal_distribution(x)), 0.0, np.inf),
+    "gelu_dx": _with_limits(_through_float64(_gelu_dx), 0.0, 1.0),
+    "gelu_apprx_tanh": _with_limits(_through_float64(_gelu_tanh), 0.0, np.inf),
+    "gelu_apprx_sigmoid": _with_limits(_through_float64(_gelu_sigmoid), 0.0, np.inf),
+    "gelu_apprx_sigmoid_dx": _with_limits(_through_float64(_gelu_sigmoid_dx), 0.0, 1.0),
+    "silu": _with_limits(_through_float64(lambda x: x * special.sigmoid(x)), 0.0, np.inf),
+    "silu_dx": _with_limits(_through_float64(_silu_dx), 0.0, 1.0),
+    "mish": _with_limits(_through_float64(lambda x: x * np.tanh(special.softplus(x))), 0.0, np.inf),
 }
 
 # Documented, but its slope is an argument (relu_param) of nisa.activate2 only.

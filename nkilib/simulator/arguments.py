@@ -37,11 +37,14 @@ class _Input:
         self._array = _as_numpy(original, name)
         self.dtype = _input_dtype(self._array, name)
         widened = not precise_fp and self.dtype in LOW_PRECISION
-        data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype)
+        # In native byte order: a storage is read as bytes.
+        data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype.newbyteorder("="))
         if data.ndim != self._array.ndim:  # ascontiguousarray makes 1-D of 0-D
             data = data.reshape(self._array.shape)
         self._is_copy = not np.shares_memory(data, self._array) if data.size else False
         self._data = data
+        if not self._array.flags.writeable:
+            data.flags.writeable = False  # a write to a copy would be lost
         self._before = data.copy() if self._is_copy and self._array.flags.writeable else None
         self.storage = Storage(data.shape, self.dtype, region, name, precise_fp=precise_fp, data=data)
         self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
@@ -50,7 +53,8 @@ class _Input:
         """Bring what the kernel wrote into a copy back into the caller's array."""
         if self._before is None:
             return
-        unchanged = np.array_equal(self._before.view(np.uint8), self._data.view(np.uint8))
+        # As bytes: NaN is not equal to itself. Flat: numpy views no array without dimensions as bytes.
+        unchanged = np.array_equal(self._before.reshape(-1).view(np.uint8), self._data.reshape(-1).view(np.uint8))
         if not unchanged:
             np.copyto(self._array, self._data, casting="unsafe")
 
@@ -181,7 +185,13 @@ def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
     if str(dtype) in _TORCH_BITS and dense.dtype == dtype.numpy:
         bits, _ = _TORCH_BITS[str(dtype)]
         return torch.from_numpy(dense.view(bits)).view(getattr(torch, str(dtype)))
-    return torch.from_numpy(dense)
+    try:
+        return torch.from_numpy(dense)
+    except TypeError:
+        raise TypeError(
+            f"the kernel returns a tensor of {dtype}, which torch has no type for; return another type, or pass numpy "
+            f"arrays instead of torch tensors"
+        ) from None
 
 
 def _input_dtype(array: npt.NDArray[Any], name: str) -> DType:

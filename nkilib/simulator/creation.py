@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 from .core import Core, current_core
@@ -40,14 +41,21 @@ def ndarray(
     if address is not None:
         raise NotImplementedError("nl.ndarray: address= is not implemented in the simulator yet")
     kind, region = as_dtype(dtype), as_region(buffer)
-    sizes = tuple(int(size) for size in shape)
     try:
+        sizes = _sizes(shape)
         _check_shape(core, sizes, kind, region, name)
     except NkiValidationError as error:
         add_location(error, "nl.ndarray")
         raise
     storage = _allocate(core, sizes, kind, region, name)
     return NkiTensor(sizes, kind, storage, region, name)
+
+
+def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(index(size) for size in shape)
+    except TypeError:
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
 
 
 def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
@@ -64,7 +72,7 @@ def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRe
 def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> None:
     what = f"tensor {name!r} {list(shape)} {dtype}" if name else f"tensor {list(shape)} {dtype}"
     if not shape or min(shape) < 1:
-        raise NkiValidationError(f"{what}: a shape is a tuple of positive integers")
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if region in HBM:
         return
     if len(shape) < 2:
@@ -90,7 +98,11 @@ def full(
     """A new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
     tensor = ndarray(shape, dtype, buffer, name)
     core = current_core("nl.full")
-    fill(tensor, fill_value)
+    try:
+        fill(tensor, fill_value)
+    except NkiValidationError as error:
+        add_location(error, "nl.full")
+        raise
     tensor.storage.written.mark(tensor.layout, tensor.storage.numpy_type_of(tensor.dtype).itemsize)
     if tensor.buffer in ON_CHIP:
         core.record.add("memset", "vector")

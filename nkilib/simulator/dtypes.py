@@ -35,6 +35,10 @@ class DType(str):
     def __repr__(self) -> str:
         return str(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By name: a copied or unpickled type is the very same object.
+        return _named, (str(self),)
+
     @property
     def is_float(self) -> bool:
         return self.kind == "float"
@@ -110,6 +114,10 @@ def as_dtype(value: Any) -> DType:
     if dtype.kind == "packed":
         raise NotImplementedError(f"nl.{dtype}: tensors of packed x4 types are not implemented in the simulator yet")
     return dtype
+
+
+def _named(name: str) -> DType:
+    return _BY_NAME[name]
 
 
 def _foreign_name(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-_PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class NkiValidationError(Exception):

@@ -51,30 +51,40 @@ def _pick(tensor: NkiTensor, dim: int, item: Any) -> Picked:
     if isinstance(item, builtins.slice):
         return _pick_slice(tensor, dim, item)
     if isinstance(item, DynamicSlice):
-        if not 0 <= item.start <= item.start + item.size <= size:
-            raise OutOfRangeError(f"nl.ds({item.start}, {item.size}) leaves dimension {dim} of {tensor}")
-        return Picked(item.start, item.size, 1, False)
-    try:
-        index = operator.index(item)
-    except TypeError:
-        raise NkiValidationError(
-            f"{tensor} can be indexed with integers, slices, ... and nl.ds, got {item!r} for dimension {dim}"
-        ) from None
+        start, length = (_integer(tensor, dim, bound, item) for bound in item)
+        if not 0 <= start <= start + length <= size:
+            raise OutOfRangeError(f"nl.ds({start}, {length}) leaves dimension {dim} of {tensor}")
+        return Picked(start, length, 1, False)
+    index = _integer(tensor, dim, item, item)
     if not -size <= index < size:
         raise OutOfRangeError(f"index {index} is out of range for dimension {dim} of {tensor}")
     return Picked(index % size, 1, 1, True)
 
 
+def _integer(tensor: NkiTensor, dim: int, value: Any, item: Any) -> int:
+    """``value``, a part of the index ``item``, as an int. No boolean: numpy would take it for a mask."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise NkiValidationError(
+            f"{tensor} can be indexed with integers, slices, ... and nl.ds, got {item!r} for dimension {dim}"
+        ) from None
+
+
 def _pick_slice(tensor: NkiTensor, dim: int, item: builtins.slice) -> Picked:
     """A slice. Unlike Python's, one that leaves the tensor is an error: the device would read a neighbour."""
     size = tensor.shape[dim]
-    step = 1 if item.step is None else operator.index(item.step)
-    start = 0 if item.start is None else operator.index(item.start)
-    stop = size if item.stop is None else operator.index(item.stop)
+    step = 1 if item.step is None else _integer(tensor, dim, item.step, item)
+    start = 0 if item.start is None else _integer(tensor, dim, item.start, item)
+    stop = size if item.stop is None else _integer(tensor, dim, item.stop, item)
     start += size if start < 0 else 0
     stop += size if stop < 0 else 0
     if step < 1:
         raise NkiValidationError(f"a slice needs a step >= 1, got {step} for dimension {dim} of {tensor}")
-    if not (0 <= start <= size and stop <= size):
-        raise OutOfRangeError(f"slice [{start}:{stop}:{step}] leaves dimension {dim} of {tensor}")
+    if not (0 <= start <= size and 0 <= stop <= size):
+        parts = (item.start, item.stop) if item.step is None else (item.start, item.stop, item.step)
+        given = ":".join("" if part is None else str(part) for part in parts)
+        raise OutOfRangeError(f"slice [{given}] leaves dimension {dim} of {tensor}")
     return Picked(start, max(0, -(-(stop - start) // step)), step, False)

@@ -45,13 +45,13 @@ class Indirect:
             raise UninitializedReadError(f"index tensor {tensor} is read before it was written")
         return tensor.array.reshape(-1).astype(np.int64)
 
-    def out_of_range(self, row: int, value: int) -> OutOfRangeError:
-        """The error for index ``value`` of ``row``."""
+    def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
+        """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
+        limit = self.limit if limit is None else limit
         note = self.index.storage.index_note
         explained = f"; {note.describe(row)}" if note is not None else ""
         return OutOfRangeError(
-            f"index {value} in partition {row} of {self.index} is out of range [0, {self.limit}) "
-            f"of {self.source}{explained}"
+            f"index {value} in partition {row} of {self.index} is out of range [0, {limit}) of {self.source}{explained}"
         )
 
 
@@ -84,7 +84,7 @@ def check_index_tensor(owner: str, index: Any, kind: str) -> None:
     """
     shape = getattr(index, "shape", None)
     wanted = "(1, 1)" if kind == "scalar" else "(P, 1)"
-    if shape is None:
+    if shape is None or not hasattr(index, "buffer"):
         raise NkiValidationError(f"{owner}: the {kind} offset must be an SBUF tensor of shape {wanted}, got {index!r}")
     if str(index.buffer) != "sbuf" or not index.dtype.is_integer:
         raise NkiValidationError(f"{owner}: the {kind} offset must be an integer tensor in SBUF, got {index}")

@@ -17,7 +17,7 @@ from .enums import nc_version
 from .errors import CoreAbortedError, NkiValidationError, add_location
 from .memory import MemoryRegion
 from .objects import NKIObject
-from .operands import Operand, check_operand, check_start_partition
+from .operands import Operand, check_operand, check_partitions
 from .tensor import NkiTensor
 
 
@@ -203,7 +203,7 @@ def _validate(core: Core, definition: Definition, values: dict[str, Any]) -> Eng
         for operand in definition.operands:
             value = values[operand.name]
             if isinstance(value, NkiTensor):
-                check_start_partition(operand.name, value)
+                check_partitions(operand.name, value)
                 if engine is Engine.gpsimd and value.buffer is MemoryRegion.psum:
                     raise NkiValidationError(
                         f"operand {operand.name!r}: the GpSimd engine cannot access psum, got {value}"

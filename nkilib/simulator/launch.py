@@ -35,13 +35,13 @@ class Kernel:
         if not callable(func):
             raise TypeError(f"nki.jit decorates a function, got {func!r}")
         functools.update_wrapper(self, func)
-        self.__name__: str = func.__name__
+        self.__name__: str = _name_of(func)
         self.func = func
         self.cores = cores
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-        if isinstance(cores, bool) or cores not in LOGICAL_CORE_SIZES:
+        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in LOGICAL_CORE_SIZES:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
@@ -64,6 +64,11 @@ class Kernel:
     def __repr__(self) -> str:
         grid = "" if self.cores is None else f"[{self.cores}]"
         return f"<simulated NKI kernel {self.__name__}{grid}>"
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    # A callable without a name, for instance functools.partial, is called after its type.
+    return getattr(func, "__name__", type(func).__name__)
 
 
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
@@ -90,7 +95,7 @@ def _run(func: Callable[..., Any], cores: int | None, args: tuple[Any, ...], kwa
     count = cores or 1
     if count > 1 and options.generation.version is nc_version.gen2:
         raise NkiValidationError(
-            f"{func.__name__}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
+            f"{_name_of(func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
             f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     launch = Launch(options, count, 0 if cores is None else 1, CoreBarrier(count))

@@ -17,7 +17,8 @@ class NKIObject:
     __slots__ = ("__dict__",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        fields = [name for cls in reversed(type(self).__mro__) for name in inspect.get_annotations(cls)]
+        annotated = (name for cls in reversed(type(self).__mro__) for name in inspect.get_annotations(cls))
+        fields = list(dict.fromkeys(annotated))  # a subclass may annotate a field again
         if len(args) > len(fields):
             raise TypeError(f"{type(self).__name__} has {len(fields)} fields, got {len(args)} values")
         given = dict(zip(fields, args, strict=False))

@@ -116,7 +116,13 @@ def check_written(core: Core, name: str, tensor: NkiTensor) -> None:
 
 def start_partition(tensor: NkiTensor) -> int:
     """The partition of the tensor's own storage in which an on-chip view starts."""
-    return tensor.offset // tensor.strides[0] if tensor.strides[0] else 0
+    return tensor.offset // _partition_elements(tensor)
+
+
+def _partition_elements(tensor: NkiTensor) -> int:
+    """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
+    storage = tensor.storage
+    return prod(storage.shape[1:]) * storage.numpy_dtype.itemsize // storage.numpy_type_of(tensor.dtype).itemsize
 
 
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
@@ -178,12 +184,18 @@ def _check_tile(name: str, tensor: NkiTensor) -> None:
             )
 
 
-def check_start_partition(name: str, tensor: NkiTensor) -> None:
-    """The rule where a compute engine's access may start (trainium_inferentia2_arch.rst, Data Access).
+def check_partitions(name: str, tensor: NkiTensor) -> None:
+    """The rules which partitions a compute engine may access (trainium_inferentia2_arch.rst, Data Access).
 
     Raises:
-        NkiValidationError: naming the operand, the start that it has and those that it may have.
+        NkiValidationError: if they do not follow each other, or do not start where their number allows.
     """
+    row = _partition_elements(tensor)
+    if tensor.shape[0] > 1 and tensor.strides[0] != row:
+        raise NkiValidationError(
+            f"operand {name!r}: an access must take partitions that follow each other, got every "
+            f"{tensor.strides[0] // row}th of {tensor}"
+        )
     start, partitions = start_partition(tensor), tensor.shape[0]
     allowed = (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
     if start not in allowed:
@@ -198,6 +210,17 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
         raise NkiValidationError(
             f"operand {rule.name!r} must have shape ({like.shape[0]}, 1), one element for each partition of "
             f"{rule.like!r}, got {value}"
+        )
+
+
+def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
+    """An index moves an on-chip view within its partitions, never into the neighbouring one."""
+    row = _partition_elements(view)
+    static = view.offset % row
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))
+    if low < 0 or high >= row:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of partitions of {row}"
         )
 
 
@@ -222,4 +245,6 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
         raise OutOfRangeError(
             f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of a storage of {elements}"
         )
+    if view.is_on_chip():
+        _check_stays_in_partitions(name, view, int(index), target.offset)
     return view.with_layout(target)

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .activations import ACTIVATIONS, NEEDS_PARAMETER
+from .core import current_generation
+from .enums import nc_version
 from .errors import NkiValidationError
 
 Array = npt.NDArray[Any]
@@ -41,7 +43,7 @@ def _power(x: Any, y: Any, out: Array) -> None:
 
 
 def _by_magnitude(wins: np.ufunc) -> Binary:
-    """The operand whose magnitude wins, with its sign; ``y`` on a tie (docstrings of ``nl.abs_max`` and ``abs_min``)."""
+    """The operand whose magnitude wins, with its sign; on a tie ``y`` (docstrings of ``nl.abs_max``, ``abs_min``)."""
     return lambda x, y, out: np.copyto(out, np.where(wins(np.absolute(x), np.absolute(y)), x, y), casting="unsafe")
 
 
@@ -126,6 +128,9 @@ BITWISE_REDUCTIONS: dict[str, np.ufunc] = {
     "bitwise_xor": np.bitwise_xor,
 }
 
+# "Available only on NeuronCore-v4 (trn3) and newer" (docstrings of nl.abs_max and nl.abs_min).
+_SINCE_TRN3 = frozenset({"abs_max", "abs_min"})
+
 # nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
 _ALIASES = {"max": "maximum", "min": "minimum", "sum": "add"}
 
@@ -152,14 +157,16 @@ class Operator:
         return f"nl.{self.__name__}"
 
 
-def operator_key(instruction: str, parameter: str, op: Any) -> str:
+def operator_key(parameter: str, op: Any) -> str:
     """The name under which the tables of this module and of ``activations`` know ``op``.
 
     Raises:
-        NkiValidationError: if ``op`` is no operator of ``nki.language``.
+        NkiValidationError: if ``op`` is no operator of ``nki.language``, or one that the target does not have.
     """
     if not isinstance(op, Operator):
-        raise NkiValidationError(f"{instruction}: {parameter} must be an operator such as nl.add, got {op!r}")
+        raise NkiValidationError(f"{parameter} must be an operator such as nl.add, got {op!r}")
+    if op.key in _SINCE_TRN3 and current_generation().version is not nc_version.gen4:
+        raise NkiValidationError(f"{parameter}={op!r} needs trn3; the target is {current_generation().name}")
     return op.key
 
 

@@ -10,6 +10,8 @@ Float64s = npt.NDArray[np.float64]
 # erf(6) differs from 1 by 2e-17, less than a float64 can show.
 _ERF_SATURATES_AT = 6.0
 _ERF_TERMS = 160
+_ERFC_FRACTION_FROM = 2.0
+_ERFC_TERMS = 100
 
 
 def erf(x: Float64s) -> Float64s:
@@ -25,7 +27,21 @@ def erf(x: Float64s) -> Float64s:
     for n in range(1, _ERF_TERMS):
         term *= 2.0 * square / (2 * n + 1)
         total += term
-    return 2.0 / np.sqrt(np.pi) * np.exp(-square) * total
+    return np.clip(2.0 / np.sqrt(np.pi) * np.exp(-square) * total, -1.0, 1.0)
+
+
+def erfc(x: Float64s) -> Float64s:
+    """1 - erf(x), with full relative precision where that difference has few digits left.
+
+    From ``_ERFC_FRACTION_FROM`` on by the continued fraction
+    exp(-x^2) / sqrt(pi) / (x + 1/2 / (x + 2/2 / (x + 3/2 / ...))) (Abramowitz and Stegun 7.1.14).
+    """
+    far = np.maximum(x, _ERFC_FRACTION_FROM)
+    fraction = far.copy()
+    for n in range(_ERFC_TERMS, 0, -1):
+        fraction = far + 0.5 * n / fraction
+    tail = np.exp(-far * far) / np.sqrt(np.pi) / fraction
+    return np.where(x < _ERFC_FRACTION_FROM, 1.0 - erf(x), tail)
 
 
 def softplus(x: Float64s) -> Float64s:
@@ -44,5 +60,5 @@ def normal_density(x: Float64s) -> Float64s:
 
 
 def normal_distribution(x: Float64s) -> Float64s:
-    """Distribution function of the standard normal distribution."""
-    return 0.5 * (1.0 + erf(x / np.sqrt(2.0)))
+    """Distribution function of the standard normal distribution, precise in its tails too."""
+    return 0.5 * erfc(-x / np.sqrt(2.0))

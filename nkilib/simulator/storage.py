@@ -84,6 +84,8 @@ class Storage:
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
         width = numpy_type.itemsize
+        if 0 in layout.shape:  # its offset may lie behind the end
+            return np.empty(layout.shape, numpy_type)
         return np.ndarray(
             layout.shape,
             numpy_type,
@@ -93,10 +95,18 @@ class Storage:
         )
 
     def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
-        """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written."""
+        """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.
+
+        An element that was written in part, through a view of a narrower type, gets the sentinel's bits in the other
+        part.
+        """
         numpy_type = self.numpy_type_of(dtype)
-        unwritten = ~self.written.mask_of(layout, numpy_type.itemsize).all(axis=-1)
-        self.array(layout, numpy_type)[unwritten] = sentinel(dtype)
+        unwritten = ~self.written.mask_of(layout, numpy_type.itemsize)
+        units = unwritten.shape[-1]
+        unit_strides = (*(stride * units for stride in layout.strides), 1)
+        unit_layout = Layout((*layout.shape, units), unit_strides, layout.offset * units)
+        bits = np.full(1, sentinel(dtype), numpy_type).view(f"u{numpy_type.itemsize // units}")
+        np.copyto(self.array(unit_layout, bits.dtype), bits, where=unwritten)
 
 
 def sentinel(dtype: DType) -> float:

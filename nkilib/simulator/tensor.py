@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index as as_int
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,11 @@ class NkiTensor(NKIObject):
         """
         dim = self._check_dim("select", dim)
         if not isinstance(index, NkiTensor):
+            if isinstance(index, int | np.integer) and not 0 <= index < self.shape[dim]:
+                raise OutOfRangeError(
+                    f"NkiTensor.select: index must be in [0, {self.shape[dim]}) in dimension {dim} of {self}, "
+                    f"got {index}"
+                )
             key: list[Any] = [slice(None)] * self.ndim
             key[dim] = index
             return self[tuple(key)]
@@ -215,9 +221,11 @@ class NkiTensor(NKIObject):
         check_index_tensor(f"NkiTensor.select on {self}", index, "scalar")
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.select: the partition dimension of {self} has no dynamic index")
-        kept = [other for other in range(self.ndim) if other != dim]
+        picked = [Picked(0, size, 1, False) for size in self.shape]
+        picked[dim] = Picked(0, 1, 1, True)
+        kept = self._kept_dimensions(picked)
         indirect = Indirect("scalar", index, self.strides[dim], self.shape[dim], str(self), None)
-        return self._with([self.shape[k] for k in kept], [self.strides[k] for k in kept], indirect=indirect)
+        return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
         """Row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
@@ -250,8 +258,9 @@ class NkiTensor(NKIObject):
                 f"NkiTensor.{method} on {self}: the vector offset must have one index for each of the {shape[0]} rows "
                 f"of the pattern, got {index}"
             )
-        indirect = Indirect("vector", index, self.strides[0], self.shape[0], str(self), 0)
-        return self._with(shape, [self.strides[0], *strides[1:]], offset, dtype, indirect)
+        step = self._step(0, dtype or self.dtype)
+        indirect = Indirect("vector", index, step, self.shape[0], str(self), 0)
+        return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
 
     def _refuse_second_indirection(self, method: str) -> None:
         if self._indirect is not None:
@@ -278,15 +287,14 @@ class NkiTensor(NKIObject):
             NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not walk
                 partition by partition, or ``indirect_dim`` is not 0 with a vector offset.
         """
+        self._refuse_second_indirection("ap")
         new_dtype = self.dtype if dtype is None else self._reinterpreted(as_dtype(dtype), "ap")
         strides, shape = self._checked_pattern(pattern, new_dtype)
-        start = self.offset * self.dtype.itemsize // new_dtype.itemsize + (0 if offset is None else int(offset))
+        start = self.offset * self.dtype.itemsize // new_dtype.itemsize + (0 if offset is None else as_int(offset))
         if vector_offset is None and scalar_offset is None:
             return self._static_pattern(shape, strides, start, new_dtype)
         if vector_offset is not None and scalar_offset is not None:
             raise NkiValidationError(f"NkiTensor.ap on {self}: give scalar_offset or vector_offset, not both")
-        if new_dtype.itemsize != self.dtype.itemsize:
-            raise NkiValidationError(f"NkiTensor.ap on {self}: a dynamic offset cannot change the width of the type")
         if vector_offset is not None:
             if indirect_dim != 0:
                 raise NkiValidationError(
@@ -320,18 +328,27 @@ class NkiTensor(NKIObject):
     def _scalar_pattern(
         self, shape: list[int], strides: list[int], start: int, dtype: DType, index: NkiTensor, indirect_dim: int
     ) -> NkiTensor:
-        self._refuse_second_indirection("ap")
         check_index_tensor(f"NkiTensor.ap on {self}", index, "scalar")
         dim = self._check_dim("ap", indirect_dim)
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.ap: the partition dimension of {self} has no dynamic index")
-        indirect = Indirect("scalar", index, self.strides[dim], self.shape[dim], str(self), None)
+        indirect = Indirect("scalar", index, self._step(dim, dtype), self.shape[dim], str(self), None)
         return self._with(shape, strides, start, dtype, indirect)
+
+    def _step(self, dim: int, dtype: DType) -> int:
+        """One step of dimension ``dim`` of this tensor, in elements of ``dtype``."""
+        step = self.strides[dim] * self.dtype.itemsize
+        if step % dtype.itemsize:
+            raise NkiValidationError(
+                f"NkiTensor.ap on {self}: a step of dimension {dim} is {step} bytes, which is no multiple of the "
+                f"{dtype.itemsize} bytes of {dtype}"
+            )
+        return step // dtype.itemsize
 
     def _checked_pattern(self, pattern: Sequence[Sequence[int]], dtype: DType) -> tuple[list[int], list[int]]:
         try:
-            strides = [int(stride) for stride, _ in pattern]
-            shape = [int(count) for _, count in pattern]
+            strides = [as_int(stride) for stride, _ in pattern]
+            shape = [as_int(count) for _, count in pattern]
         except (TypeError, ValueError):
             raise NkiValidationError(f"NkiTensor.ap: pattern must be [[stride, count], ...], got {pattern!r}") from None
         if not shape or min(shape) < 0:
@@ -401,7 +418,9 @@ class NkiTensor(NKIObject):
             NkiValidationError: if the number of elements differs, the partition dimension (or that of a vector offset)
                 would change, or the layout does not allow it.
         """
-        new_shape = tuple(int(size) for size in shape)
+        new_shape = tuple(as_int(size) for size in shape)
+        if min(new_shape, default=0) < 0:
+            raise NkiValidationError(f"NkiTensor.reshape: sizes must not be negative, got {list(new_shape)} for {self}")
         if prod(new_shape) != self.size:
             raise NkiValidationError(
                 f"NkiTensor.reshape: {self} has {self.size} elements, {list(new_shape)} has {prod(new_shape)}"
@@ -411,6 +430,11 @@ class NkiTensor(NKIObject):
             raise NkiValidationError(
                 f"NkiTensor.reshape: dimension 0 of {self} counts partitions and must stay {self.shape[0]}, "
                 f"got {list(new_shape)}"
+            )
+        if self.is_on_chip() and len(new_shape) < 2:
+            raise NkiValidationError(
+                f"NkiTensor.reshape: an on-chip tensor has a partition and at least one free dimension, got "
+                f"{list(new_shape)} for {self}"
             )
         first = 1 if keeps_first else 0
         strides = reshape_strides(self.shape[first:], self.strides[first:], new_shape[first:])
@@ -439,15 +463,20 @@ class NkiTensor(NKIObject):
         """Dimension ``dim``, of size 1, repeated ``size`` times by a stride of 0.
 
         Raises:
-            NkiValidationError: if the dimension is not of size 1, or is the partition dimension.
+            NkiValidationError: if the dimension is not of size 1, is the partition dimension or that of a vector
+                offset, or if ``size`` is not positive.
         """
         dim = self._check_dim("broadcast", dim)
+        if self._indirect is not None and self._indirect.dim == dim:
+            raise NkiValidationError(f"NkiTensor.broadcast: dimension {dim} of {self} is indirect")
+        if as_int(size) < 1:
+            raise NkiValidationError(f"NkiTensor.broadcast: size must be at least 1, got {size!r}")
         if self.shape[dim] != 1 or (dim == 0 and self.is_on_chip()):
             raise NkiValidationError(
                 f"NkiTensor.broadcast: dimension {dim} of {self} must have size 1 and not be the partition dimension"
             )
         shape, strides = list(self.shape), list(self.strides)
-        shape[dim], strides[dim] = int(size), 0
+        shape[dim], strides[dim] = as_int(size), 0
         return self._with(shape, strides)
 
     # -- documented views that are not implemented yet -----------------------------------------------------------

@@ -42,9 +42,10 @@ class WrittenMap:
             return
         while True:
             mask = self._make_mask(itemsize)
-            self.mask_of(layout, itemsize)[...] = True
-            if self._mask is mask:  # else the other core refined the mask meanwhile and may have missed the marks
-                return
+            self._elements(mask, layout, itemsize)[...] = True
+            with self._lock:  # not while the other core refines the mask, for its copy may have missed the marks
+                if self._mask is mask:
+                    return
 
     def clear(self, layout: Layout, itemsize: int) -> None:
         """Forget that the elements of ``layout`` were written."""
@@ -59,8 +60,12 @@ class WrittenMap:
 
         Only meaningful while the storage is not full.
         """
-        mask = self._make_mask(itemsize)
-        per_element = itemsize // self._unit
+        return self._elements(self._make_mask(itemsize), layout, itemsize)
+
+    def _elements(self, mask: npt.NDArray[np.bool_], layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
+        per_element = itemsize * mask.size // self._nbytes
+        if 0 in layout.shape:  # its offset may lie behind the end
+            return np.empty((*layout.shape, per_element), np.bool_)
         return np.ndarray(
             (*layout.shape, per_element),
             np.bool_,

@@ -32,7 +32,7 @@ _LOWEST_PRIORITY = 3
         output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),
         Operand("src", regions=DMA_REACH, accepts_indirect=True),
     ),
-    on=(enums.engine.dma, enums.engine.sync, enums.engine.scalar),
+    on=(enums.engine.sync, enums.engine.scalar),
     choose_engine=lambda values: enums.engine.dma,
     is_lane_bound=False,
 )
@@ -98,7 +98,7 @@ def _resolve(name: str, view: NkiTensor, skips: bool) -> NkiTensor | _Rows | Non
     in_range = (index >= 0) & (index < base.shape[0])
     if not skips and not in_range.all():
         row = int(np.argmin(in_range))
-        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(row, int(index[row]))}")
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(row, int(index[row]), base.shape[0])}")
     return _Rows(base, index, in_range)
 
 
@@ -191,5 +191,3 @@ def _check_modes(
         raise NkiValidationError("dge_mode=hwdge needs trn2 or newer")
     if engine is not enums.engine.unknown and dge_mode is not enums.dge_mode.hwdge:
         raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")
-    if engine is enums.engine.dma:
-        raise NkiValidationError("engine must be nki.isa.engine.sync or nki.isa.engine.scalar")

@@ -24,8 +24,8 @@ class ScalarOperator:
             or a binary one has none.
     """
 
-    def __init__(self, instruction: str, suffix: str, op: Any, operand: Any, is_reversed: bool) -> None:
-        self.key = operator_key(instruction, f"op{suffix}", op)
+    def __init__(self, suffix: str, op: Any, operand: Any, is_reversed: bool) -> None:
+        self.key = operator_key(f"op{suffix}", op)
         self.operand = operand
         self.is_reversed = is_reversed
         known = self.key in ARITHMETIC or self.key in BITWISE
@@ -38,6 +38,10 @@ class ScalarOperator:
                 )
         elif operand is None:
             raise NkiValidationError(f"op{suffix}={op!r} needs operand{suffix}")
+        elif self.is_bitwise and not isinstance(operand, NkiTensor | int | np.integer):
+            raise NkiValidationError(
+                f"op{suffix}={op!r} is bit-wise: operand{suffix} must be an integer, got {operand!r}"
+            )
 
     @property
     def is_bitwise(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +30,12 @@ def iota(
     ``pattern`` is ``[[step, num], ...]`` with up to four pairs, the last one changing fastest; the product of the
     numbers is the number of elements per partition.
     """
-    steps = [int(step) for step, _ in pattern]
-    counts = [int(count) for _, count in pattern]
-    if not 1 <= len(counts) <= FREE_DIMENSIONS_MAX or prod(counts) != free_size(dst):
+    try:
+        steps = [index(step) for step, _ in pattern]
+        counts = [index(count) for _, count in pattern]
+    except (TypeError, ValueError):
+        raise NkiValidationError(f"pattern must be [[step, num], ...] of integers, got {pattern!r}") from None
+    if not 1 <= len(counts) <= FREE_DIMENSIONS_MAX or min(counts) < 1 or prod(counts) != free_size(dst):
         raise NkiValidationError(
             f"pattern must have 1 to {FREE_DIMENSIONS_MAX} pairs [step, num] whose numbers multiply to the "
             f"{free_size(dst)} elements per partition of {dst}, got {pattern!r}"

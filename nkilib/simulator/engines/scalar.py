@@ -119,7 +119,7 @@ def _scaled(
 
 
 def _check_function(core: Core, op: Any, bias: Any) -> str:
-    key = operator_key("nisa.activation", "op", op)
+    key = operator_key("op", op)
     if key in NEEDS_PARAMETER:
         raise NotImplementedError(
             f"nisa.activation: op={op!r} takes its slope from nisa.activate2, not implemented yet"
@@ -138,7 +138,7 @@ def _check_reduction(reduce_op: Any, command: reduce_cmd) -> None:
     if command not in _COMMANDS:
         raise NkiValidationError(f"reduce_cmd must be idle, reset, reduce or reset_reduce, got {command!r}")
     wants = command in _REDUCING
-    if reduce_op is not None and operator_key("nisa.activation", "reduce_op", reduce_op) != "add":
+    if reduce_op is not None and operator_key("reduce_op", reduce_op) != "add":
         raise NkiValidationError(f"reduce_op must be nl.add, got {reduce_op!r}")
     if wants and reduce_op is None:
         raise NkiValidationError(f"reduce_cmd={command.name} needs reduce_op=nl.add")

@@ -24,7 +24,7 @@ def core_barrier(call: Call, data: NkiTensor, cores: tuple[int, ...], engine: en
     Raises:
         BarrierError: if the other core ends without coming.
     """
-    if tuple(cores) != _CORES:
+    if not isinstance(cores, tuple | list) or tuple(cores) != _CORES:
         raise NkiValidationError(f"cores must be (0, 1), got {cores!r}")
     if call.core.launch.cores != len(_CORES):
         raise NkiValidationError("needs a launch on two cores: kernel[2](...)")

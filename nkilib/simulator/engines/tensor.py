@@ -22,6 +22,7 @@ from ..instruction import Call, instruction
 from ..memory import MemoryRegion
 from ..operands import PSUM, SBUF, Operand, output
 from ..tensor import NkiTensor
+from ..written import WrittenMap
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 _WIDE = frozenset({dt.float32, dt.tfloat32})
@@ -63,24 +64,32 @@ def nc_matmul(
     _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
     left, right = _matrices(stationary, moving, perf_mode)
     _check_sizes(core, dst, stationary, left.shape, right.shape, rows, columns)
-    for name, is_onezero, tile in (
-        ("stationary", is_stationary_onezero, left),
-        ("moving", is_moving_onezero, right),
-    ):
-        if is_onezero and not np.isin(tile, (0, 1)).all():
-            raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+    _check_onezero("stationary", is_stationary_onezero, stationary)
+    _check_onezero("moving", is_moving_onezero, moving)
     if is_transpose and core.generation.version is not nc_version.gen2:
+        if accumulate:
+            raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
         _transpose_by_matmul(dst, left, right)
         return
     _accumulate(core, dst, left.astype(np.float32).T @ right.astype(np.float32), accumulate)
 
 
+def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
+    """The hint has an effect on float32 only (docstring of ``nc_matmul``); a wrong one would give a wrong product."""
+    if is_onezero and tile.dtype == dt.float32 and not np.isin(tile.array, (0, 1)).all():
+        raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+
+
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
     """Rows and columns of the systolic array that the call may use."""
+    if not isinstance(perf_mode, matmul_perf_mode):
+        raise NkiValidationError(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {perf_mode!r}")
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
         return PARTITIONS, PARTITIONS
+    if len(position) != len(size) or len(size) != 2:
+        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
     smallest = 64 if core.generation.version is nc_version.gen2 else 32
     allowed = [tile for tile in (32, 64, PARTITIONS) if tile >= smallest]
     for start, length in zip(position, size, strict=True):
@@ -174,15 +183,21 @@ def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDAr
 
 def _accumulate(core: Core, dst: NkiTensor, product: npt.NDArray[np.float32], accumulate: bool | None) -> None:
     values = product.reshape(dst.shape)
-    storage, width = dst.storage, dst.array.itemsize
-    summed: Any = np.ones(dst.shape, np.bool_)
-    if not storage.accumulated.is_full:
-        summed = storage.accumulated.mask_of(dst.layout, width).all(axis=-1)
-    if accumulate is not False:
-        _check_accumulation(core, dst, summed, accumulate is True)
+    if accumulate is None or accumulate:
+        summed = _elements_in(dst.storage.accumulated, dst)
+        if core.generation.version is nc_version.gen4:
+            summed |= _elements_in(dst.storage.written, dst)
+        _check_accumulation(core, dst, summed, bool(accumulate))
         values = np.where(summed, values + dst.array.astype(np.float32), values)
     store_float(dst.array, values, dst.dtype)
-    storage.accumulated.mark(dst.layout, width)
+    dst.storage.accumulated.mark(dst.layout, dst.array.itemsize)
+
+
+def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
+    """Which elements of ``dst`` the map holds."""
+    if elements.is_full:
+        return np.ones(dst.shape, np.bool_)
+    return np.asarray(elements.mask_of(dst.layout, dst.array.itemsize).all(axis=-1))
 
 
 def _check_accumulation(core: Core, dst: NkiTensor, summed: npt.NDArray[np.bool_], is_explicit: bool) -> None:
@@ -194,11 +209,7 @@ def _check_accumulation(core: Core, dst: NkiTensor, summed: npt.NDArray[np.bool_
             f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} elements "
             f"of {dst} were not written by a matmul, start with accumulate=False"
         )
-    storage = dst.storage
-    written: Any = np.ones(dst.shape, np.bool_)
-    if not storage.written.is_full:
-        written = storage.written.mask_of(dst.layout, dst.array.itemsize).all(axis=-1)
-    other = written & ~summed
+    other = _elements_in(dst.storage.written, dst) & ~summed
     if (dst.array[other] != 0).any():
         raise NkiValidationError(
             f"nc_matmul cannot add to {dst}: some of it was written by an instruction other than a matmul, which is "

@@ -34,13 +34,13 @@ _INTEGERS_OF_GPSIMD = frozenset({int32, uint32})
 def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown) -> None:
     """Copy ``src`` to ``dst`` on chip.
 
-    Equal types are copied bit by bit, unlike ones through float32; the Scalar engine takes 32-bit integers through
-    float32 as well. The default engine is Vector. The Scalar engine has no ``tensor_copy`` on trn1.
+    Equal types are copied bit by bit, unlike ones through float32. The default engine is Vector. The Scalar engine has
+    no ``tensor_copy`` on trn1 (and copies bits as the others do from trn2 on: trainium2_arch.rst, Scalar Engine).
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     if call.engine is engines.scalar and call.core.generation.version is nc_version.gen2:
         raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
-    if dst.dtype == src.dtype and not (call.engine is engines.scalar and src.dtype in _INTEGERS_OF_GPSIMD):
+    if dst.dtype == src.dtype:
         dst.array[...] = src.array.reshape(dst.shape)
         return
     width = free_size(dst)
@@ -58,7 +58,7 @@ def memset(call: Call, dst: NkiTensor, value: Any, engine: engines = engines.unk
 
 def _tensor_tensor_engine(values: dict[str, Any]) -> engines:
     tiles = [values[name] for name in ("dst", "data1", "data2")]
-    key = operator_key("nisa.tensor_tensor", "op", values["op"])
+    key = operator_key("op", values["op"])
     if key == "power":
         return engines.gpsimd
     is_native = all(tile.dtype in _INTEGERS_OF_GPSIMD and tile.buffer is MemoryRegion.sbuf for tile in tiles)
@@ -81,11 +81,13 @@ def tensor_tensor(
     tiles = {"dst": dst, "data1": data1, "data2": data2}
     same_tile_size(tiles, "dst", "data1", "data2")
     not_both_in_psum(tiles, "data1", "data2")
-    key = operator_key("nisa.tensor_tensor", "op", op)
+    key = operator_key("op", op)
     if key in BITWISE:
         _require_bit_patterns(tiles)
         left, right = data1.array.reshape(dst.shape), data2.array.reshape(dst.shape)
-        BITWISE[key](left, right.astype(left.dtype), dst.array)
+        bits = np.empty(dst.shape, left.dtype)
+        BITWISE[key](left, right.astype(bits.dtype), bits)
+        np.copyto(dst.array, bits, casting="unsafe")
         return
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
@@ -153,9 +155,9 @@ def tensor_scalar(
     operators are of one kind. The Scalar engine knows multiply-add, multiply and add only; GpSimd knows rsqrt only.
     """
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
-    steps = [ScalarOperator("nisa.tensor_scalar", "0", op0, operand0, reverse0)]
+    steps = [ScalarOperator("0", op0, operand0, reverse0)]
     if op1 is not None:
-        steps.append(ScalarOperator("nisa.tensor_scalar", "1", op1, operand1, reverse1))
+        steps.append(ScalarOperator("1", op1, operand1, reverse1))
     elif operand1 is not None or reverse1:
         raise NkiValidationError("operand1 and reverse1 need op1")
     if len({step.is_bitwise for step in steps}) > 1:
@@ -227,9 +229,9 @@ def scalar_tensor_tensor(
     tiles = {"dst": dst, "data": data, "operand1": operand1}
     same_tile_size(tiles, "dst", "data", "operand1")
     not_both_in_psum(tiles, "data", "operand1")
-    first = ScalarOperator("nisa.scalar_tensor_tensor", "0", op0, operand0, reverse0)
+    first = ScalarOperator("0", op0, operand0, reverse0)
     first.require_arithmetic()
-    key = operator_key("nisa.scalar_tensor_tensor", "op1", op1)
+    key = operator_key("op1", op1)
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
     for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
@@ -256,7 +258,7 @@ def tensor_reduce(
     first = _first_reduced_axis(data, axis)
     kept = data.shape[:first]
     _check_reduced_shape(dst, data, kept, keepdims)
-    key = operator_key("nisa.tensor_reduce", "op", op)
+    key = operator_key("op", op)
     if key in BITWISE_REDUCTIONS:
         if negate:
             raise NkiValidationError("negate needs an arithmetic operator")
@@ -279,7 +281,7 @@ def tensor_reduce(
 
 
 def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
-    axes = [axis] if isinstance(axis, int) else list(axis)
+    axes = list(axis) if isinstance(axis, tuple | list) else [axis]
     normal = sorted(item + data.ndim if item < 0 else item for item in axes)
     if not normal or normal != list(range(data.ndim - len(normal), data.ndim)) or normal[0] < 1:
         raise NkiValidationError(

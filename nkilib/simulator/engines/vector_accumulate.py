@@ -33,7 +33,13 @@ class _Reduction:
     """The accumulator side of one instruction: which command, which operator, and the partial results of its rows."""
 
     def __init__(
-        self, core: Core, data: NkiTensor, command: reduce_cmd, key: str, allowed: tuple[reduce_cmd, ...]
+        self,
+        core: Core,
+        data: NkiTensor,
+        command: reduce_cmd,
+        key: str,
+        allowed: tuple[reduce_cmd, ...],
+        initial: Any = None,
     ) -> None:
         if command not in allowed:
             names = ", ".join(item.name for item in allowed)
@@ -45,6 +51,8 @@ class _Reduction:
         self._ufunc = ARITHMETIC_REDUCTIONS[key].ufunc
         self._identity = ARITHMETIC_REDUCTIONS[key].identity
         self._partial = np.empty(data.shape[0], np.float32)
+        # Read now: dst may overwrite the tile that it comes from.
+        self._initial = None if initial is None else column(initial, slice(0, data.shape[0])).reshape(-1)
 
     @property
     def is_active(self) -> bool:
@@ -54,7 +62,7 @@ class _Reduction:
         if self.is_active:
             self._partial[rows] = self._ufunc.reduce(values, axis=1)
 
-    def finish(self, core: Core, initial: Any = None) -> None:
+    def finish(self, core: Core) -> None:
         """Bring the rows' results into the registers as the command says.
 
         Raises:
@@ -74,7 +82,7 @@ class _Reduction:
                     "reset_reduce"
                 )
         elif self._command is reduce_cmd.load_reduce:
-            before = column(initial, slice(0, self._partial.size)).reshape(-1)
+            before = self._initial
         self._registers.set(self._lanes, self._ufunc(before, self._partial))
 
 
@@ -105,14 +113,14 @@ def tensor_scalar_reduce(
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     if reverse0:
         raise NkiValidationError("reverse0=True is not supported by NKI 0.6 (docstring of tensor_scalar_reduce)")
-    step = ScalarOperator("nisa.tensor_scalar_reduce", "0", op0, operand0, False)
+    step = ScalarOperator("0", op0, operand0, False)
     step.require_arithmetic()
     step.require_float32_operand("operand0")
-    key = operator_key("nisa.tensor_scalar_reduce", "reduce_op", reduce_op)
+    key = operator_key("reduce_op", reduce_op)
     if key not in ("add", "multiply", "maximum", "minimum"):
         raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {reduce_op!r}")
     commands = (_RESET_REDUCE, _REDUCE, _LOAD_REDUCE)
-    reduction = _Reduction(call.core, data, reduce_cmd, key, commands)
+    reduction = _Reduction(call.core, data, reduce_cmd, key, commands, reduce_init)
     if (reduce_init is not None) != (reduce_cmd is _LOAD_REDUCE):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
     for rows in row_blocks(dst, free_size(dst), data, operand0):
@@ -120,7 +128,7 @@ def tensor_scalar_reduce(
         step.apply_float(load_float(call.core, "source", data, rows), step.load(rows), result.values)
         reduction.add_rows(rows, result.values)
         result.store()
-    reduction.finish(call.core, reduce_init)
+    reduction.finish(call.core)
     read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
 
 
@@ -154,7 +162,7 @@ def select_reduce(
                 f"operand {name!r} must have the shape of 'on_true', got {tiles[name]} and {on_true}"
             )
     not_both_in_psum(tiles, "on_true", "predicate")
-    if operator_key("nisa.select_reduce", "reduce_op", reduce_op) != "maximum":
+    if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
     reduction = _Reduction(call.core, on_true, reduce_cmd, "maximum", (_IDLE, _RESET_REDUCE, _REDUCE))
     if reduce_res is not None and not reduction.is_active:
@@ -194,7 +202,8 @@ def exponential(
 ) -> None:
     """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
-    reduction = _Reduction(call.core, src, reduce_cmd, "add", (_IDLE, _RESET_REDUCE, _REDUCE, _LOAD_REDUCE))
+    commands = (_IDLE, _RESET_REDUCE, _REDUCE, _LOAD_REDUCE)
+    reduction = _Reduction(call.core, src, reduce_cmd, "add", commands, reduce_init)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
     if is_initial and reduce_cmd is not _LOAD_REDUCE:
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
@@ -207,7 +216,7 @@ def exponential(
         np.exp(result.values, out=result.values)
         reduction.add_rows(rows, result.values)
         result.store()
-    reduction.finish(call.core, reduce_init)
+    reduction.finish(call.core)
     read_accumulators(call.core, call.core.vector_accumulators, src, reduce_res)
 
 

@@ -1,0 +1,103 @@
+"""Tensors that hold given values, outside a kernel and inside; and the message with which something is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator.dtypes import as_dtype
+from nkilib.simulator.memory import MemoryRegion
+from nkilib.simulator.storage import Storage
+from nkilib.simulator.tensor import NkiTensor
+
+
+def tensor_of(array: Any, buffer: MemoryRegion = MemoryRegion.private_hbm, name: str = "") -> NkiTensor:
+    """A tensor whose storage is the memory of `array`: needs no kernel, and shows what a view addresses."""
+    dtype = as_dtype(array.dtype)
+    return NkiTensor(array.shape, dtype, Storage(array.shape, dtype, buffer, name, data=array), buffer, name)
+
+
+def hbm(array: Any) -> NkiTensor:
+    """A tensor in HBM on the memory of `array`."""
+    return tensor_of(array, MemoryRegion.private_hbm)
+
+
+def sbuf(array: Any) -> NkiTensor:
+    """A tensor in SBUF on the memory of `array`, whose first dimension counts partitions."""
+    return tensor_of(array, MemoryRegion.sbuf)
+
+
+def counted(*shape: int, dtype: Any = np.float32) -> Any:
+    """An array whose elements are their own positions."""
+    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+
+def empty(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.private_hbm) -> NkiTensor:
+    """A tensor of one of the NKI types, with unwritten elements."""
+    return NkiTensor(shape, dtype, Storage(shape, as_dtype(dtype), buffer, ""), buffer)
+
+
+def indices(*values: int, dtype: Any = np.int32) -> NkiTensor:
+    """An index tensor in SBUF, one value a partition."""
+    return sbuf(np.array(values, dtype).reshape(-1, 1))
+
+
+def run(body: Callable[..., Any], *arrays: Any, cores: int | None = None, **options: Any) -> Any:
+    """Run `body` as a kernel on `arrays`, without a grid or on `cores`, under other options if some are given."""
+    kernel = nki.jit(body)
+    with nkilib.simulator.using(**options):
+        return (kernel if cores is None else kernel[cores])(*arrays)
+
+
+def refused(error: type[BaseException], action: Callable[[], Any]) -> str:
+    """The message of the error that `action()` raises, which must be of that very class."""
+    with pytest.raises(error) as caught:
+        action()
+    assert type(caught.value) is error
+    return str(caught.value)
+
+
+def without_place(message: str, function: str) -> str:
+    """The message of an error after `file:line: function: `, where the file must be one of these tests."""
+    place, _, rest = message.partition(f": {function}: ")
+    file, _, line = place.rpartition(":")
+    assert Path(file).parent == Path(__file__).parent and line.isdigit()
+    return rest
+
+
+View = Callable[[Any, Any], Any]
+
+
+def load(array_hbm: Any) -> Any:
+    """In a kernel: an SBUF tile with the values of an HBM tensor."""
+    loaded = nl.ndarray(array_hbm.shape, array_hbm.dtype, nl.sbuf)
+    nisa.dma_copy(loaded, array_hbm)
+    return loaded
+
+
+def fetched(make_view: View, array: Any, index: Sequence[int], dtype: Any = np.int32, **options: Any) -> Any:
+    """What a DMA reads through `make_view(array, index)`."""
+
+    def kernel(source: Any, index_hbm: Any) -> Any:
+        view = make_view(source, load(index_hbm))
+        result = nl.ndarray(view.shape, view.dtype, nl.shared_hbm)
+        nisa.dma_copy(result, view)
+        return result
+
+    return run(kernel, array, np.array(index, dtype).reshape(-1, 1), **options)
+
+
+def stored(make_view: View, array: Any, index: Sequence[int], values: Any) -> Any:
+    """`array` after a DMA wrote `values` through `make_view(array, index)`."""
+
+    def kernel(target: Any, index_hbm: Any, source: Any) -> Any:
+        nisa.dma_copy(make_view(target, load(index_hbm)), source)
+        return target
+
+    return run(kernel, array, np.array(index, np.int32).reshape(-1, 1), values)

@@ -1,0 +1,158 @@
+"""Kernels of one instruction: numpy arrays become tiles, the instruction runs, its results come back as arrays.
+
+The bodies that tests pass in are NKI code; `tile` and `columns` are for use inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nki, nl
+
+Array = npt.NDArray[Any]
+Body = Callable[..., Any]
+
+
+class Tile(NamedTuple):
+    """An array to be loaded into a tile, where its type or place is not the plain one.
+
+    Attributes:
+        array: the values; cast to `dtype` by the DMA that loads them.
+        dtype: type of the tile; None for the array's own.
+        buffer: `nl.sbuf` or `nl.psum`.
+    """
+
+    array: Array
+    dtype: Any = None
+    buffer: Any = nl.sbuf
+
+
+class Result(NamedTuple):
+    """A tile that an instruction writes.
+
+    Attributes:
+        shape: its shape, partitions first.
+        dtype: its type.
+        buffer: `nl.sbuf` or `nl.psum`.
+    """
+
+    shape: Sequence[int]
+    dtype: Any = nl.float32
+    buffer: Any = nl.sbuf
+
+
+def tile(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.sbuf, value: Any = 0) -> Any:
+    """In a kernel: a new tile filled with `value`."""
+    made = nl.ndarray(shape, dtype, buffer)
+    nisa.memset(made, value)
+    return made
+
+
+def load(given: Any, shape: Sequence[int] | None = None, dtype: Any = None, buffer: Any = nl.sbuf) -> Any:
+    """In a kernel: a tile with the values of an HBM tensor, through SBUF if it is to be in PSUM."""
+    made = nl.ndarray(shape or given.shape, dtype or given.dtype, nl.sbuf)
+    nisa.dma_copy(made, given)
+    if buffer is nl.sbuf:
+        return made
+    moved = nl.ndarray(made.shape, made.dtype, buffer)
+    nisa.tensor_copy(moved, made)
+    return moved
+
+
+def store(result: Any) -> Any:
+    """In a kernel: an HBM tensor with the values of a tile, through SBUF if it is in PSUM."""
+    if result.buffer is nl.psum:
+        moved = nl.ndarray(result.shape, result.dtype, nl.sbuf)
+        nisa.tensor_copy(moved, result)
+        result = moved
+    stored = nl.ndarray(result.shape, result.dtype, nl.shared_hbm)
+    nisa.dma_copy(stored, result)
+    return stored
+
+
+def run(body: Body, inputs: Sequence[Array | Tile], *outputs: Result, target: str = "trn2") -> Any:
+    """What `body(*results, *tiles)` leaves in its results: one array for one output, else a list of them."""
+    tiles = [given if isinstance(given, Tile) else Tile(given) for given in inputs]
+
+    def kernel(arrays: list[Any]) -> Any:
+        loaded = [load(array, None, given.dtype, given.buffer) for array, given in zip(arrays, tiles, strict=True)]
+        results = [nl.ndarray(shape, dtype, buffer) for shape, dtype, buffer in outputs]
+        body(*results, *loaded)
+        return [store(result) for result in results]
+
+    with nkilib.simulator.using(target=target):
+        arrays = nki.jit(kernel)([given.array for given in tiles])
+    return arrays[0] if len(outputs) == 1 else arrays
+
+
+def execute(body: Body, target: str = "trn2", cores: int = 1) -> Any:
+    """Run `body()` as a kernel on `cores` cores and return its result."""
+    with nkilib.simulator.using(target=target):
+        return nki.jit(body)[cores]()
+
+
+def refusal(body: Body, target: str = "trn2", cores: int = 1, error: type[Exception] = nisa.NkiValidationError) -> str:
+    """The message with which `body()` is refused, without the place `file:line: `, which must be inside `body`."""
+    with pytest.raises(error) as caught:
+        execute(body, target, cores)
+    assert type(caught.value) is error
+    code = body.__code__
+    lines = {line for _, _, line in code.co_lines() if line is not None}
+    place, _, message = str(caught.value).partition(": ")
+    assert place in {f"{code.co_filename}:{line}" for line in lines}
+    return message
+
+
+def engine_of(body: Body, target: str = "trn2") -> str:
+    """The engine of the only instruction in `body` besides the memsets that make its tiles."""
+    with nkilib.simulator.recording() as record:
+        execute(body, target)
+    engines = record.instructions_per_engine
+    engines["vector"] -= record.instruction_counts["memset"]
+    (engine,) = +engines
+    return engine
+
+
+class Rule(NamedTuple):
+    """A rule of the documentation: a kernel that breaks it, the message, and the kernel put right.
+
+    Attributes:
+        name: of the rule, for the test's id.
+        broken: the kernel that is refused.
+        message: with which it is refused, after `file:line: `.
+        corrected: the kernel that runs.
+        target: generation for the broken kernel.
+        corrected_target: generation for the corrected one; None for the same.
+        error: the class of the refusal.
+    """
+
+    name: str
+    broken: Body
+    message: str
+    corrected: Body
+    target: str = "trn2"
+    corrected_target: str | None = None
+    error: type[Exception] = nisa.NkiValidationError
+
+
+def check_rule(rule: Rule) -> None:
+    """Assert that the broken kernel is refused with its message and that the corrected one runs."""
+    assert refusal(rule.broken, rule.target, error=rule.error) == rule.message
+    execute(rule.corrected, rule.corrected_target or rule.target)
+
+
+def rules(*table: Rule) -> Any:
+    """Parametrize a test over rules."""
+    return pytest.mark.parametrize("rule", table, ids=[rule.name for rule in table])
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> npt.NDArray[np.float32]:
+    """Reproducible float32 values from a normal distribution."""
+    values: npt.NDArray[np.float32] = (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+    return values
