@@ -46,41 +46,66 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
     )
 
 
-def load_float(core: Core, slot: str, tensor: NkiTensor, rows: slice) -> npt.NDArray[np.float32]:
-    """Rows of ``tensor`` as a float32 array (rows, elements per partition), which the caller does not write to.
+class SourceRows:
+    """Rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
 
-    Read in place where the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
+    They are read in place where the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
     """
-    source = tensor.array[rows]
-    count, width = rows.stop - rows.start, free_size(tensor)
-    if source.dtype == np.float32 and tensor.is_contiguous():
-        return source.reshape(count, width)
-    block = core.scratch(slot, count * width)
-    np.copyto(block.reshape(source.shape), source, casting="unsafe")
-    return block.reshape(count, width)
+
+    __slots__ = ("_array", "_core", "_flat", "_is_direct", "_slot", "_width")
+
+    def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
+        self._core = core
+        self._slot = slot
+        self._array = tensor.array
+        self._width = free_size(tensor)
+        self._flat = _flat_rows(tensor)
+        self._is_direct = self._flat is not None and self._array.dtype == np.float32
+
+    def load(self, rows: slice) -> npt.NDArray[np.float32]:
+        """The values of some rows; valid until the next call."""
+        if self._is_direct:
+            direct: npt.NDArray[np.float32] = self._flat[rows]  # type: ignore[index]
+            return direct
+        block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+        if self._flat is not None:
+            np.copyto(block, self._flat[rows], casting="unsafe")
+        else:
+            source = self._array[rows]
+            np.copyto(block.reshape(source.shape), source, casting="unsafe")
+        return block
 
 
 class ResultRows:
-    """Where an instruction puts the float32 results of some rows: the tensor itself if it is dense float32, else a
-    scratch buffer, from which :meth:`store` casts them into the tensor."""
+    """Where an instruction puts the float32 results of some rows: the tensor itself if it is dense float32, else the
+    scratch buffer ``slot``, from which :meth:`store` casts them into the tensor."""
 
-    __slots__ = ("_destination", "_dtype", "values")
+    __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_width")
 
-    def __init__(self, core: Core, slot: str, tensor: NkiTensor, rows: slice) -> None:
-        target = tensor.array[rows]
-        count, width = rows.stop - rows.start, free_size(tensor)
+    def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
+        self._core = core
+        self._slot = slot
+        self._array = tensor.array
         self._dtype = tensor.dtype
-        if target.dtype == np.float32 and tensor.dtype != tfloat32 and tensor.is_contiguous():
-            self.values = target.reshape(count, width)
-            self._destination: npt.NDArray[Any] | None = None
-        else:
-            self.values = core.scratch(slot, count * width).reshape(count, width)
-            self._destination = target
+        self._width = free_size(tensor)
+        is_float32 = self._array.dtype == np.float32 and tensor.dtype != tfloat32
+        self._flat = _flat_rows(tensor) if is_float32 else None
 
-    def store(self) -> None:
-        """Cast the values into the tensor."""
-        if self._destination is not None:
-            store_float(self._destination, self.values, self._dtype)
+    def open(self, rows: slice) -> npt.NDArray[np.float32]:
+        """An array (rows, elements per partition) for the results of some rows."""
+        if self._flat is not None:
+            return self._flat[rows]
+        return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+
+    def store(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
+        """Cast into the tensor what was computed in the array that :meth:`open` gave for the same rows."""
+        if self._flat is None:
+            store_float(self._array[rows], values, self._dtype)
+
+
+def _flat_rows(tensor: NkiTensor) -> npt.NDArray[Any] | None:
+    """The tensor as a (partitions, elements per partition) view, or None if its partitions are not dense."""
+    return tensor.array.reshape(tensor.shape[0], free_size(tensor)) if tensor.is_contiguous() else None
 
 
 def column(value: Any, rows: slice) -> Any:

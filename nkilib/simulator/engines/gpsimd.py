@@ -41,7 +41,7 @@ def iota(
             f"{free_size(dst)} elements per partition of {dst}, got {pattern!r}"
         )
     for name, value in (("offset", offset), ("channel_multiplier", channel_multiplier)):
-        if not _INT32.min <= value <= _INT32.max:
+        if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
             raise NkiValidationError(f"{name} must be an int32, got {value}")
     values = np.full((1,), offset, np.int64)
     for step, count in zip(steps, counts, strict=True):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .. import dtypes as dt
 from ..activations import ACTIVATIONS, NEEDS_PARAMETER
-from ..blocks import ResultRows, column, free_size, load_float, row_blocks
+from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from ..core import Core
 from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
@@ -91,13 +91,13 @@ def _activate(
     _check_reduction(reduce_op, command)
     function = ACTIVATIONS[key]
     sums = np.empty(data.shape[0], np.float32)
+    source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data, bias, scale):
-        result = ResultRows(core, "result", dst, rows)
-        source = _scaled(load_float(core, "source", data, rows), scale, bias, rows, result.values)
-        function(source, result.values)
+        values = result.open(rows)
+        function(_scaled(source.load(rows), scale, bias, rows, values), values)
         if command in _REDUCING:
-            np.add.reduce(result.values, axis=1, out=sums[rows])
-        result.store()
+            np.add.reduce(values, axis=1, out=sums[rows])
+        result.store(rows, values)
     _accumulate(core, data, sums, command)
     read_accumulators(core, core.scalar_accumulators, data, reduce_res)
 

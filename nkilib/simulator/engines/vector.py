@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..blocks import ResultRows, free_size, load_float, row_blocks
-from ..casts import store_integer
+from ..blocks import ResultRows, SourceRows, free_size, row_blocks
+from ..casts import store_float, store_integer
 from ..dtypes import int32, uint32
 from ..enums import engine as engines
 from ..enums import nc_version
@@ -43,11 +43,11 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
     if dst.dtype == src.dtype:
         dst.array[...] = src.array.reshape(dst.shape)
         return
-    width = free_size(dst)
-    for rows in row_blocks(dst, width, src):
-        result = ResultRows(call.core, "result", dst, rows)
-        np.copyto(result.values, load_float(call.core, "source", src, rows))
-        result.store()
+    source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, free_size(dst), src):
+        values = result.open(rows)
+        np.copyto(values, source.load(rows))
+        result.store(rows, values)
 
 
 @instruction(operands=(output("dst"),), on=(engines.vector, engines.gpsimd))
@@ -84,9 +84,8 @@ def tensor_tensor(
     key = operator_key("op", op)
     if key in BITWISE:
         _require_bit_patterns(tiles)
-        left, right = data1.array.reshape(dst.shape), data2.array.reshape(dst.shape)
-        bits = np.empty(dst.shape, left.dtype)
-        BITWISE[key](left, right.astype(bits.dtype), bits)
+        bits = np.empty(dst.shape, data1.array.dtype)
+        BITWISE[key](data1.array.reshape(dst.shape), data2.array.reshape(dst.shape).astype(bits.dtype), bits)
         np.copyto(dst.array, bits, casting="unsafe")
         return
     if key not in ARITHMETIC:
@@ -100,11 +99,12 @@ def tensor_tensor(
         )
         store_integer(dst.array, exact, dst.dtype)
         return
+    left, right = SourceRows(call.core, "left", data1), SourceRows(call.core, "right", data2)
+    result = ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data1, data2):
-        result = ResultRows(call.core, "result", dst, rows)
-        left = load_float(call.core, "left", data1, rows)
-        ARITHMETIC[key](left, load_float(call.core, "right", data2, rows), result.values)
-        result.store()
+        values = result.open(rows)
+        ARITHMETIC[key](left.load(rows), right.load(rows), values)
+        result.store(rows, values)
 
 
 def _require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
@@ -168,14 +168,14 @@ def tensor_scalar(
         return
     for number, step in enumerate(steps):
         step.require_float32_operand(f"operand{number}")
+    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
-        result = ResultRows(call.core, "result", dst, rows)
-        source = load_float(call.core, "source", data, rows)
+        values, out = source.load(rows), result.open(rows)
         operands = [step.load(rows) for step in steps]
         for step, operand in zip(steps, operands, strict=True):
-            step.apply_float(source, operand, result.values)
-            source = result.values
-        result.store()
+            step.apply_float(values, operand, out)
+            values = out
+        result.store(rows, out)
 
 
 def _check_tensor_scalar_engine(engine: engines, steps: list[ScalarOperator]) -> None:
@@ -234,15 +234,16 @@ def scalar_tensor_tensor(
     key = operator_key("op1", op1)
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
+    source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
+    result = ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
-        result = ResultRows(call.core, "result", dst, rows)
-        right = load_float(call.core, "right", operand1, rows)
+        out, right = result.open(rows), second.load(rows)
         # op0's result must not land in dst before operand1 is read from it.
-        middle = call.core.scratch("middle", result.values.size).reshape(result.values.shape)
-        first.apply_float(load_float(call.core, "source", data, rows), first.load(rows), middle)
+        middle = call.core.scratch("middle", out.size).reshape(out.shape)
+        first.apply_float(source.load(rows), first.load(rows), middle)
         left, right = (right, middle) if reverse1 else (middle, right)
-        ARITHMETIC[key](left, right, result.values)
-        result.store()
+        ARITHMETIC[key](left, right, out)
+        result.store(rows, out)
 
 
 @instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
@@ -270,14 +271,11 @@ def tensor_reduce(
         raise NkiValidationError(f"op={op!r} is no legal reduction operator")
     reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
     inner = prod(data.shape[first:])
-    for rows in row_blocks(dst, free_size(data), data):
-        source = load_float(call.core, "source", data, rows)
-        result = ResultRows(call.core, "result", dst, rows)
-        values = result.values
-        values[...] = reduce(source.reshape(source.shape[0], -1, inner), axis=2)
-        if negate:
-            np.negative(values, out=values)
-        result.store()
+    source = SourceRows(call.core, "source", data)
+    results = np.empty((data.shape[0], free_size(dst)), np.float32)
+    for rows in row_blocks(data, free_size(data)):
+        reduce(source.load(rows).reshape(-1, free_size(dst), inner), axis=2, out=results[rows])
+    store_float(dst.array, np.negative(results) if negate else results, dst.dtype)
 
 
 def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
@@ -302,7 +300,8 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """``1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data):
-        result = ResultRows(call.core, "result", dst, rows)
-        np.divide(np.float32(1.0), load_float(call.core, "source", data, rows), out=result.values)
-        result.store()
+        values = result.open(rows)
+        np.divide(np.float32(1.0), source.load(rows), out=values)
+        result.store(rows, values)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes as dt
-from ..blocks import ResultRows, column, free_size, load_float, row_blocks
+from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from ..core import Core
 from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
@@ -123,11 +123,12 @@ def tensor_scalar_reduce(
     reduction = _Reduction(call.core, data, reduce_cmd, key, commands, reduce_init)
     if (reduce_init is not None) != (reduce_cmd is _LOAD_REDUCE):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
+    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data, operand0):
-        result = ResultRows(call.core, "result", dst, rows)
-        step.apply_float(load_float(call.core, "source", data, rows), step.load(rows), result.values)
-        reduction.add_rows(rows, result.values)
-        result.store()
+        values = result.open(rows)
+        step.apply_float(source.load(rows), step.load(rows), values)
+        reduction.add_rows(rows, values)
+        result.store(rows, values)
     reduction.finish(call.core)
     read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
 
@@ -167,15 +168,14 @@ def select_reduce(
     reduction = _Reduction(call.core, on_true, reduce_cmd, "maximum", (_IDLE, _RESET_REDUCE, _REDUCE))
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    source, result = SourceRows(call.core, "source", on_true), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), predicate, on_true, on_false):
-        chosen = (predicate.array[rows] != 0).reshape(rows.stop - rows.start, -1)
-        source = load_float(call.core, "source", on_true, rows)
-        other = column(on_false, rows)
-        picked = np.where(chosen ^ reverse_pred, source, other).astype(np.float32, copy=False)
-        result = ResultRows(call.core, "result", dst, rows)
-        np.copyto(result.values, picked)
-        reduction.add_rows(rows, picked)
-        result.store()
+        chosen = (predicate.array[rows] != 0).reshape(rows.stop - rows.start, -1) ^ reverse_pred
+        picked = np.where(chosen, source.load(rows), column(on_false, rows)).astype(np.float32, copy=False)
+        values = result.open(rows)
+        np.copyto(values, picked)
+        reduction.add_rows(rows, values)
+        result.store(rows, values)
     reduction.finish(call.core)
     read_accumulators(call.core, call.core.vector_accumulators, on_true, reduce_res)
 
@@ -209,13 +209,13 @@ def exponential(
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs a reduce_cmd other than idle, which leaves nothing to read")
+    source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), src, max_value):
-        result = ResultRows(call.core, "result", dst, rows)
-        source = load_float(call.core, "source", src, rows)
-        np.subtract(source, column(max_value, rows), out=result.values)
-        np.exp(result.values, out=result.values)
-        reduction.add_rows(rows, result.values)
-        result.store()
+        values = result.open(rows)
+        np.subtract(source.load(rows), column(max_value, rows), out=values)
+        np.exp(values, out=values)
+        reduction.add_rows(rows, values)
+        result.store(rows, values)
     reduction.finish(call.core)
     read_accumulators(call.core, call.core.vector_accumulators, src, reduce_res)
 
