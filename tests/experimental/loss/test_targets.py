@@ -126,3 +126,15 @@ def test_every_target_of_the_vocabulary() -> None:
     for dtype in (BF16, FP32):
         _, lse = check_forward(logits, targets, dtype, FP32, cores=2, **OPTIONS)
         check_backward(logits, targets, lse, dtype, cores=2, inplace=False, **OPTIONS)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_indices_beyond_2_to_the_24_are_exact(cores: int) -> None:
+    """Odd indices from there on are no float32 numbers: rounded, they would hit a neighbour of the target."""
+    positions, vocabulary = 96, 201088
+    logits, targets = normal_batch(positions, vocabulary)
+    logits, targets = logits.astype(BF16), targets | 1
+    assert (positions - 2) * vocabulary > 2**24, "the last rows of the batch lie beyond"
+    options = {"cores": cores, "positions_per_batch": 96, "chunk_size": 32768}
+    _, lse = check_forward(logits, targets, BF16, FP32, **options)
+    check_backward(logits, targets, lse, BF16, **options)
