@@ -16,6 +16,8 @@ from nkilib.simulator.memory import MemoryRegion
 from nkilib.simulator.storage import Storage
 from nkilib.simulator.tensor import NkiTensor
 
+View = Callable[[Any, Any], Any]
+
 
 def tensor_of(array: Any, buffer: MemoryRegion = MemoryRegion.private_hbm, name: str = "") -> NkiTensor:
     """A tensor whose storage is the memory of `array`: needs no kernel, and shows what a view addresses."""
@@ -69,9 +71,6 @@ def without_place(message: str, function: str) -> str:
     file, _, line = place.rpartition(":")
     assert Path(file).parent == Path(__file__).parent and line.isdigit()
     return rest
-
-
-View = Callable[[Any, Any], Any]
 
 
 def load(array_hbm: Any) -> Any:

@@ -257,6 +257,22 @@ def test_a_vector_offset_must_leave_every_row_inside_the_storage() -> None:
     )
 
 
+def test_an_offset_behind_which_no_row_is_left() -> None:
+    def kernel(x: Any, index_hbm: Any, mode: Any) -> Any:
+        result = nl.full((2, 4), -1, nl.float32, nl.hbm)
+        view = x.ap([[4, 2], [1, 4]], 22, vector_offset=load(index_hbm))
+        nisa.dma_copy(result, view, oob_mode=mode)
+        return result
+
+    index = np.zeros((2, 1), np.int32)
+    message = refused(OutOfRangeError, lambda: run(kernel, counted(6, 4), index, nisa.oob_mode.error))
+    assert without_place(message, "nisa.dma_copy") == (
+        "operand 'src': index 0 in partition 0 of tensor [2, 1] int32 in sbuf is out of range [0, 0) of tensor 'x' "
+        "[6, 4] float32 in private_hbm"
+    )
+    np.testing.assert_array_equal(run(kernel, counted(6, 4), index, nisa.oob_mode.skip), np.full((2, 4), -1))
+
+
 # -- what is refused -------------------------------------------------------------------------------------------
 
 

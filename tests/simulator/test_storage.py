@@ -37,6 +37,13 @@ def test_an_array_follows_strides_and_offset_in_elements_of_its_type() -> None:
     np.testing.assert_array_equal(halves, data.view(np.int16)[:6:2])
 
 
+def test_a_layout_without_elements_may_start_behind_the_end() -> None:
+    storage = make((3, 4), nl.float32)
+    beyond = Layout((2, 0), (4, 1), 99)
+    assert storage.array(beyond, np.dtype(np.float32)).shape == (2, 0)
+    assert storage.written.mask_of(beyond, 4).shape == (2, 0, 1)
+
+
 def test_a_read_only_array_makes_a_read_only_storage() -> None:
     data = np.zeros(4, np.float32)
     data.flags.writeable = False
