@@ -7,6 +7,7 @@ returns the public function with the documented signature.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +20,10 @@ from .memory import MemoryRegion
 from .objects import NKIObject
 from .operands import Operand, check_operand, check_partitions
 from .tensor import NkiTensor
+
+
+# Numbers instructions in the order in which they are issued.
+_NUMBERS = itertools.count()
 
 
 class Call(NamedTuple):
@@ -34,6 +39,7 @@ class NkiInstruction(NKIObject):
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.producers: tuple[NkiInstruction, ...] = ()
+        self._number = next(_NUMBERS)
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
         """Run after every producer. Here instructions run in program order, so this only checks and remembers.
@@ -42,13 +48,26 @@ class NkiInstruction(NKIObject):
             This instruction, so that calls chain.
 
         Raises:
-            NkiValidationError: if a producer is no instruction.
+            NkiValidationError: if a producer is no instruction, or was not issued before this one, so that the
+                simulator has run the two the other way round.
         """
-        for producer in producers:
-            if not isinstance(producer, NkiInstruction):
-                raise NkiValidationError(f"NkiInstruction.depends_on takes instructions, got {producer!r}")
+        try:
+            for producer in producers:
+                self._check_producer(producer)
+        except NkiValidationError as error:
+            add_location(error, "NkiInstruction.depends_on")
+            raise
         self.producers += producers
         return self
+
+    def _check_producer(self, producer: Any) -> None:
+        if not isinstance(producer, NkiInstruction):
+            raise NkiValidationError(f"a producer must be an instruction, got {producer!r}")
+        if producer._number >= self._number:
+            raise NkiValidationError(
+                f"{self} cannot wait for {producer}, which is not issued before it: the simulator runs instructions in "
+                f"program order"
+            )
 
     def __repr__(self) -> str:
         return f"<{self.handle}>"
@@ -65,9 +84,10 @@ class Definition:
         engines: engines that can run it; the first is the default.
         since: first generation that has it.
         choose_engine: picks the engine from the parameters where the caller leaves it open; None for the default.
-        parameters: names and defaults, ``name=`` included.
+        signature: the public one, ``name=`` included.
+        is_lane_bound: whether the rules which partitions an engine may access hold for its operands (not for DMA).
         is_matmul: whether a later matmul may add to what it leaves in PSUM.
-        is_lane_bound: whether the rule where an access may start holds for its on-chip operands (not for DMA).
+        names, defaults: the parameters of ``signature``.
     """
 
     name: str
@@ -88,11 +108,13 @@ class Definition:
         Raises:
             TypeError: as Python would for a wrong call.
         """
-        if len(args) > len(self.names) or not kwargs.keys() <= self.signature.parameters.keys():
-            self.signature.bind(*args, **kwargs)
         values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-        if len(values) != len(self.names) or not kwargs.keys().isdisjoint(self.names[: len(args)]):
-            self.signature.bind(*args, **kwargs)
+        is_complete = len(args) <= len(self.names) and values.keys() == self.signature.parameters.keys()
+        if not is_complete or not kwargs.keys().isdisjoint(self.names[: len(args)]):
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"nisa.{self.name}: {error}") from None
         return values
 
     def pick_engine(self, core: Core, values: dict[str, Any]) -> Engine:

@@ -99,7 +99,7 @@ def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: An
 
 def _validate_float_type(function: str, name: str, dtype: Any) -> None:
     assert dtype == nl.bfloat16 or dtype == nl.float32, (
-        f"{function}: {name} must be bfloat16 or float32, got {dtype}; cast to one of them"
+        f"{function}: {name} must be nl.bfloat16 or nl.float32, got {dtype}"
     )
 
 

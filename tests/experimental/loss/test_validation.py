@@ -58,7 +58,7 @@ REFUSALS = [
     ),
     Refusal(
         "logits float16",
-        "logits_hbm.dtype must be bfloat16 or float32, got float16; cast to one of them",
+        "logits_hbm.dtype must be nl.bfloat16 or nl.float32, got float16",
         {"logits_hbm": logits(dtype=np.float16)},
     ),
     Refusal(
@@ -76,12 +76,10 @@ REFUSALS = [
         "targets_hbm must be int32, got uint32; cast the targets to int32",
         {"targets_hbm": np.zeros(3, np.uint32)},
     ),
-    Refusal(
-        "tiles float16", "dtype must be bfloat16 or float32, got float16; cast to one of them", {"dtype": nl.float16}
-    ),
+    Refusal("tiles float16", "dtype must be nl.bfloat16 or nl.float32, got float16", {"dtype": nl.float16}),
     Refusal(
         "lse float16",
-        "lse_dtype must be bfloat16 or float32, got float16; cast to one of them",
+        "lse_dtype must be nl.bfloat16 or nl.float32, got float16",
         {"lse_dtype": nl.float16},
         (FORWARD,),
     ),
@@ -136,7 +134,7 @@ REFUSALS = [
     ),
     Refusal(
         "LSE float16",
-        "lse_state_hbm.dtype must be bfloat16 or float32, got float16; cast to one of them",
+        "lse_state_hbm.dtype must be nl.bfloat16 or nl.float32, got float16",
         {"lse_state_hbm": np.zeros(3, np.float16)},
         (BACKWARD,),
     ),

@@ -1,0 +1,51 @@
+"""What is measured: problem sizes, passes and tunings of the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks._inputs import DTYPES
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The two knobs of the kernels.
+
+    Attributes:
+        positions: positions_per_batch, rows that are worked on together.
+        chunk: chunk_size, columns of one tile.
+    """
+
+    positions: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.positions} x {self.chunk}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem size.
+
+    Attributes:
+        rows: N.
+        vocabulary: V.
+        dtype_name: dtype of logits, tiles and results: a key of ``benchmarks._inputs.DTYPES``.
+    """
+
+    rows: int
+    vocabulary: int
+    dtype_name: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        return DTYPES[self.dtype_name]
+
+    @property
+    def logits_bytes(self) -> int:
+        return self.rows * self.vocabulary * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"({self.rows}, {self.vocabulary}) {self.dtype_name}"

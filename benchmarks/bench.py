@@ -1,0 +1,183 @@
+"""Time and memory of the simulated kernels: ``python -m benchmarks.bench`` or ``make bench``.
+
+Time is a ratio to torch's cross-entropy on the same CPU, memory a growth of the resident set beyond the arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._against_torch import Comparison, SharedInputs, compare_backward, compare_forward
+from benchmarks._cases import Case, Tuning
+from benchmarks._display import heading, make_console, plain_table, verdict
+from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
+from benchmarks._tune import best_tuning
+from nkilib.nki import SIMULATED
+
+TORCH_THREADS = 2
+# The goals: ours at most that many times torch's seconds, and at most that many bytes beyond the arrays.
+LARGEST_RATIO = 2.0
+LARGEST_BEYOND_ARRAYS = 600 << 20
+FEWEST_RUNS = 7
+MEBI = 1 << 20
+
+
+@dataclass(frozen=True)
+class Result:
+    """One pass of one case."""
+
+    case: Case
+    tuning: Tuning
+    comparison: Comparison
+    memory: MemoryUse
+
+    @property
+    def meets_time(self) -> bool:
+        return self.comparison.ratio <= LARGEST_RATIO
+
+    @property
+    def meets_memory(self) -> bool:
+        return self.memory.beyond_arrays <= LARGEST_BEYOND_ARRAYS
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bench",
+        description="Time the simulated forward and backward on two cores against torch.nn.functional.cross_entropy "
+        "and its backward on this CPU, and measure their memory.",
+        epilog="The exit code is 1 only if a result differs from torch's; a missed goal leaves it 0.",
+    )
+    parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
+    parser.add_argument(
+        "--tune", action="store_true", help="try several tunings first and use the fastest of each pass"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; the times mean nothing")
+    options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error(f"--runs must be at least 1, got {options.runs}")
+    return options
+
+
+def cases(quick: bool) -> list[Case]:
+    """The problem sizes."""
+    sizes = [(16, 3000), (8, 5003)] if quick else [(1024, 32128), (512, 129280)]
+    return [Case(rows, vocabulary, dtype) for rows, vocabulary in sizes for dtype in ("bf16", "fp32")]
+
+
+def default_tuning(case: Case) -> Tuning:
+    """The tuning that was fastest, or within noise of it, where it was tried; ``--tune`` finds that of another CPU."""
+    longest = 65535 if case.dtype_name == "bf16" else 32128
+    return Tuning(128, min(case.vocabulary, longest))
+
+
+def load_line() -> str:
+    """How busy the machine is before the first run, for the heading."""
+    if not hasattr(os, "getloadavg"):
+        return "Load of the machine before the start: not known here; other work distorts the ratios."
+    return f"Load average before the start: {os.getloadavg()[0]:.2f}; other work on the machine distorts the ratios."
+
+
+def run_case(console: Console, case: Case, runs: int, tune: bool) -> Iterable[Result]:
+    """Every pass of ``case``: timed in this process, its memory measured in others."""
+    inputs = SharedInputs(case)
+    forward_tuning = backward_tuning = default_tuning(case)
+    if tune:
+        forward_tuning, backward_tuning = best_tuning(console, case, inputs)
+    comparisons = [compare_forward(inputs, forward_tuning, runs), *compare_backward(inputs, backward_tuning, runs)]
+    del inputs
+    for comparison, pass_name in zip(comparisons, (FORWARD, BACKWARD, BACKWARD_IN_PLACE), strict=True):
+        tuning = forward_tuning if pass_name == FORWARD else backward_tuning
+        yield Result(case, tuning, comparison, measure_memory(case, pass_name, tuning))
+
+
+def time_table(results: Sequence[Result]) -> Table:
+    """Seconds of every pass, beside torch's."""
+    table = plain_table("Seconds")
+    for column in ("N, V", "pass", "tuning"):
+        table.add_column(column, no_wrap=True)
+    for column in ("ours", "torch", "ratio", f"<= {LARGEST_RATIO:.0f}"):
+        table.add_column(column, justify="right")
+    for result in results:
+        comparison = result.comparison
+        seconds = (f"{comparison.ours:.3f}", f"{comparison.torch:.3f}", f"{comparison.ratio:.2f}")
+        table.add_row(*_name(result), str(result.tuning), *seconds, verdict(result.meets_time))
+    return table
+
+
+def memory_table(results: Sequence[Result]) -> Table:
+    """Peak memory of every pass, beside its arrays."""
+    table = plain_table("Memory in MiB")
+    for column in ("N, V", "pass"):
+        table.add_column(column, no_wrap=True)
+    for column in ("growth", "arrays", "growth - arrays", f"<= {LARGEST_BEYOND_ARRAYS // MEBI}"):
+        table.add_column(column, justify="right")
+    for result in results:
+        memory = result.memory
+        sizes = (f"{size / MEBI:.0f}" for size in (memory.growth, memory.arrays, memory.beyond_arrays))
+        table.add_row(*_name(result), *sizes, verdict(result.meets_memory))
+    return table
+
+
+def _name(result: Result) -> tuple[str, str]:
+    """The first two cells of a row; the case is named in the first row of its group only."""
+    is_first = result.comparison.name == FORWARD
+    return (str(result.case) if is_first else "", result.comparison.name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 0, or 1 if a result differs from torch's, or 2 if there is no simulator to time."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print("This times the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator.")
+        return 2
+    torch.set_num_threads(TORCH_THREADS)
+    console.print(
+        heading(
+            "nkilib bench: the simulation of the kernels, not hardware",
+            "Forward and backward on two simulated cores against torch.nn.functional.cross_entropy and",
+            f"loss.backward() (graph made before) with {TORCH_THREADS} threads on this CPU ({os.cpu_count()} in all), "
+            f"torch {torch.__version__}.",
+            f"Same bytes for both; minimum of {options.runs} runs of each, taken in turns.",
+            load_line(),
+            "Tuning: positions_per_batch x chunk_size. torch makes a new gradient, as ours does out of place.",
+            "In place: the gradient is written over the logits, as the kernel does by default.",
+            "Memory: growth of the peak resident set after the imports, in a fresh process; arrays in and out.",
+            f"Goals: ratio at most {LARGEST_RATIO:.0f}, at most {LARGEST_BEYOND_ARRAYS // MEBI} MiB beyond the arrays.",
+        )
+    )
+    results: list[Result] = []
+    for case in cases(options.quick):
+        with console.status(f"{case}"):
+            results.extend(run_case(console, case, options.runs, options.tune))
+    console.print(time_table(results))
+    console.print(memory_table(results))
+    return report(console, results)
+
+
+def report(console: Console, results: Sequence[Result]) -> int:
+    """Say how many goals were met, and which results are wrong; returns the exit code."""
+    met = sum(result.meets_time for result in results), sum(result.meets_memory for result in results)
+    console.print(f"Goals met: time {met[0]} of {len(results)}, memory {met[1]} of {len(results)}.")
+    wrong = [result for result in results if not result.comparison.did_same_work]
+    for result in wrong:
+        console.print(
+            f"[bold red]Wrong:[/] {result.case} {result.comparison.name} differs from torch "
+            f"by {result.comparison.difference:.1%}."
+        )
+    if not wrong:
+        largest = max(result.comparison.difference for result in results)
+        console.print(f"Both did the work: results differ from torch's by at most {largest:.2%}.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

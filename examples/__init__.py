@@ -1,0 +1,1 @@
+"""Programs that show the kernels at work. Start with ``python -m examples.demo``."""

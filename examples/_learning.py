@@ -1,0 +1,123 @@
+"""The second half of the demo: the bigram model learns, watched, once with the kernels and once in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from examples._arithmetic import Float64Arithmetic, KernelArithmetic
+from examples._corpus import Corpus
+from examples._report import plain_table
+from examples._training import Schedule, Trainee
+
+# Lines of the loss curve, and steps that the loss "of the last steps" is averaged over.
+CURVE_LINES = 10
+LAST_STEPS = 20
+# Nats that the two trainings may end apart: rounding moves a float32 loss by some 1e-6, and a convex model keeps it so.
+LARGEST_DIFFERENCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Mean losses of one training, in nats.
+
+    Attributes:
+        first: of the first batch, where every word is equally likely.
+        last: of the last ``last_steps`` batches, each before its step.
+        text: of the whole text after the last step.
+        seconds: wall-clock time of the steps.
+    """
+
+    first: float
+    last: float
+    last_steps: int
+    text: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the two trainings."""
+
+    kernels: Losses
+    float64: Losses
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the kernels' training ended where float64 did."""
+        return abs(self.kernels.text - self.float64.text) <= LARGEST_DIFFERENCE
+
+
+def train(console: Console, corpus: Corpus, schedule: Schedule) -> Outcome:
+    """Train both models side by side on the same batches, showing the progress on ``console``."""
+    kernels = Trainee(KernelArithmetic(corpus.vocabulary_size), corpus.vocabulary_size, schedule)
+    float64 = Trainee(Float64Arithmetic(), corpus.vocabulary_size, schedule)
+    steps = schedule.steps(corpus)
+    shown = {1} | {math.ceil(steps * line / CURVE_LINES) for line in range(1, CURVE_LINES + 1)}
+    with _progress(console) as progress:
+        task = progress.add_task("training", total=steps, loss=math.log(corpus.vocabulary_size))
+        for step, (previous, following) in enumerate(schedule.batches(corpus), start=1):
+            loss = kernels.step(previous, following)
+            exact = float64.step(previous, following)
+            progress.update(task, advance=1, loss=loss)
+            if step in shown:
+                console.print(_curve_line(step, loss, exact, corpus.vocabulary_size))
+    return Outcome(_losses(kernels, corpus), _losses(float64, corpus))
+
+
+def outcome_table(outcome: Outcome, corpus: Corpus) -> RenderableType:
+    """The losses of both trainings, and the three marks that they can be read against."""
+    table = plain_table("Mean loss in nats")
+    table.add_column("")
+    table.add_column("kernels", justify="right")
+    table.add_column("float64", justify="right")
+    table.add_column("difference", justify="right")
+    rows = {
+        "first step": (outcome.kernels.first, outcome.float64.first),
+        f"last {outcome.kernels.last_steps} steps": (outcome.kernels.last, outcome.float64.last),
+        "whole text, after training": (outcome.kernels.text, outcome.float64.text),
+    }
+    for name, (ours, exact) in rows.items():
+        table.add_row(name, f"{ours:.7f}", f"{exact:.7f}", f"{ours - exact:+.1e}")
+    table.add_row("seconds of training", f"{outcome.kernels.seconds:.1f}", f"{outcome.float64.seconds:.1f}")
+    table.add_section()
+    table.add_row("to compare: all words alike, ln V", "", f"{math.log(corpus.vocabulary_size):.7f}", style="dim")
+    table.add_row("word frequencies alone", "", f"{corpus.unigram_entropy():.7f}", style="dim")
+    table.add_row("the least a bigram model can reach", "", f"{corpus.bigram_entropy():.7f}", style="dim")
+    return table
+
+
+def _losses(trainee: Trainee, corpus: Corpus) -> Losses:
+    last = trainee.step_losses[-LAST_STEPS:]
+    return Losses(
+        first=trainee.step_losses[0],
+        last=math.fsum(last) / len(last),
+        last_steps=len(last),
+        text=trainee.text_loss(corpus),
+        seconds=trainee.seconds,
+    )
+
+
+def _progress(console: Console) -> Progress:
+    """A live bar on a terminal, nothing in a log, where the lines of the curve show the progress."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _curve_line(step: int, loss: float, exact: float, vocabulary_size: int) -> RenderableType:
+    line = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=math.log(vocabulary_size), completed=loss, width=30, style="default", complete_style="cyan")
+    line.add_row(f"  step {step:4d}", f"loss {loss:.6f}", f"float64 {exact:.6f}", bar)
+    return line
