@@ -1,34 +1,8 @@
-"""Tables and headings of the measurements, in colour on a terminal and as plain text in a log."""
+"""How the measurements say whether a goal is met."""
 
 from __future__ import annotations
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
-
-# A log has no width of its own; rich would fold the tables to 80 columns there.
-LOG_WIDTH = 120
-
-
-def make_console() -> Console:
-    """A console as wide as the terminal, or ``LOG_WIDTH`` wide where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
-
-
-def heading(title: str, *lines: str) -> RenderableType:
-    """A framed title with explanatory lines."""
-    text = Text(title, style="bold")
-    for line in lines:
-        text.append("\n" + line, style="not bold")
-    return Panel(text, box=box.ROUNDED, border_style="cyan", expand=False)
-
-
-def plain_table(title: str) -> Table:
-    """An empty table in the style of the measurements."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
 
 
 def verdict(is_met: bool) -> Text:

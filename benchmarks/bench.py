@@ -16,9 +16,10 @@ from rich.table import Table
 
 from benchmarks._against_torch import Comparison, SharedInputs, compare_backward, compare_forward
 from benchmarks._cases import Case, Tuning
-from benchmarks._display import heading, make_console, plain_table, verdict
+from benchmarks._display import verdict
 from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
 from benchmarks._tune import best_tuning
+from examples._display import heading, make_console, plain_table
 from nkilib.nki import SIMULATED
 
 TORCH_THREADS = 2

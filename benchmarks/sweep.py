@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks._cases import Case, Tuning
-from benchmarks._display import heading, make_console
 from benchmarks._errors import Shares, measure_errors, refusal
 from benchmarks._inputs import DTYPES, HARD_EVERY
+from examples._display import heading, make_console
 from nkilib import simulator
 from nkilib.nki import SIMULATED
 

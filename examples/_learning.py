@@ -12,7 +12,7 @@ from rich.table import Table
 
 from examples._arithmetic import Float64Arithmetic, KernelArithmetic
 from examples._corpus import Corpus
-from examples._report import plain_table
+from examples._display import plain_table
 from examples._training import Schedule, Trainee
 
 # Lines of the loss curve, and steps that the loss "of the last steps" is averaged over.

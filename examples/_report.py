@@ -1,40 +1,18 @@
-"""Tables of the demo, in colour on a terminal and as plain text in a log; none is wider than 80 columns."""
+"""Tables of the demo; none is wider than 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from examples._display import plain_table
 from examples._measure import Error, Measurement, Work
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma", "sync")
 MEBI = 1 << 20
-# A log has no width of its own; rich would fold the text to 80 columns there.
-LOG_WIDTH = 100
-
-
-def make_console() -> Console:
-    """A console as wide as the terminal, or ``LOG_WIDTH`` wide where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
-
-
-def heading(title: str, *lines: str) -> RenderableType:
-    """A framed title with explanatory lines."""
-    text = Text(title, style="bold")
-    for line in lines:
-        text.append("\n" + line, style="not bold")
-    return Panel(text, box=box.ROUNDED, border_style="cyan", expand=False)
-
-
-def plain_table(title: str) -> Table:
-    """An empty table in the style of the demo."""
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
 
 
 def measurement_tables(measurements: Sequence[Measurement]) -> RenderableType:

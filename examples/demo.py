@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from examples._corpus import read_corpus
+from examples._display import heading, make_console
 from examples._learning import outcome_table, train
 from examples._measure import Case, measure
-from examples._report import heading, is_within_bounds, make_console, measurement_tables
+from examples._report import is_within_bounds, measurement_tables
 from examples._training import Schedule
 from nkilib import simulator
 from nkilib.nki import SIMULATED, nl

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from examples import _arithmetic, _measure, demo
-from examples._report import LOG_WIDTH
+from examples._display import LOG_WIDTH
 from nkilib.nki import nl
 from tests.fresh_python import run_fresh
 
