@@ -21,7 +21,6 @@ from .objects import NKIObject
 from .operands import Operand, check_operand, check_partitions
 from .tensor import NkiTensor
 
-
 # Numbers instructions in the order in which they are issued.
 _NUMBERS = itertools.count()
 

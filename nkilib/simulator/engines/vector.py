@@ -180,6 +180,10 @@ def tensor_scalar(
 
 def _check_tensor_scalar_engine(engine: engines, steps: list[ScalarOperator]) -> None:
     keys = (steps[0].key, steps[1].key if len(steps) > 1 else None)
+    if steps[0].is_bitwise and engine is not engines.vector:
+        raise NkiValidationError(
+            f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
+        )
     if engine is engines.scalar and keys not in _SCALAR_ENGINE_PAIRS:
         got = f"op0=nl.{keys[0]}" + (f", op1=nl.{keys[1]}" if keys[1] else "")
         raise NkiValidationError(f"the Scalar engine runs multiply then add, multiply alone or add alone, got {got}")
@@ -187,10 +191,6 @@ def _check_tensor_scalar_engine(engine: engines, steps: list[ScalarOperator]) ->
         raise NkiValidationError("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only")
     if engine is not engines.gpsimd and "rsqrt" in keys:
         raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
-    if steps[0].is_bitwise and engine is not engines.vector:
-        raise NkiValidationError(
-            f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
-        )
 
 
 def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:

@@ -564,6 +564,19 @@ def test_exponential_commands() -> None:
     assert results.tolist() == [[4, 8, 104, 108, 14, 4, 4], [4, 8, 104, 108, 24, 4, 4]]
 
 
+@pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum])
+def test_exponential_in_both_on_chip_memories(buffer: Any) -> None:
+    result, total = run(
+        lambda dst, res, src, largest: nisa.exponential(dst, src, largest, res, COMMAND.load_reduce, largest),
+        [Tile(np.full((2, 3), 7, np.float32), buffer=buffer), Tile(column(7, 7), buffer=buffer)],
+        Result((2, 3), nl.float32, buffer),
+        Result((2, 1), nl.float32, buffer),
+        target="trn3",
+    )
+    assert result.tolist() == [[1, 1, 1]] * 2
+    assert total.tolist() == [[10], [10]]
+
+
 def test_exponential_takes_four_free_dimensions() -> None:
     values = normal(2, 2, 3, 2, 2)
     result = run(lambda dst, src: nisa.exponential(dst, src), [values], Result((2, 24)), target="trn3")

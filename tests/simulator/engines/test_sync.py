@@ -1,0 +1,238 @@
+"""`core_barrier` between two simulated cores, and how it ends when the other core does not come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nki, nl
+
+from ..kernels import Rule, execute, refusal, tile
+
+BARRIER = nkilib.simulator.BarrierError
+ENGINE = nisa.engine
+
+
+def shared(*shape: int) -> Any:
+    """In a kernel: a tensor that both cores see."""
+    return nl.ndarray(shape, nl.float32, nl.shared_hbm)
+
+
+def meet(data: Any, **options: Any) -> Any:
+    return nisa.core_barrier(data, (0, 1), **options)
+
+
+def test_what_a_core_writes_before_the_barrier_the_other_one_reads_after_it() -> None:
+    """The documentation's example: each core writes its half, then reads the other's; many times, for the threads."""
+
+    def kernel() -> Any:
+        exchange, result = shared(2, 4), shared(2, 40)
+        core = nl.program_id(0)
+        for number in range(10):
+            nisa.dma_copy(exchange[core : core + 1], tile(1, 4, value=10 * number + core))
+            if core == number % 2:
+                time.sleep(0.001)
+            meet(exchange)
+            received = nl.ndarray((1, 4), nl.float32)
+            nisa.dma_copy(received, exchange[1 - core : 2 - core])
+            nisa.dma_copy(result[core : core + 1, 4 * number : 4 * number + 4], received)
+            meet(exchange)
+        return result
+
+    received = execute(kernel, cores=2)
+    for core in range(2):
+        assert received[core].tolist() == [10 * number + 1 - core for number in range(10) for _ in range(4)]
+
+
+@pytest.mark.parametrize("engine", ["gpsimd", "tensor", "vector", "scalar", "sync"])
+def test_the_barrier_runs_on_the_engine_asked_for(engine: str) -> None:
+    with nkilib.simulator.recording() as record:
+        execute(lambda: meet(shared(1, 1), engine=getattr(ENGINE, engine)), cores=2)
+    assert record.instruction_counts["core_barrier"] == 2
+    assert record.instructions_per_engine == {engine: 2}
+
+
+def test_the_default_engine_is_gpsimd() -> None:
+    with nkilib.simulator.recording() as record:
+        execute(lambda: meet(shared(1, 1)), cores=2)
+    assert record.instructions_per_engine == {"gpsimd": 2}
+
+
+def test_the_barrier_reads_nothing() -> None:
+    """It waits for a tensor; it does not matter that nothing has been written to it yet."""
+    execute(lambda: meet(shared(4, 4)), "trn3", cores=2)
+
+
+def test_inputs_of_a_kernel_on_two_cores_are_shared() -> None:
+    kernel = nki.jit(lambda data: meet(data))
+    kernel[2](np.zeros((2, 2), np.float32))
+
+
+RULES = [
+    Rule(
+        "memory",
+        lambda: meet(nl.ndarray((2, 2), nl.float32, nl.private_hbm)),
+        "nisa.core_barrier on core {}: operand 'data' must be in shared_hbm, got tensor [2, 2] float32 in private_hbm",
+        lambda: meet(shared(2, 2)),
+    ),
+    Rule(
+        "SBUF",
+        lambda: meet(tile(2, 2)),
+        "nisa.core_barrier on core {}: operand 'data' must be in shared_hbm, got tensor [2, 2] float32 in sbuf",
+        lambda: meet(shared(2, 2)),
+    ),
+    Rule(
+        "cores",
+        lambda: nisa.core_barrier(shared(2, 2), (0, 1, 2, 3)),
+        "nisa.core_barrier on core {}: cores must be (0, 1), got (0, 1, 2, 3)",
+        lambda: nisa.core_barrier(shared(2, 2), [0, 1]),
+    ),
+    Rule(
+        "number of cores",
+        lambda: nisa.core_barrier(shared(2, 2), 2),
+        "nisa.core_barrier on core {}: cores must be (0, 1), got 2",
+        lambda: nisa.core_barrier(shared(2, 2), (0, 1)),
+    ),
+    Rule(
+        "engine",
+        lambda: meet(shared(2, 2), engine=ENGINE.dma),
+        "nisa.core_barrier on core {}: engine must be one of nki.isa.engine.gpsimd, nki.isa.engine.tensor, "
+        "nki.isa.engine.vector, nki.isa.engine.scalar, nki.isa.engine.sync, got nki.isa.engine.dma",
+        lambda: meet(shared(2, 2), engine=ENGINE.sync),
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rules_on_two_cores(rule: Rule) -> None:
+    """Both cores break the rule; the message is that of whichever core is reported."""
+    body = rule.broken.__code__
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        execute(rule.broken, cores=2)
+    place, _, message = str(caught.value).partition(": ")
+    assert place.startswith(f"{body.co_filename}:")
+    assert message in {rule.message.format(core) for core in range(2)}
+    execute(rule.corrected, cores=2)
+
+
+def test_it_needs_two_cores() -> None:
+    message = "nisa.core_barrier: needs a launch on two cores: kernel[2](...)"
+    assert refusal(lambda: nisa.core_barrier(shared(2, 2), (0, 1)), cores=1) == message
+    execute(lambda: meet(shared(2, 2)), cores=2)
+
+
+def test_it_needs_trn2() -> None:
+    message = (
+        "nisa.core_barrier: needs gen3 or newer; the target is trn1 (gen2), set NEURON_PLATFORM_TARGET_OVERRIDE to "
+        "change it"
+    )
+    assert refusal(lambda: nisa.core_barrier(shared(2, 2), (0, 1)), "trn1") == message
+    for target in ("trn2", "trn3"):
+        execute(lambda: meet(shared(2, 2)), target, cores=2)
+
+
+# -- when the other core does not come -------------------------------------------------------------------------------
+
+
+def in_time(body: Any, seconds: float = 20.0) -> Any:
+    """The exception with which `body()` ends on two cores; fails if it hangs."""
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            with nkilib.simulator.using(uninitialized="error"):
+                nki.jit(body)[2]()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "the launch hangs"
+    (error,) = caught
+    return error
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_core_that_ends_without_coming(absent: int) -> None:
+    def kernel() -> None:
+        if nl.program_id(0) != absent:
+            nisa.core_barrier(shared(2, 2), (0, 1))
+
+    error = in_time(kernel)
+    assert type(error) is BARRIER and isinstance(error, nisa.NkiValidationError)
+    place, _, message = str(error).partition(": ")
+    code = kernel.__code__
+    assert place == f"{code.co_filename}:{code.co_firstlineno + 2}"
+    assert message == (
+        f"nisa.core_barrier on core {1 - absent}: core_barrier: the other core ended without reaching this barrier"
+    )
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_core_that_comes_once_less(absent: int) -> None:
+    def kernel() -> None:
+        data = shared(2, 2)
+        meet(data)
+        if nl.program_id(0) != absent:
+            meet(data)
+
+    assert type(in_time(kernel)) is BARRIER
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("delay", [0.0, 0.05])
+def test_a_core_that_fails_ends_the_waiting_one_and_its_error_is_raised(failing: int, delay: float) -> None:
+    def kernel() -> None:
+        if nl.program_id(0) == failing:
+            time.sleep(delay)
+            raise AssertionError("rows must be positive")
+        meet(shared(2, 2))
+
+    error = in_time(kernel)
+    assert type(error) is AssertionError and str(error) == "rows must be positive"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_core_that_fails_ends_one_that_works(failing: int) -> None:
+    """A core that never waits is ended at its next instruction."""
+
+    def kernel() -> None:
+        if nl.program_id(0) == failing:
+            raise AssertionError("rows must be positive")
+        while True:
+            tile(1, 1)
+
+    error = in_time(kernel)
+    assert type(error) is AssertionError and str(error) == "rows must be positive"
+
+
+def test_a_kernel_cannot_swallow_the_end_of_the_other_core() -> None:
+    """A kernel that catches Exception around a barrier still ends, with the other core's error."""
+
+    def kernel() -> None:
+        if nl.program_id(0) == 1:
+            raise AssertionError("rows must be positive")
+        try:
+            meet(shared(2, 2))
+        except Exception:
+            tile(1, 1)
+
+    error = in_time(kernel)
+    assert type(error) is AssertionError and str(error) == "rows must be positive"
+
+
+def test_a_launch_after_a_failed_one_is_sound() -> None:
+    def failing() -> None:
+        if nl.program_id(0) == 0:
+            raise AssertionError("rows must be positive")
+        meet(shared(2, 2))
+
+    for _ in range(3):
+        in_time(failing)
+        execute(lambda: meet(shared(2, 2)), cores=2)

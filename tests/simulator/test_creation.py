@@ -1,0 +1,270 @@
+"""``nkilib.simulator.creation``: ``nl.ndarray`` and its relatives, and the limits of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nl
+from nkilib.simulator import NkiValidationError, UninitializedReadError
+from tests.simulator.frame import refused, run, without_place
+
+
+def returned(make: Callable[[], Any], **options: Any) -> Any:
+    """The HBM tensor that `make()` makes, as an array."""
+    return run(lambda: make(), **options)
+
+
+def brought_out(make: Callable[[], Any]) -> Any:
+    """The values of the on-chip tensor that `make()` makes."""
+
+    def kernel() -> Any:
+        tile = make()
+        if tile.buffer is nl.psum:
+            copy = nl.ndarray(tile.shape, tile.dtype, nl.sbuf)
+            nisa.tensor_copy(copy, tile)
+            tile = copy
+        result = nl.ndarray(tile.shape, tile.dtype, nl.shared_hbm)
+        nisa.dma_copy(result, tile)
+        return result
+
+    return run(kernel)
+
+
+@pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum, nl.hbm, nl.private_hbm, nl.shared_hbm, "sbuf", "hbm"], ids=str)
+def test_ndarray_is_dense_and_unwritten(buffer: Any) -> None:
+    def kernel() -> None:
+        t = nl.ndarray((4, 2, 6), nl.float16, buffer, "t")
+        assert (t.shape, t.strides, t.offset) == ((4, 2, 6), (12, 6, 1), 0)
+        assert (t.dtype, t.name) == (nl.float16, "t")
+        assert str(t.buffer) == {"hbm": "private_hbm"}.get(str(buffer), str(buffer))
+        assert not t.storage.written.is_written(t.layout, 2)
+
+    run(kernel)
+
+
+def test_ndarray_is_in_sbuf_unless_told_otherwise() -> None:
+    run(lambda: _assert(nl.ndarray((2, 2), "float32").buffer is nl.sbuf))
+
+
+def _assert(truth: bool) -> None:
+    assert truth
+
+
+@pytest.mark.parametrize("buffer", [nl.hbm, nl.shared_hbm])
+def test_filled_tensors_in_hbm(buffer: Any) -> None:
+    for array, value in (
+        (returned(lambda: nl.zeros((2, 3), nl.float32, buffer)), 0),
+        (returned(lambda: nl.ones((2, 3), nl.float32, buffer)), 1),
+        (returned(lambda: nl.full((2, 3), 2.5, nl.float32, buffer)), 2.5),
+    ):
+        np.testing.assert_array_equal(array, np.full((2, 3), value, np.float32), strict=True)
+
+
+@pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum])
+def test_filled_tensors_on_chip(buffer: Any) -> None:
+    np.testing.assert_array_equal(brought_out(lambda: nl.zeros((2, 3), nl.float32, buffer)), np.zeros((2, 3)))
+    np.testing.assert_array_equal(brought_out(lambda: nl.ones((2, 3), nl.int32, buffer)), np.ones((2, 3)))
+    np.testing.assert_array_equal(brought_out(lambda: nl.full((2, 3), -7, nl.float32, buffer)), np.full((2, 3), -7))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (2147483647, nl.int32, 2147483647),
+        (-2147483648, nl.int32, -2147483648),
+        (4294967295, nl.uint32, 4294967295),
+        (16777217.0, nl.int32, 16777217),
+        (2.5, nl.int32, 2),
+        (1e30, nl.bfloat16, ml_dtypes.bfloat16(1e30)),
+        (float("inf"), nl.uint8, 255),
+        (float("-inf"), nl.float32, float("-inf")),
+        (1 + 2.0**-11 + 2.0**-20, nl.tfloat32, 1 + 2.0**-10),
+        (True, nl.int8, 1),
+        (np.float32(0.1), nl.float32, np.float32(0.1)),
+        (np.int64(3), nl.float16, 3),
+    ],
+)
+def test_a_fill_value_is_exact_in_integers_and_cast_otherwise(value: Any, dtype: Any, expected: Any) -> None:
+    array = returned(lambda: nl.full((2, 3), value, dtype, nl.hbm))
+    assert array.dtype == dtype.numpy and (array == expected).all()
+
+
+def test_like_takes_shape_type_and_buffer_unless_given() -> None:
+    def kernel() -> None:
+        x = nl.ndarray((4, 6), nl.bfloat16, nl.psum)
+        for made in (nl.empty_like(x), nl.zeros_like(x)):
+            assert (made.shape, made.dtype, made.buffer, made.name) == ((4, 6), nl.bfloat16, nl.psum, "")
+        for made in (nl.empty_like(x, nl.int8, nl.hbm, "a"), nl.zeros_like(x, nl.int8, nl.hbm, "a")):
+            assert (made.shape, made.dtype, made.buffer, made.name) == ((4, 6), nl.int8, nl.hbm, "a")
+        assert nl.empty_like(x[:, 2:4]).strides == (2, 1)
+
+    run(kernel)
+
+
+def test_empty_like_is_unwritten_and_zeros_like_is_not() -> None:
+    def kernel(empty: bool, x: Any) -> Any:
+        return nl.empty_like(x) if empty else nl.zeros_like(x)
+
+    x = np.ones((2, 3), np.float32)
+    assert not run(kernel, False, x).any()
+    message = refused(UninitializedReadError, lambda: run(kernel, True, x))
+    assert (
+        message
+        == "the kernel returns tensor [2, 3] float32 in private_hbm, of which 6 of 6 elements were never written"
+    )
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("broken", "message", "corrected"),
+    [
+        (
+            lambda: nl.ndarray((129, 4), nl.float32),
+            "tensor [129, 4] float32 in sbuf: the partition dimension must be at most 128 (nl.tile_size.pmax), got 129",
+            lambda: nl.ndarray((128, 4), nl.float32),
+        ),
+        (
+            lambda: nl.ndarray((129, 4), nl.float32, nl.psum, name="sums"),
+            "tensor 'sums' [129, 4] float32 in psum: the partition dimension must be at most 128 (nl.tile_size.pmax), "
+            "got 129",
+            lambda: nl.ndarray((129, 4), nl.float32, nl.hbm),
+        ),
+        (
+            lambda: nl.ndarray((1, 53247), nl.float32),
+            "tensor [1, 53247] float32 in sbuf: 212988 bytes a partition, a partition of trn2 has 212984",
+            lambda: nl.ndarray((1, 53246), nl.float32),
+        ),
+        (
+            lambda: nl.ndarray((1, 2, 53247), nl.bfloat16),
+            "tensor [1, 2, 53247] bfloat16 in sbuf: 212988 bytes a partition, a partition of trn2 has 212984",
+            lambda: nl.ndarray((1, 2, 53246), nl.bfloat16),
+        ),
+        (
+            lambda: nl.ndarray((1, 4097), nl.float32, nl.psum),
+            "tensor [1, 4097] float32 in psum: 16388 bytes a partition, a partition of trn2 has 16384",
+            lambda: nl.ndarray((1, 4096), nl.float32, nl.psum),
+        ),
+        (
+            lambda: nl.ndarray((4,), nl.float32),
+            "tensor [4] float32 in sbuf: an on-chip tensor has a partition and at least one free dimension",
+            lambda: nl.ndarray((4,), nl.float32, nl.hbm),
+        ),
+        (
+            lambda: nl.ndarray((4, 0), nl.float32, nl.hbm),
+            "shape must be a tuple of positive integers, got (4, 0)",
+            lambda: nl.ndarray((4, 1), nl.float32, nl.hbm),
+        ),
+        (
+            lambda: nl.ndarray((), nl.float32, nl.hbm),
+            "shape must be a tuple of positive integers, got ()",
+            lambda: nl.ndarray((1,), nl.float32, nl.hbm),
+        ),
+        (
+            lambda: nl.ndarray((4, 2.5), nl.float32),  # type: ignore[arg-type]
+            "shape must be a tuple of positive integers, got (4, 2.5)",
+            lambda: nl.ndarray([4, np.int64(2)], nl.float32),
+        ),
+        (
+            lambda: nl.ndarray(4, nl.float32, nl.hbm),  # type: ignore[arg-type]
+            "shape must be a tuple of positive integers, got 4",
+            lambda: nl.ndarray((4,), nl.float32, nl.hbm),
+        ),
+    ],
+)
+def test_a_tensor_that_cannot_exist_is_refused(broken: Any, message: str, corrected: Any) -> None:
+    assert without_place(refused(NkiValidationError, lambda: run(lambda: _none(broken()))), "nl.ndarray") == message
+    run(lambda: _none(corrected()))
+
+
+def _none(_: Any) -> None:
+    """In a kernel: make something and return nothing."""
+
+
+@pytest.mark.parametrize(("target", "elements"), [("trn1", 45056), ("trn2", 53246), ("trn3", 61438)])
+def test_sbuf_grows_with_the_generation(target: str, elements: int) -> None:
+    def kernel(extra: int) -> None:
+        nl.ndarray((128, elements + extra), nl.float32)
+
+    run(kernel, 0, target=target)
+    message = refused(NkiValidationError, lambda: run(kernel, 1, target=target))
+    assert without_place(message, "nl.ndarray") == (
+        f"tensor [128, {elements + 1}] float32 in sbuf: {elements * 4 + 4} bytes a partition, a partition of {target} "
+        f"has {elements * 4}"
+    )
+
+
+def test_a_type_takes_the_room_that_it_has_on_the_device() -> None:
+    run(lambda: _none(nl.ndarray((1, 2 * 53246), nl.bfloat16)), precise_fp=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        ("a", nl.float32, "value must be a compile-time number, got 'a'"),
+        (None, nl.float32, "value must be a compile-time number, got None"),
+        (128, nl.int8, "value must be in [-128, 127] for int8, got 128"),
+        (-1, nl.uint16, "value must be in [0, 65535] for uint16, got -1"),
+    ],
+)
+def test_a_wrong_fill_value_is_refused(value: Any, dtype: Any, message: str) -> None:
+    error = refused(NkiValidationError, lambda: run(lambda: _none(nl.full((2, 3), value, dtype))))
+    assert without_place(error, "nl.full") == message
+    run(lambda: _none(nl.full((2, 3), 127, dtype)))
+
+
+def test_what_is_not_there_yet() -> None:
+    message = "nl.ndarray: address= is not implemented in the simulator yet"
+    assert refused(NotImplementedError, lambda: run(lambda: nl.ndarray((2, 2), nl.int8, address=(0, 0)))) == message
+    message = "nl.float4_e2m1fn_x4: tensors of packed x4 types are not implemented in the simulator yet"
+    assert refused(NotImplementedError, lambda: run(lambda: nl.ndarray((2, 2), nl.float4_e2m1fn_x4))) == message
+
+
+@pytest.mark.parametrize("make", [nl.ndarray, nl.zeros, nl.ones])
+def test_tensors_are_made_in_kernels_only(make: Any) -> None:
+    expected = "nl.ndarray works inside a kernel only: decorate the function with @nki.jit and call it"
+    assert refused(NkiValidationError, lambda: make((2, 2), nl.float32)) == expected
+
+
+# -- shared HBM ------------------------------------------------------------------------------------------------
+
+
+def test_shared_tensors_are_one_and_private_ones_are_the_cores_own() -> None:
+    def kernel(buffer: Any) -> Any:
+        t = nl.ndarray((2, 3), nl.float32, buffer)
+        nisa.dma_copy(t[nl.program_id()], nl.full((1, 3), nl.program_id() + 1, nl.float32))
+        return t
+
+    shared = run(kernel, nl.shared_hbm, cores=2)
+    np.testing.assert_array_equal(shared, [[1, 1, 1], [2, 2, 2]])
+    with nkilib.simulator.using(uninitialized="nan"):
+        private = run(kernel, nl.private_hbm, cores=2)
+    np.testing.assert_array_equal(private, [[1, 1, 1], [np.nan] * 3])
+
+
+def test_cores_must_make_the_same_shared_tensors() -> None:
+    def kernel(second: Any) -> None:
+        nl.ndarray((2, 3), nl.float32, nl.shared_hbm)
+        if nl.program_id() == 0:
+            nl.ndarray((4,), nl.int32, nl.shared_hbm)
+            nisa.core_barrier(nl.ndarray((1,), nl.int32, nl.shared_hbm), (0, 1))
+        else:
+            nl.ndarray(*second, nl.shared_hbm)
+            nisa.core_barrier(nl.ndarray((1,), nl.int32, nl.shared_hbm), (0, 1))
+
+    run(kernel, ((4,), nl.int32), cores=2)
+    for wrong in ((5,), nl.int32), ((4,), nl.float32):
+        message = refused(NkiValidationError, lambda wrong=wrong: run(kernel, wrong, cores=2))  # type: ignore[misc]
+        one, other = "[4] int32", f"{list(wrong[0])} {wrong[1]}"
+        expected = (
+            "nl.ndarray in shared_hbm: all cores must make the same shared tensors in the same order; number 1 is "
+            "{} on one core and {} on another"
+        )
+        assert message in (expected.format(one, other), expected.format(other, one))

@@ -1,0 +1,107 @@
+"""``NKIObject``: the base class of what a kernel may hold besides numbers, strings and containers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from nkilib.nki import nl
+from tests.simulator.frame import refused
+
+
+class Plain(nl.NKIObject):
+    x: int
+    y: bool = False
+
+    def toggle(self) -> None:
+        self.y = not self.y
+
+
+@dataclass
+class Data(nl.NKIObject):
+    x: int
+    y: bool = False
+
+    def toggle(self) -> None:
+        self.y = not self.y
+
+
+@pytest.mark.parametrize("cls", [Plain, Data])
+def test_the_class_of_the_language_guide_with_and_without_dataclass(cls: Any) -> None:
+    c = cls(1)
+    c.toggle()
+    assert (c.x, c.y) == (1, True)
+    assert (cls(x=2, y=3).x, cls(2, y=3).y, cls(1, 2).y) == (2, 3, 2)
+    assert not cls(1).y, "the class's default is not changed by an instance"
+
+
+def test_a_field_without_value_and_default_is_none() -> None:
+    assert (Plain().x, Plain().y) == (None, False)
+
+
+class Computed(nl.NKIObject):
+    x: int = 2
+    doubled: int
+
+    def __post_init__(self) -> None:
+        self.doubled = 2 * self.x
+
+
+def test_post_init_sees_the_fields() -> None:
+    assert Computed().doubled == 4
+    assert Computed(5).doubled == 10
+
+
+class Derived(Plain):
+    y: int = 7
+    z: int
+
+
+def test_a_subclass_adds_fields_after_those_of_its_base() -> None:
+    assert vars(Derived(1, 2, 3)) == {"x": 1, "y": 2, "z": 3}
+    assert (Derived(1).y, Derived(1).z) == (7, None)
+
+
+class WithInit(nl.NKIObject):
+    x: int = 1
+
+    def __init__(self, text: str) -> None:
+        self.x = len(text)
+
+
+def test_a_class_may_bring_its_own_initializer() -> None:
+    assert WithInit("four").x == 4
+
+
+class Empty(nl.NKIObject):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("broken", "message", "corrected"),
+    [
+        (lambda: Plain(1, 2, 3), "Plain has 2 fields, got 3 values", lambda: Plain(1, 2)),
+        (lambda: Empty(1), "Empty has 0 fields, got 1 values", Empty),
+        (
+            lambda: Plain(1, z=2),
+            "Plain: 'z' is no field or is given twice; fields: ['x', 'y']",
+            lambda: Plain(1, y=2),
+        ),
+        (
+            lambda: Plain(1, x=2),
+            "Plain: 'x' is no field or is given twice; fields: ['x', 'y']",
+            lambda: Plain(x=2),
+        ),
+    ],
+)
+def test_wrong_values_are_refused_as_python_would(broken: Any, message: str, corrected: Any) -> None:
+    assert refused(TypeError, broken) == message
+    assert isinstance(corrected(), nl.NKIObject)
+
+
+def test_an_object_can_be_copied_with_a_type_among_its_fields() -> None:
+    c = copy.deepcopy(Plain(nl.bfloat16, [1]))
+    assert c.x is nl.bfloat16 and c.y == [1]

@@ -1,0 +1,68 @@
+"""``nkilib.simulator.programs`` and ``ranges``: the launch grid, the generation, and loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nkilib.nki import nisa, nl
+from nkilib.simulator import NkiValidationError
+from tests.simulator.frame import refused, run
+
+
+def test_the_grid_on_each_core() -> None:
+    seen: dict[int, Any] = {}
+
+    def kernel() -> None:
+        grid = nl.program_id(axis=0), nl.num_programs(), nl.num_programs(axes=0), nl.program_ndim()
+        seen[nl.program_id()] = grid
+
+    run(kernel, cores=2)
+    assert seen == {0: (0, 2, 2, 1), 1: (1, 2, 2, 1)}
+
+
+@pytest.mark.parametrize(("function", "name"), [(nl.program_id, "program_id"), (nl.num_programs, "num_programs")])
+def test_the_grid_has_one_axis(function: Any, name: str) -> None:
+    expected = f"nl.{name}: the launch grid has one axis, 0; got 1"
+    assert refused(NkiValidationError, lambda: run(lambda: function(1), cores=2)) == expected
+    assert run(lambda: function(0), cores=2) in (0, 2)
+
+
+@pytest.mark.parametrize(("target", "generation"), [("trn1", "gen2"), ("trn2", "gen3"), ("trn3", "gen4")])
+def test_the_generation(target: str, generation: str) -> None:
+    def kernel() -> tuple[Any, Any]:
+        return nisa.get_nc_version(), nisa.get_nc_sub_version()
+
+    assert run(kernel, target=target) == (nisa.nc_version[generation], 0)
+
+
+RANGES = [nl.static_range, nl.affine_range, nl.sequential_range, nl.dynamic_range]
+
+
+@pytest.mark.parametrize("loop", RANGES)
+def test_ranges_count_as_range_does(loop: Any) -> None:
+    assert list(loop(4)) == [0, 1, 2, 3]
+    assert list(loop(2, 5)) == [2, 3, 4]
+    assert list(loop(1, 8, 3)) == [1, 4, 7]
+    assert list(loop(1, stop=8, step=3)) == [1, 4, 7]
+    assert list(loop(5, step=2)) == [0, 2, 4]
+    assert list(loop(3, 3)) == list(loop(0)) == []
+
+
+@pytest.mark.parametrize("step", [0, -1, 1.0, None])
+def test_a_dynamic_range_needs_a_positive_step(step: Any) -> None:
+    expected = f"nl.dynamic_range: step must be a positive integer, got {step!r}"
+    assert refused(NkiValidationError, lambda: nl.dynamic_range(0, 4, step)) == expected
+
+
+def test_registers_as_bounds_are_not_there_yet() -> None:
+    expected = (
+        "nki.language.dynamic_range: bounds other than integers are not implemented in the simulator yet, got 'count'"
+    )
+    assert refused(NotImplementedError, lambda: nl.dynamic_range("count")) == expected  # type: ignore[arg-type]
+
+
+def test_no_reorder_is_a_context() -> None:
+    with nl.no_reorder():
+        assert list(nl.affine_range(1)) == [0]
