@@ -74,8 +74,7 @@ def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | N
             new_strides.append(group_size * group_stride if group_size > 1 else 1)
             continue
         while group_size % size or group_size < size:
-            if position == len(old):
-                return None
+            # There is a next one: both shapes have equally many elements.
             next_size, next_stride = old[position]
             position += 1
             if group_size > 1 and group_stride != next_size * next_stride:

@@ -328,6 +328,11 @@ def shorts() -> NkiTensor:
             lambda: tile().ap([[4, 3], [1, 4]]),
         ),
         (
+            lambda: tile().ap([[1, 2], [1, 4]]),
+            f"NkiTensor.ap on {SBUF}: the first stride must be the 4 elements of a partition, got 1",
+            lambda: tile().ap([[1, 1], [1, 4]]),
+        ),
+        (
             lambda: tile().ap([[4, 6], [1, 8]], dtype=nl.bfloat16),
             f"NkiTensor.ap on {SBUF}: the first stride must be the 8 elements of a partition, got 4",
             lambda: tile().ap([[8, 6], [1, 8]], dtype=nl.bfloat16),

@@ -182,6 +182,11 @@ def tile() -> NkiTensor:
             lambda: cube().vector_select(0, indices(0)),
         ),
         (
+            lambda: cube().vector_select(0, None),  # type: ignore[arg-type]
+            f"NkiTensor.vector_select on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1), got None",
+            lambda: cube().vector_select(0, indices(0)),
+        ),
+        (
             lambda: cube().vector_select(0, sbuf(np.zeros((2, 2), np.int32)).select(1, indices(0))),
             f"NkiTensor.vector_select on {CUBE}: the vector offset must not be an indirect view itself, got tensor "
             "[2, 1] int32 in sbuf",

@@ -247,6 +247,26 @@ def test_an_exception_on_one_core_ends_the_other_at_its_next_instruction(failing
     assert type(in_time(lambda: run(kernel, cores=2))) is KernelError
 
 
+def test_an_interrupt_while_waiting_for_the_other_core_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = threading.Thread.join
+    interrupted: list[threading.Thread] = []
+
+    def join_with_an_interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "core 1" and not interrupted:
+            interrupted.append(thread)
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    def kernel() -> None:
+        tile = nl.zeros((1, 1), nl.float32)
+        while nl.program_id() == 1:
+            nisa.memset(tile, 1)
+
+    monkeypatch.setattr(threading.Thread, "join", join_with_an_interrupt)
+    assert type(in_time(lambda: run(kernel, cores=2))) is KeyboardInterrupt
+    assert not interrupted[0].is_alive()
+
+
 def test_an_instructions_error_names_its_core() -> None:
     def kernel() -> None:
         barrier()

@@ -434,6 +434,23 @@ def test_a_last_dimension_of_one_element_can_be_split() -> None:
             lambda: plain(4, 6)[::2].view(nl.uint8),
         ),
         Constraint(
+            lambda: plain(4, 6).permute((1, 0)).view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [6, 4] float32 in private_hbm must be dense, got strides "
+            "(1, 6)",
+            lambda: plain(4, 6).view(nl.uint8).permute((1, 0)),
+        ),
+        Constraint(
+            lambda: plain(4, 6)[0:1, ::2].view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [1, 3] float32 in private_hbm must be dense, got strides "
+            "(6, 2)",
+            lambda: plain(4, 6)[0:1].view(nl.uint8),
+        ),
+        Constraint(
+            lambda: hbm(np.array(3, np.float32)).view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [] float32 in private_hbm must be dense, got strides ()",
+            lambda: hbm(np.array(3, np.float32)).view(nl.int32),
+        ),
+        Constraint(
             lambda: hbm(counted(4, 7, dtype=np.int16)).view(nl.float32),
             "NkiTensor.view: the 14 bytes of the last dimension of tensor [4, 7] int16 in private_hbm and the strides "
             "before it must be multiples of the 4 bytes of float32",

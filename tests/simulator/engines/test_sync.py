@@ -68,6 +68,10 @@ def test_the_barrier_reads_nothing() -> None:
     execute(lambda: meet(shared(4, 4)), "trn3", cores=2)
 
 
+def test_the_barrier_waits_for_any_part_of_a_tensor() -> None:
+    execute(lambda: meet(shared(300, 4)[5:7, 1:3]), cores=2)
+
+
 def test_inputs_of_a_kernel_on_two_cores_are_shared() -> None:
     kernel = nki.jit(lambda data: meet(data))
     kernel[2](np.zeros((2, 2), np.float32))

@@ -393,6 +393,13 @@ def transposing(dtype: Any = nl.float32, result: Any = None, moving_value: Any =
     )
 
 
+def unit_rectangle(rows: int, columns: int) -> Any:
+    """In a kernel: ones on the diagonal, zeros elsewhere."""
+    made = tile(rows, columns)
+    nisa.memset(made[0:1, 0:1], 1)
+    return made
+
+
 @rules(
     Rule(
         "dst in PSUM",
@@ -492,6 +499,18 @@ def transposing(dtype: Any = nl.float32, result: Any = None, moving_value: Any =
         lambda: nisa.nc_matmul(psum(4, 8), tile(16, 8), tile(16, 4)),
         "nisa.nc_matmul: operand 'dst' must be of shape (8, 4), got tensor [4, 8] float32 in psum",
         lambda: nisa.nc_matmul(psum(8, 4), tile(16, 8), tile(16, 4)),
+    ),
+    Rule(
+        "rows of dst",
+        lambda: nisa.nc_matmul(psum(4, 4), tile(16, 8), tile(16, 4)),
+        "nisa.nc_matmul: operand 'dst' must be of shape (8, 4), got tensor [4, 4] float32 in psum",
+        lambda: nisa.nc_matmul(psum(4, 4), tile(16, 8)[:, 0:4], tile(16, 4)),
+    ),
+    Rule(
+        "columns of dst",
+        lambda: nisa.nc_matmul(psum(8, 8), tile(16, 8), tile(16, 4)),
+        "nisa.nc_matmul: operand 'dst' must be of shape (8, 4), got tensor [8, 8] float32 in psum",
+        lambda: nisa.nc_matmul(psum(8, 8)[:, 0:4], tile(16, 8), tile(16, 4)),
     ),
     Rule(
         "rows of a tile",
@@ -600,6 +619,12 @@ def transposing(dtype: Any = nl.float32, result: Any = None, moving_value: Any =
         transposing(moving_value=2),
         "nisa.nc_matmul: is_transpose=True needs an identity matrix as 'moving'",
         transposing(moving_value=1),
+    ),
+    Rule(
+        "transposition with a rectangle",
+        lambda: nisa.nc_matmul(psum(2, 2), tile(1, 2), unit_rectangle(1, 2), is_transpose=True),
+        "nisa.nc_matmul: is_transpose=True needs an identity matrix as 'moving'",
+        lambda: nisa.nc_matmul(psum(2, 1), tile(1, 2), unit_rectangle(1, 1), is_transpose=True),
     ),
     Rule(
         "accumulated transposition",

@@ -127,6 +127,19 @@ def test_tensor_reduce_bits(name: str, expected: list[int]) -> None:
         assert result[:, 0].tolist() == expected
 
 
+@pytest.mark.parametrize(("axis", "expected"), [(2, [[4, 0], [1, 5]]), ((1, 2), [[0], [1]])])
+def test_tensor_reduce_bits_of_some_axes(axis: Any, expected: Any) -> None:
+    data = np.array([[[6, 5, 4], [3, 4, 0]], [[1, 3, 9], [7, 5, 13]]], np.uint8)
+    for keepdims in (False, True):
+        shape = (*np.shape(expected), *[1] * (3 - np.ndim(expected))) if keepdims else np.shape(expected)
+        result = run(
+            lambda dst, x: nisa.tensor_reduce(dst, nl.bitwise_and, x, axis, keepdims=keepdims),  # noqa: B023
+            [data],
+            Result(shape, nl.uint8),
+        )
+        assert result.reshape(np.shape(expected)).tolist() == expected
+
+
 @rules(
     Rule(
         "partition axis",
