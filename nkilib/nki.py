@@ -150,5 +150,5 @@ else:
         from nkilib.simulator.explain import explain_index
     else:
 
-        def explain_index(index: object, what: str, values: object, first_row: int, row_step: int) -> None:
+        def explain_index(index: object, what: str, values: object, first_row: int, row_step: int, limit: int) -> None:
             """Nothing: on a device the DMA engine reports an index that is out of range in its own words."""

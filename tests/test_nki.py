@@ -97,11 +97,11 @@ from nkilib.nki import explain_index
 print(explain_index.__module__, "nkilib.simulator" in sys.modules)
 print(*inspect.signature(explain_index).parameters)
 """
-HELPER_TAKES = "index what values first_row row_step"
+HELPER_TAKES = "index what values first_row row_step limit"
 
 
 def test_on_hardware_the_helper_for_errors_is_empty_and_needs_no_simulator(tmp_path: Path) -> None:
-    called = "print(explain_index('index', what='target', values='targets', first_row=0, row_step=2))"
+    called = "print(explain_index('index', what='target', values='targets', first_row=0, row_step=2, limit=9))"
     outcome = run_fresh(SHOW_HELPER + called, "neuron", before=[make_tree(tmp_path, REAL)])
     assert outcome.error == ""
     assert outcome.output.splitlines() == ["nkilib.nki False", HELPER_TAKES, "None"]

@@ -9,21 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.core.tiling import div_ceil
-from nkilib.nki import nl
-
-
-def launched_cores() -> int:
-    """Number of cores that run the kernel: 1 without a launch grid."""
-    if nl.program_ndim() == 0:
-        return 1
-    return nl.num_programs(0)
-
-
-def this_core() -> int:
-    """Number of the core that runs this: 0 without a launch grid."""
-    if nl.program_ndim() == 0:
-        return 0
-    return nl.program_id(0)
 
 
 def positions_of_core(num_positions: int, cores: int, core: int) -> int:

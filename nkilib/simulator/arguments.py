@@ -32,10 +32,11 @@ _TORCH_BITS = {
 class _Input:
     """An array that came in: the caller's object, and the storage that stands for it in the kernel."""
 
-    def __init__(self, original: Any, name: str, region: MemoryRegion, precise_fp: bool) -> None:
+    def __init__(self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool) -> None:
         self.original = original
-        self._array = _as_numpy(original, name)
-        self.dtype = _input_dtype(self._array, name)
+        what = f"{kernel}: argument {name!r}"
+        self._array = _as_numpy(original, what)
+        self.dtype = _input_dtype(self._array, what)
         widened = not precise_fp and self.dtype in LOW_PRECISION
         # In native byte order: a storage is read as bytes.
         data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype.newbyteorder("="))
@@ -75,10 +76,15 @@ class Arguments:
         is_shared: bool,
         precise_fp: bool,
     ) -> None:
+        self._kernel = getattr(func, "__name__", type(func).__name__)
+        self._is_shared = is_shared
         self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
         self._precise_fp = precise_fp
         self._inputs: dict[int, _Input] = {}
-        bound = inspect.signature(func).bind(*args, **kwargs)
+        try:
+            bound = inspect.signature(func).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._kernel}: {error}") from None
         for name, value in bound.arguments.items():
             bound.arguments[name] = self._convert(value, name)
         self.args = bound.args
@@ -87,8 +93,10 @@ class Arguments:
     def _convert(self, value: Any, name: str) -> Any:
         if _is_array(value):
             if id(value) not in self._inputs:
-                self._inputs[id(value)] = _Input(value, name, self._region, self._precise_fp)
+                self._inputs[id(value)] = _Input(value, self._kernel, name, self._region, self._precise_fp)
             return self._inputs[id(value)].tensor
+        if isinstance(value, np.bool_ | np.integer | np.floating):
+            return value.item()  # NKI values are Python's
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self._convert(item, f"{name}[{i}]") for i, item in enumerate(value)))
         if isinstance(value, tuple | list):
@@ -129,11 +137,17 @@ class Arguments:
 
     def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
         if tensor.buffer not in HBM or tensor.is_indirect():
-            raise NkiValidationError(f"a kernel returns tensors in HBM, got {tensor}")
+            raise NkiValidationError(
+                f"{self._kernel}: a kernel returns tensors in HBM, got {tensor}; copy it to one in nl.shared_hbm"
+            )
         for converted in self._inputs.values():
             whole = converted.tensor
             if (tensor.storage, tensor.layout, tensor.dtype) == (whole.storage, whole.layout, whole.dtype):
                 return converted.original
+        if self._is_shared and tensor.buffer is MemoryRegion.private_hbm:
+            raise NkiValidationError(
+                f"{self._kernel}: a kernel on two cores returns tensors in nl.shared_hbm; {tensor} belongs to one core"
+            )
         _check_result_written(tensor, options)
         array = tensor.array
         return _to_torch(array, tensor.dtype) if as_torch else array
@@ -162,20 +176,22 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or _is_torch(value)
 
 
-def _as_numpy(value: Any, name: str) -> npt.NDArray[Any]:
-    """A numpy array that shares the memory of ``value``."""
+def _as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
+    """A numpy array that shares the memory of ``value``; read-only if autograd tracks it and would miss a write."""
     if isinstance(value, np.ndarray):
         return value
     if value.device.type != "cpu":
-        raise TypeError(f"argument {name!r}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
+        raise TypeError(f"{what}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
     detached = value.detach()
     kind = str(value.dtype).removeprefix("torch.")
     if kind in _TORCH_BITS:
         bits, numpy_type = _TORCH_BITS[kind]
         torch = sys.modules["torch"]
         array: npt.NDArray[Any] = detached.view(getattr(torch, bits)).numpy().view(numpy_type)
-        return array
-    array = detached.numpy()
+    else:
+        array = detached.numpy().view()
+    if value.requires_grad:
+        array.flags.writeable = False
     return array
 
 
@@ -194,11 +210,9 @@ def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
         ) from None
 
 
-def _input_dtype(array: npt.NDArray[Any], name: str) -> DType:
+def _input_dtype(array: npt.NDArray[Any], what: str) -> DType:
     try:
         return as_dtype(array.dtype)
     except TypeError:
-        raise TypeError(
-            f"argument {name!r}: NKI has no type {array.dtype}; cast the array, for instance to float32, bfloat16 or "
-            f"int32"
-        ) from None
+        instead = "int32" if array.dtype.kind in "iu" else "float32 or bfloat16"
+        raise TypeError(f"{what}: NKI has no type {array.dtype}; cast it to {instead}") from None

@@ -45,6 +45,24 @@ def kernel_location() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
+    """Put the kernel line that ``error`` came through in front of its message, unless an instruction has done so.
+
+    For errors that no instruction raises: of a view, or of a function of the language.
+    """
+    if getattr(error, "is_located", False):
+        return
+    place = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not os.path.abspath(code.co_filename).startswith(_PACKAGE_DIRECTORY):
+            place = f"{code.co_filename}:{traceback.tb_lineno}: "
+        traceback = traceback.tb_next
+    error.is_located = True  # type: ignore[attr-defined]
+    error.args = (f"{place}{core}{error}",)
+
+
 def add_location(error: NkiValidationError, what: str) -> None:
     """Put kernel location and instruction in front of ``error``'s message, once."""
     if getattr(error, "is_located", False):

@@ -6,8 +6,8 @@ from .indirect import IndexNote
 from .tensor import NkiTensor
 
 
-def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int) -> None:
-    """Attach to ``index`` what an error about it shall add: ``row R has <what> <value>``.
+def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int, limit: int) -> None:
+    """Attach to ``index`` what an error about it shall add: ``row R has <what> <value>, outside [0, <limit>)``.
 
     Args:
         index: SBUF tensor of shape (P, 1) that is used as a vector offset.
@@ -15,5 +15,6 @@ def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int
         values: SBUF tensor of shape (P, 1): the value behind the index of partition p.
         first_row: row of partition 0.
         row_step: rows from one partition to the next.
+        limit: the values should lie in [0, limit).
     """
-    index.storage.index_note = IndexNote(what, values, first_row, row_step)
+    index.storage.index_note = IndexNote(what, values, first_row, row_step, limit)

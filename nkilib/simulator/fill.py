@@ -12,14 +12,16 @@ from .tensor import NkiTensor
 
 
 def fill(tensor: NkiTensor, value: Any) -> None:
-    """Write ``value`` into every element of ``tensor``: an integer exactly into integer types, else by a float cast.
+    """Write ``value`` into every element of ``tensor``: integers exactly into integer types, numbers by a cast into floats.
 
     Raises:
-        NkiValidationError: if ``value`` is no number, or an integer that the tensor's integer type cannot hold.
+        NkiValidationError: if ``value`` is no number, or no integer that the tensor's integer type can hold.
     """
     if not isinstance(value, bool | int | float | np.number):
         raise NkiValidationError(f"value must be a compile-time number, got {value!r}")
-    if tensor.dtype.is_integer and float(value).is_integer():
+    if tensor.dtype.is_integer:
+        if not isinstance(value, bool | int | np.integer):
+            raise NkiValidationError(f"value must be an integer for {tensor.dtype}, got {value!r}")
         limits = np.iinfo(tensor.dtype.numpy)
         if not limits.min <= int(value) <= limits.max:
             raise NkiValidationError(

@@ -11,8 +11,10 @@ PARTITIONS = 128
 PSUM_BANKS = 8
 PSUM_BANK_BYTES = 2 * 1024
 PSUM_PARTITION_BYTES = PSUM_BANKS * PSUM_BANK_BYTES
-# "each F axis in the tensor can have a size expressed in uint16" (trainium_inferentia2_arch.rst, Data Access).
+# "each F axis in the tensor can have a size expressed in uint16 and a stride expressed in int16, measured in data
+# elements" (trainium_inferentia2_arch.rst, Data Access).
 FREE_AXIS_MAX = 65535
+FREE_STRIDE_MAX = 32767
 # "accessing elements from up to four-dimensional arrays" within a partition (nki/deep-dives/nki-aps.rst).
 FREE_DIMENSIONS_MAX = 4
 

@@ -49,9 +49,9 @@ class Indirect:
         """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
         limit = self.limit if limit is None else limit
         note = self.index.storage.index_note
-        explained = f"; {note.describe(row)}" if note is not None else ""
+        explained = f"{note.describe(row)}: " if note is not None else ""
         return OutOfRangeError(
-            f"index {value} in partition {row} of {self.index} is out of range [0, {limit}) of {self.source}{explained}"
+            f"{explained}index {value} in partition {row} of {self.index} is out of range [0, {limit}) of {self.source}"
         )
 
 
@@ -64,16 +64,19 @@ class IndexNote:
         values: tensor of shape (P, 1): the value behind the index of each partition.
         first_row: number of the row that partition 0 stands for.
         row_step: rows from one partition to the next.
+        limit: the values should lie in [0, limit).
     """
 
     what: str
     values: NkiTensor
     first_row: int
     row_step: int
+    limit: int
 
     def describe(self, partition: int) -> str:
         row = self.first_row + partition * self.row_step
-        return f"row {row} has {self.what} {self.values.array.reshape(-1)[partition]}"
+        value = self.values.array.reshape(-1)[partition]
+        return f"row {row} has {self.what} {value}, outside [0, {self.limit})"
 
 
 def check_index_tensor(owner: str, index: Any, kind: str) -> None:

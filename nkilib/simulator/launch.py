@@ -13,7 +13,7 @@ from .arguments import Arguments
 from .barrier import CoreBarrier
 from .core import Core, Launch, current_core_or_none, enter
 from .enums import nc_version
-from .errors import CoreAbortedError, NkiValidationError
+from .errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
 from .options import current_options
 from .record import active_records
 
@@ -132,6 +132,8 @@ class _CoreRun:
         except CoreAbortedError:
             pass
         except BaseException as error:
+            if isinstance(error, NkiValidationError):
+                add_location_of_traceback(error, f"core {self.core.number}: " if self.core.launch.cores > 1 else "")
             self.error = error
             barrier.abort()
         finally:

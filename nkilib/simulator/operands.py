@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .dtypes import DType
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
-from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, PARTITIONS
+from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
 from .layout import Layout, extent
 from .memory import ON_CHIP, MemoryRegion
 from .tensor import NkiTensor
@@ -88,7 +88,10 @@ def check_operand(core: Core, rule: Operand, value: Any, values: dict[str, Any])
         _check_vector(rule, value, values[rule.like])
     if rule.is_output:
         if value.storage.is_read_only:
-            raise NkiValidationError(f"operand {rule.name!r}: {value} is a read-only input array and cannot be written")
+            raise NkiValidationError(
+                f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
+                "a torch tensor that does not require grad (.detach())"
+            )
     elif rule.is_accessed and not value.is_indirect():
         check_written(core, rule.name, value)
     return value
@@ -175,12 +178,25 @@ def _check_tile(name: str, tensor: NkiTensor) -> None:
         raise NkiValidationError(
             f"operand {name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got {tensor}"
         )
+
+
+def check_free_pattern(name: str, tensor: NkiTensor) -> None:
+    """How a compute engine may walk a partition (trainium_inferentia2_arch.rst, Data Access). DMA has other limits.
+
+    Raises:
+        NkiValidationError: if there are too many dimensions, or a size or stride exceeds its field in an instruction.
+    """
     if len(tensor.shape) - 1 > FREE_DIMENSIONS_MAX:
         raise NkiValidationError(f"operand {name!r}: at most {FREE_DIMENSIONS_MAX} free dimensions, got {tensor}")
-    for size in tensor.shape[1:]:
+    for size, stride in zip(tensor.shape[1:], tensor.strides[1:], strict=True):
         if size > FREE_AXIS_MAX:
             raise NkiValidationError(
                 f"operand {name!r}: a free dimension has at most {FREE_AXIS_MAX} elements (16-bit sizes), got {tensor}"
+            )
+        if size > 1 and abs(stride) > FREE_STRIDE_MAX:
+            raise NkiValidationError(
+                f"operand {name!r}: a free dimension has a stride of at most {FREE_STRIDE_MAX} elements (signed 16-bit "
+                f"strides), got {stride} in {tensor}"
             )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.core.cores import launched_cores, positions_of_core, row_span, strided_rows, this_core
+from nkilib.core.cores import positions_of_core, row_span, strided_rows
 from nkilib.nki import nisa, nki, nl
 
 
@@ -28,7 +28,7 @@ def test_row_span_counts_from_the_first_to_the_last_row(rows: int, cores: int) -
 def mark_own_rows(x: Any) -> Any:
     """Write 10 * cores + core into each core's rows of a new tensor shaped like x."""
     result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    cores, core = launched_cores(), this_core()
+    cores, core = nl.num_programs(), nl.program_id()
     rows = positions_of_core(x.shape[0], cores, core)
     if rows > 0:
         tile = nl.full((rows, x.shape[1]), 10 * cores + core, dtype=x.dtype)

@@ -20,7 +20,7 @@ def pick(x: Any, targets_hbm: Any, explains: bool) -> Any:
     nisa.iota(index, [[0, 1]], channel_multiplier=columns)
     nisa.tensor_tensor(index, index, targets, nl.add)
     if explains:
-        explain_index(index, "target", targets, first_row=7, row_step=2)
+        explain_index(index, "target", targets, first_row=7, row_step=2, limit=columns)
     result = nl.ndarray((rows, 1), x.dtype, nl.shared_hbm)
     nisa.dma_copy(result, x.reshape((rows * columns, 1)).vector_select(0, index))
     return result
@@ -28,14 +28,17 @@ def pick(x: Any, targets_hbm: Any, explains: bool) -> Any:
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 SAYS = (
-    "operand 'src': index {} in partition {} of tensor [3, 1] int32 in sbuf is out of range [0, 12) of tensor 'x' "
+    "operand 'src': {}index {} in partition {} of tensor [3, 1] int32 in sbuf is out of range [0, 12) of tensor 'x' "
     "[12, 1] float32 in private_hbm"
 )
 
 
 @pytest.mark.parametrize(
     ("targets", "index", "partition", "explanation"),
-    [([0, 1, 40], 48, 2, "; row 11 has target 40"), ([-3, 1, 0], -3, 0, "; row 7 has target -3")],
+    [
+        ([0, 1, 40], 48, 2, "row 11 has target 40, outside [0, 4): "),
+        ([-3, 1, 0], -3, 0, "row 7 has target -3, outside [0, 4): "),
+    ],
 )
 def test_the_error_says_what_the_index_stands_for(
     targets: list[int], index: int, partition: int, explanation: str
@@ -43,7 +46,7 @@ def test_the_error_says_what_the_index_stands_for(
     column = np.array(targets, np.int32).reshape(-1, 1)
     for explains in (True, False):
         message = refused(OutOfRangeError, lambda explains=explains: run(pick, X, column, explains))  # type: ignore[misc]
-        said = SAYS.format(index, partition) + (explanation if explains else "")
+        said = SAYS.format(explanation if explains else "", index, partition)
         assert without_place(message, "nisa.dma_copy") == said
 
 

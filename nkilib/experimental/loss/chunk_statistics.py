@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.core.cores import strided_rows
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.sbuf_plan import STATISTICS_COLUMNS
 from nkilib.nki import nisa, nl
@@ -35,24 +34,22 @@ def make_statistics(rows: int) -> Any:
     return neg_max_sbuf, sums_sbuf, weighted_sbuf
 
 
-def row_statistics(
-    logits_hbm: Any, chunk_buffers_sbuf: Any, statistics: Any, first: int, rows: int, cores: int, chunk_size: int
-) -> Any:
+def row_statistics(batch_hbm: Any, chunk_buffers_sbuf: Any, first_load: int, statistics: Any) -> Any:
     """Maximum and sum of exponentials of a batch of rows; reads every logit once.
 
     Args:
-        logits_hbm: [N, V].
+        batch_hbm: [rows, V], the batch's rows of the logits.
         chunk_buffers_sbuf: tiles [P, chunk_size] that the chunks take in turn; they end up holding exponentials.
+        first_load: how many chunks took a buffer before.
         statistics: from :func:`make_statistics`.
-        first, rows, cores: the batch: rows ``first``, ``first + cores``, ...
 
     Returns:
         float32 tiles [rows, 1]: -m, and d = sum of exp(x - m).
     """
     neg_max_sbuf, sums_sbuf, _ = statistics
-    vocab_size = logits_hbm.shape[1]
+    rows, vocab_size = batch_hbm.shape
+    chunk_size = chunk_buffers_sbuf[0].shape[1]
     num_chunks = div_ceil(vocab_size, chunk_size)
-    batch_hbm = strided_rows(logits_hbm, first, rows, cores)
     row_neg_max_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     row_sum_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=row_neg_max_sbuf, value=FLOAT32_HIGHEST)
@@ -64,7 +61,7 @@ def row_statistics(
         for chunk in range(group_start, group_end):
             start = chunk * chunk_size
             end = min(start + chunk_size, vocab_size)
-            buffer_sbuf = chunk_buffers_sbuf[chunk % len(chunk_buffers_sbuf)]
+            buffer_sbuf = chunk_buffers_sbuf[(first_load + chunk) % len(chunk_buffers_sbuf)]
             column = 1 + chunk - group_start
             chunk_sbuf = buffer_sbuf[0:rows, 0 : end - start]
             nisa.dma_copy(dst=chunk_sbuf, src=batch_hbm[:, start:end])

@@ -29,14 +29,15 @@ def chunk_bytes_that_fit() -> int:
     return nl.tile_size.sbuf_fmax_bytes - SMALL_TILES_BYTES
 
 
-def make_chunk_buffers(positions_per_batch: int, chunk_size: int, dtype: Any, num_chunks: int) -> Any:
-    """As many chunk buffers as fit, at most one a chunk: with two or more, loads run beside the computation.
+def make_chunk_buffers(positions_per_batch: int, chunk_size: int, dtype: Any, loads: int) -> Any:
+    """As many chunk buffers as fit, at most one for each of the core's loads of a chunk: with two or more, loads and
+    stores run beside the computation.
 
     Returns:
         List of 1 to ``MAX_CHUNK_BUFFERS`` tiles [positions_per_batch, chunk_size] of ``dtype`` in SBUF.
     """
     fitting = chunk_bytes_that_fit() // (chunk_size * dtype_bytes(dtype))
-    count = max(1, min(MAX_CHUNK_BUFFERS, min(fitting, num_chunks)))
+    count = max(1, min(MAX_CHUNK_BUFFERS, min(fitting, loads)))
     first_sbuf = nl.ndarray((positions_per_batch, chunk_size), dtype=dtype, buffer=nl.sbuf)
     chunk_buffers_sbuf = [first_sbuf]
     for _ in range(count - 1):

@@ -38,12 +38,13 @@ def _integer_op(dst_sbuf: Any, data1_sbuf: Any, data2_sbuf: Any, op: Any) -> Non
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
-def target_indices(targets_hbm: Any, constants: Any, first: int, rows: int, cores: int) -> Any:
+def target_indices(targets_hbm: Any, constants: Any, vocab_size: int, first: int, rows: int, cores: int) -> Any:
     """Index of each row's target element within the batch's span of rows.
 
     Args:
         targets_hbm: [N] int32.
         constants: from :func:`make_index_constants`.
+        vocab_size: V; only for the message about a target outside [0, V).
         first, rows, cores: the batch: rows ``first``, ``first + cores``, ...
 
     Returns:
@@ -60,7 +61,7 @@ def target_indices(targets_hbm: Any, constants: Any, first: int, rows: int, core
     _integer_op(index_sbuf, index_sbuf, penalty_sbuf[0:rows, :], nl.multiply)
     _integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
     _integer_op(index_sbuf, index_sbuf, row_start_sbuf[0:rows, :], nl.add)
-    explain_index(index_sbuf, "target", targets_sbuf, first, cores)
+    explain_index(index_sbuf, "target", targets_sbuf, first, cores, vocab_size)
     return index_sbuf
 
 

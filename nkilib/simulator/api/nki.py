@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ..dtypes import DType
 from ..launch import Kernel, jit, simulate
-from . import isa, language
+from . import collectives, isa, language
 
-__all__ = ["DType", "Kernel", "isa", "jit", "language", "simulate"]
+__all__ = ["DType", "Kernel", "collectives", "isa", "jit", "language", "simulate"]

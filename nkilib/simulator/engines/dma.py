@@ -189,5 +189,10 @@ def _check_modes(
         raise NkiValidationError(f"a vector offset needs dge_mode unknown or swdge, got {dge_mode.name}")
     if dge_mode is enums.dge_mode.hwdge and version is nc_version.gen2:
         raise NkiValidationError("dge_mode=hwdge needs trn2 or newer")
+    if dge_mode is enums.dge_mode.hwdge and ends[0].dtype != ends[1].dtype:
+        raise NkiValidationError(
+            f"dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {ends[0]} and "
+            f"{ends[1]}"
+        )
     if engine is not enums.engine.unknown and dge_mode is not enums.dge_mode.hwdge:
         raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")

@@ -187,7 +187,11 @@ def _accumulate(core: Core, dst: NkiTensor, product: npt.NDArray[np.float32], ac
         summed = _elements_in(dst.storage.accumulated, dst)
         if core.generation.version is nc_version.gen4:
             summed |= _elements_in(dst.storage.written, dst)
-        _check_accumulation(core, dst, summed, bool(accumulate))
+        if accumulate and not summed.all():
+            raise NkiValidationError(
+                f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
+                f"elements of {dst} were not written by a matmul, start with accumulate=False"
+            )
         values = np.where(summed, values + dst.array.astype(np.float32), values)
     store_float(dst.array, values, dst.dtype)
     dst.storage.accumulated.mark(dst.layout, dst.array.itemsize)
@@ -198,23 +202,6 @@ def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
     return np.asarray(elements.mask_of(dst.layout, dst.array.itemsize).all(axis=-1))
-
-
-def _check_accumulation(core: Core, dst: NkiTensor, summed: npt.NDArray[np.bool_], is_explicit: bool) -> None:
-    """Only what a matmul left can be added to; trn3 also adds to what other instructions wrote."""
-    if summed.all():
-        return
-    if is_explicit:
-        raise NkiValidationError(
-            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} elements "
-            f"of {dst} were not written by a matmul, start with accumulate=False"
-        )
-    other = _elements_in(dst.storage.written, dst) & ~summed
-    if (dst.array[other] != 0).any():
-        raise NkiValidationError(
-            f"nc_matmul cannot add to {dst}: some of it was written by an instruction other than a matmul, which is "
-            f"undefined on {core.generation.name}; use accumulate=False"
-        )
 
 
 def _transpose_engine(values: dict[str, Any]) -> engines:

@@ -600,12 +600,12 @@ def test_nothing_is_written_when_an_index_is_out_of_range() -> None:
 def test_an_explained_index_says_which_row_is_wrong() -> None:
     def kernel() -> None:
         index, target = indices(1, 9), indices(7, 8)
-        explain_index(index, "target", target, first_row=100, row_step=2)
+        explain_index(index, "target", target, first_row=100, row_step=2, limit=5)
         nisa.dma_copy(sbuf(2, 2), nl.zeros((4, 2), nl.float32, nl.private_hbm).vector_select(0, index))
 
     assert refusal(kernel, error=OUT_OF_RANGE) == (
-        "nisa.dma_copy: operand 'src': index 9 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 4) of "
-        "tensor [4, 2] float32 in private_hbm; row 102 has target 8"
+        "nisa.dma_copy: operand 'src': row 102 has target 8, outside [0, 5): index 9 in partition 1 of "
+        "tensor [2, 1] int32 in sbuf is out of range [0, 4) of tensor [4, 2] float32 in private_hbm"
     )
 
 
