@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from nkilib.simulator.launch import Kernel
+from tests.language.walker import walk
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(language: str) -> list[object]:
+def blocks(language: str) -> list[Any]:
     """The blocks in ``language``, each with a name that says where it stands."""
     found = []
     for page in PAGES:
@@ -33,6 +38,18 @@ def test_python_block_runs(source: str, tmp_path: Path) -> None:
     script.write_text(source, encoding="utf-8")
     done = subprocess.run([sys.executable, script], cwd=ROOT, env=_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("source", [block for block in blocks("python") if "@nki.jit" in block.values[0]])
+def test_kernels_of_the_pages_are_nki(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page_block.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    page_block = importlib.import_module("page_block")
+    monkeypatch.delitem(sys.modules, "page_block")
+    kernels = [value for value in vars(page_block).values() if isinstance(value, Kernel)]
+    assert kernels
+    for kernel in kernels:
+        assert walk(kernel).refusals == []
 
 
 @pytest.mark.parametrize("source", blocks("bash"))

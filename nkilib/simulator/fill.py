@@ -12,7 +12,7 @@ from .tensor import NkiTensor
 
 
 def fill(tensor: NkiTensor, value: Any) -> None:
-    """Write ``value`` into every element of ``tensor``: integers exactly into integer types, numbers by a cast into floats.
+    """Write ``value`` into every element of ``tensor``: an integer exactly into integer types, else by a float cast.
 
     Raises:
         NkiValidationError: if ``value`` is no number, or no integer that the tensor's integer type can hold.

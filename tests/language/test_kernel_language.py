@@ -33,12 +33,12 @@ def test_the_walk_reaches_the_helpers(name: str) -> None:
     """A walk that reached nothing would find nothing to refuse."""
     reached = list(walk(getattr(loss, name)).functions)
 
-    assert reached[0] == f"nkilib.experimental.loss.cross_entropy.{name}"
+    assert reached[0] == f"nkilib.experimental.loss.inline.{name}"
     modules = {each.rpartition(".")[0] for each in reached}
     assert modules >= {
         "nkilib.core.cores",
         "nkilib.core.tiling",
-        "nkilib.experimental.loss.cross_entropy",
+        "nkilib.experimental.loss.inline",
         "nkilib.experimental.loss.sbuf_plan",
         "nkilib.experimental.loss.target_access",
         "nkilib.experimental.loss.validation",

@@ -53,7 +53,7 @@ def test_klr_reads_the_kernels(name: str, tmp_path: Path) -> None:
     read = child.run("klr_parse", MODULE, name, tmp_path)
 
     assert set(read) == {"entry", "functions"}, read
-    assert read["entry"] == f"{MODULE}.cross_entropy.{name}"
+    assert read["entry"] == f"{MODULE}.inline.{name}"
     assert set(read["functions"]) == set(view["forms"])
     for function, form in view["forms"].items():
         assert read["functions"][function] == form, function

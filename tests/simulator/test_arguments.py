@@ -256,6 +256,15 @@ def test_the_same_array_twice_is_one_tensor() -> None:
         assert returned is x and (copied == 1).all() and (x == 1).all()
 
 
+def test_a_copied_input_that_the_kernel_left_alone_is_not_written_back() -> None:
+    whole = np.zeros((2, 6), np.float32)
+
+    def kernel(whole: Any, every_other: Any) -> Any:
+        return fill_one(whole)
+
+    assert run(kernel, whole, whole[:, ::2]) is whole and (whole == 1).all()
+
+
 # -- read-only arrays ------------------------------------------------------------------------------------------
 
 

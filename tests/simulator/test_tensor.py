@@ -124,6 +124,7 @@ def test_slice_is_numpys(data: st.DataObject) -> None:
 def test_an_empty_slice_is_accepted() -> None:
     assert plain(4, 6).slice(0, 4, 4).shape == (0, 6)
     assert plain(4, 6).slice(0, 4, 4).slice(1, 5, 6).array.shape == (0, 1)
+    assert plain(4, 6).slice(0, 4, 4).reshape((3, 0, 2)).array.shape == (3, 0, 2)
 
 
 def _slice_message(dim: int, size: int, **given_bounds: int) -> str:

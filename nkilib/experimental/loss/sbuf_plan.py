@@ -49,6 +49,6 @@ def rows_per_batch(positions_per_batch: int, vocab_size: int, cores: int) -> int
     """Positions that a batch really takes: fewer than asked for where a vocabulary of over four million entries would
     push the int32 index of an element within the batch's span of rows past ``INDEX_LIMIT``."""
     span = INDEX_LIMIT // vocab_size
-    rows = min(positions_per_batch, (span - 1) // cores + 1)
+    rows = min(int(positions_per_batch), (span - 1) // cores + 1)  # int: True is an int too
     assert row_span(rows, cores) * vocab_size <= INDEX_LIMIT, "cross_entropy: the vocabulary is too large to be indexed"
     return rows

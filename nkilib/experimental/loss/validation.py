@@ -105,7 +105,7 @@ def _validate_float_type(function: str, name: str, dtype: Any) -> None:
 
 def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, chunk_size: int, dtype: Any) -> None:
     partitions = nl.tile_size.pmax
-    assert _is_integer(positions_per_batch) and (positions_per_batch > 0 and positions_per_batch <= partitions), (
+    assert isinstance(positions_per_batch, int) and (positions_per_batch > 0 and positions_per_batch <= partitions), (
         f"{function}: positions_per_batch must be an integer from 1 to {partitions}, got {positions_per_batch}"
     )
     element_bytes = dtype_bytes(dtype)
@@ -113,7 +113,7 @@ def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, c
     largest = min(
         min(vocab_size, FREE_AXIS_MAX), min(fits_partition, BATCH_BYTES_MAX // (positions_per_batch * element_bytes))
     )
-    assert _is_integer(chunk_size) and chunk_size > 0, (
+    assert isinstance(chunk_size, int) and chunk_size > 0, (
         f"{function}: chunk_size must be a positive integer, got {chunk_size}; the largest that fits is {largest}"
     )
     assert chunk_size <= vocab_size, (
@@ -132,8 +132,3 @@ def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, c
         f"{function}: a chunk of {chunk_size} elements of {dtype} takes {chunk_size * element_bytes} bytes of an SBUF "
         f"partition, which has {chunk_bytes_that_fit()} for it; the largest chunk_size that fits is {largest}"
     )
-
-
-def _is_integer(value: Any) -> bool:
-    """Whether ``value`` is an int and no bool, which Python counts among the ints."""
-    return isinstance(value, int) and isinstance(value, bool) == False  # noqa: E712

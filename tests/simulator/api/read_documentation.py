@@ -14,7 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODULES = {"nki": "__init__.py", "nki.isa": "isa/__init__.py", "nki.language": "language/__init__.py"}
+MODULES = {
+    "nki": "__init__.py",
+    "nki.isa": "isa/__init__.py",
+    "nki.language": "language/__init__.py",
+    "nki.collectives": "collectives/__init__.py",
+}
 
 
 def read_parameters(arguments: ast.arguments) -> list[list[str]]:
