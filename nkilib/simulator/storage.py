@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from .dtypes import LOW_PRECISION, DType, float32
 from .layout import Layout
-from .memory import MemoryRegion
+from .memory import ON_CHIP, MemoryRegion
+from .pool import ON_CHIP_POOL
 from .written import WrittenMap
 
 # What an element that was never written reads as: NaN, and this in integer types (AWS's simulator uses it too).
@@ -31,6 +32,7 @@ class Storage:
 
     __slots__ = (
         "_bytes",
+        "_is_pooled",
         "accumulated",
         "dtype",
         "index_note",
@@ -59,14 +61,22 @@ class Storage:
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
         if data is None:
             nbytes = int(np.prod(shape, dtype=np.int64)) * self.numpy_dtype.itemsize
-            self._bytes: npt.NDArray[np.uint8] = np.empty(nbytes, np.uint8)
+            self._is_pooled = region in ON_CHIP
+            self._bytes: npt.NDArray[np.uint8] = (
+                ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
+            )
         else:
+            self._is_pooled = False
             self._bytes = data.reshape(-1).view(np.uint8)
         self.is_read_only = not self._bytes.flags.writeable
         self.written = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, data is not None)
         # Elements that hold a matmul result: nc_matmul may add to these (see engines/tensor.py).
         self.accumulated = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, False)
         self.index_note: Any = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_pooled", False):
+            ON_CHIP_POOL.give(self._bytes)
 
     @property
     def nbytes(self) -> int:
