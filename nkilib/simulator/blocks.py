@@ -60,7 +60,7 @@ class SourceRows:
         self._slot = slot
         self._array = tensor.array
         self._width = free_size(tensor)
-        self._flat = _flat_rows(tensor)
+        self._flat = tensor.flat_rows
         self._is_direct = self._flat is not None and self._array.dtype == np.float32
 
     def load(self, rows: slice) -> npt.NDArray[np.float32]:
@@ -90,7 +90,7 @@ class ResultRows:
         self._dtype = tensor.dtype
         self._width = free_size(tensor)
         is_float32 = self._array.dtype == np.float32 and tensor.dtype != tfloat32
-        self._flat = _flat_rows(tensor) if is_float32 else None
+        self._flat = tensor.flat_rows if is_float32 else None
 
     def open(self, rows: slice) -> npt.NDArray[np.float32]:
         """An array (rows, elements per partition) for the results of some rows."""
@@ -102,11 +102,6 @@ class ResultRows:
         """Cast into the tensor what was computed in the array that :meth:`open` gave for the same rows."""
         if self._flat is None:
             store_float(self._array[rows], values, self._dtype)
-
-
-def _flat_rows(tensor: NkiTensor) -> npt.NDArray[Any] | None:
-    """The tensor as a (partitions, elements per partition) view, or None if its partitions are not dense."""
-    return tensor.array.reshape(tensor.shape[0], free_size(tensor)) if tensor.is_contiguous() else None
 
 
 def column(value: Any, rows: slice) -> Any:

@@ -18,7 +18,7 @@ from .enums import nc_version
 from .errors import CoreAbortedError, NkiValidationError, add_location
 from .memory import MemoryRegion
 from .objects import NKIObject
-from .operands import Operand, check_free_pattern, check_operand, check_partitions
+from .operands import Operand, check_engine_access, check_operand
 from .tensor import NkiTensor
 
 # Numbers instructions in the order in which they are issued.
@@ -224,8 +224,7 @@ def _validate(core: Core, definition: Definition, values: dict[str, Any]) -> Eng
         for operand in definition.operands:
             value = values[operand.name]
             if isinstance(value, NkiTensor):
-                check_free_pattern(operand.name, value)
-                check_partitions(operand.name, value)
+                check_engine_access(operand.name, value)
                 if engine is Engine.gpsimd and value.buffer is MemoryRegion.psum:
                     raise NkiValidationError(
                         f"operand {operand.name!r}: the GpSimd engine cannot access psum, got {value}"

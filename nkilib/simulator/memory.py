@@ -14,6 +14,9 @@ class MemoryRegion(Enum):
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
+    # Members are singletons; Enum's own hash, of the name, is a Python call at every look-up.
+    __hash__ = object.__hash__
+
     def __str__(self) -> str:
         return self.value
 

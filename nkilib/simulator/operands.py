@@ -180,6 +180,18 @@ def _check_tile(name: str, tensor: NkiTensor) -> None:
         )
 
 
+def check_engine_access(name: str, tensor: NkiTensor) -> None:
+    """The limits of a compute engine's access to an on-chip tensor.
+
+    Raises:
+        NkiValidationError: naming the operand, the limit and the value.
+    """
+    if not tensor._passed_engine_checks:
+        check_free_pattern(name, tensor)
+        check_partitions(name, tensor)
+        tensor._passed_engine_checks = True
+
+
 def check_free_pattern(name: str, tensor: NkiTensor) -> None:
     """How a compute engine may walk a partition (trainium_inferentia2_arch.rst, Data Access). DMA has other limits.
 

@@ -36,7 +36,19 @@ class NkiTensor(NKIObject):
         name: for messages.
     """
 
-    __slots__ = ("_array", "_indirect", "buffer", "dtype", "name", "offset", "shape", "storage", "strides")
+    __slots__ = (
+        "_array",
+        "_flat_rows",
+        "_indirect",
+        "_passed_engine_checks",
+        "buffer",
+        "dtype",
+        "name",
+        "offset",
+        "shape",
+        "storage",
+        "strides",
+    )
 
     def __init__(
         self,
@@ -65,6 +77,9 @@ class NkiTensor(NKIObject):
         self.name = name
         self._indirect = indirect
         self._array: npt.NDArray[Any] | None = None
+        self._flat_rows: npt.NDArray[Any] | None = None
+        # Set by operands.check_engine_access: the layout never changes, so that once is enough.
+        self._passed_engine_checks = False
 
     def _with(
         self,
@@ -118,6 +133,13 @@ class NkiTensor(NKIObject):
         if self._array is None:
             self._array = self.storage.array(self.layout, self.storage.numpy_type_of(self.dtype))
         return self._array
+
+    @property
+    def flat_rows(self) -> npt.NDArray[Any] | None:
+        """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
+        if self._flat_rows is None and self.is_contiguous():
+            self._flat_rows = self.array.reshape(self.shape[0], prod(self.shape[1:]))
+        return self._flat_rows
 
     def is_on_chip(self) -> bool:
         return self.buffer in ON_CHIP
