@@ -136,7 +136,9 @@ class Arguments:
         return value
 
     def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
-        if tensor.buffer not in HBM or tensor.is_indirect():
+        if tensor.is_indirect():
+            raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
+        if tensor.buffer not in HBM:
             raise NkiValidationError(
                 f"{self._kernel}: a kernel returns tensors in HBM, got {tensor}; copy it to one in nl.shared_hbm"
             )

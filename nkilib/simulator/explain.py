@@ -7,7 +7,9 @@ from .tensor import NkiTensor
 
 
 def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int, limit: int) -> None:
-    """Attach to ``index`` what an error about it shall add: ``row R has <what> <value>, outside [0, <limit>)``.
+    """Attach to ``index`` what an error about it shall say first: ``row R has <what> <value>``.
+
+    Where the value is outside [0, limit), the error says that too.
 
     Args:
         index: SBUF tensor of shape (P, 1) that is used as a vector offset.

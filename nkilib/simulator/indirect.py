@@ -75,8 +75,9 @@ class IndexNote:
 
     def describe(self, partition: int) -> str:
         row = self.first_row + partition * self.row_step
-        value = self.values.array.reshape(-1)[partition]
-        return f"row {row} has {self.what} {value}, outside [0, {self.limit})"
+        value = int(self.values.array.reshape(-1)[partition])
+        outside = "" if 0 <= value < self.limit else f", outside [0, {self.limit})"
+        return f"row {row} has {self.what} {value}{outside}"
 
 
 def check_index_tensor(owner: str, index: Any, kind: str) -> None:

@@ -73,6 +73,20 @@ def without_place(message: str, function: str) -> str:
     return rest
 
 
+def without_line(message: str, core: int | None = None) -> str:
+    """The message of an error after `file:line: `, or `file:line: core <core>: `; the file must be one of these tests.
+
+    For errors of views and of functions of the language, which name no instruction.
+    """
+    place, _, rest = message.partition(": ")
+    file, _, line = place.rpartition(":")
+    assert Path(file).parent == Path(__file__).parent and line.isdigit()
+    if core is None:
+        return rest
+    assert rest.startswith(f"core {core}: ")
+    return rest.removeprefix(f"core {core}: ")
+
+
 def load(array_hbm: Any) -> Any:
     """In a kernel: an SBUF tile with the values of an HBM tensor."""
     loaded = nl.ndarray(array_hbm.shape, array_hbm.dtype, nl.sbuf)

@@ -73,6 +73,8 @@ def test_sine_continues_as_a_cubic_beyond_pi() -> None:
     at_nine, opposite = evaluate("sin", 9.0, -9.0)
     assert round(at_nine, 2) == 27.65
     assert opposite == -at_nine
+    beyond = np.float32(math.pi + 0.9) - math.pi
+    assert evaluate("sin", math.pi + 0.9)[0] == pytest.approx(-beyond + beyond**3 / 6, rel=2**-22)
     below, above = evaluate("sin", math.pi - 1e-3, math.pi + 1e-3)
     assert below == pytest.approx(1e-3, rel=1e-3)
     assert above == pytest.approx(-1e-3, rel=1e-3)

@@ -288,7 +288,8 @@ def test_a_read_only_array_can_be_read_and_not_written(make: Any, precise_fp: bo
     np.testing.assert_array_equal(run(copy_of, x, precise_fp=precise_fp), np.zeros((3, 4)))
     message = refused(NkiValidationError, lambda: run(fill_one, x, precise_fp=precise_fp))
     assert without_place(message, "nisa.dma_copy") == (
-        "operand 'dst': tensor 'x' [3, 4] float32 in private_hbm is a read-only input array and cannot be written"
+        "operand 'dst': tensor 'x' [3, 4] float32 in private_hbm is a read-only input and cannot be written: "
+        "pass a writable array, or a torch tensor that does not require grad (.detach())"
     )
     assert not x.any()
 
@@ -297,8 +298,34 @@ def test_a_read_only_array_that_is_held_in_float32_cannot_be_written_either() ->
     x = read_only(np.zeros((3, 4), ml_dtypes.bfloat16))
     message = refused(NkiValidationError, lambda: run(fill_one, x, precise_fp=False))
     assert without_place(message, "nisa.dma_copy") == (
-        "operand 'dst': tensor 'x' [3, 4] bfloat16 in private_hbm is a read-only input array and cannot be written"
+        "operand 'dst': tensor 'x' [3, 4] bfloat16 in private_hbm is a read-only input and cannot be written: "
+        "pass a writable array, or a torch tensor that does not require grad (.detach())"
     )
+
+
+GRADIENT_TYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", GRADIENT_TYPES, ids=str)
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x[:, ::2], lambda x: x * 1], ids=["leaf", "view", "computed"])
+@pytest.mark.parametrize("precise_fp", [True, False])
+def test_a_tensor_that_requires_grad_can_be_read_and_not_written(dtype: Any, make: Any, precise_fp: bool) -> None:
+    leaf = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+    x = make(leaf)
+    assert run(copy_of, x, precise_fp=precise_fp).tolist() == x.tolist()
+    message = refused(NkiValidationError, lambda: run(fill_one, x, precise_fp=precise_fp))
+    assert without_place(message, "nisa.dma_copy") == (
+        f"operand 'dst': tensor 'x' {list(x.shape)} {str(dtype).removeprefix('torch.')} in private_hbm is a read-only "
+        "input and cannot be written: pass a writable array, or a torch tensor that does not require grad (.detach())"
+    )
+    assert not x.any() and x._version == 0
+    # As the message says; the values are the same memory.
+    assert run(fill_one, x.detach(), precise_fp=precise_fp).tolist() == torch.ones(x.shape).tolist() == x.tolist()
+
+
+def test_a_tensor_that_requires_grad_and_is_returned_is_the_callers() -> None:
+    x = torch.zeros(3, 4, requires_grad=True)
+    assert run(lambda x: x, x) is x
 
 
 # -- without precise floating point ----------------------------------------------------------------------------
@@ -356,6 +383,37 @@ def test_arrays_are_found_in_nested_containers_and_objects() -> None:
     assert outer.inner.array is d, "the caller's object stays as it was"
 
 
+@pytest.mark.parametrize(
+    ("scalar", "expected"),
+    [
+        (np.bool_(True), True),
+        (np.int8(-3), -3),
+        (np.int64(2**40), 2**40),
+        (np.uint64(2**64 - 1), 2**64 - 1),
+        (np.float16(0.5), 0.5),
+        (np.float32(0.1), 0.10000000149011612),  # the nearest float32, in double precision
+        (np.float64(0.1), 0.1),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{value}",
+)
+def test_numpy_scalars_become_numbers_of_python(scalar: Any, expected: Any) -> None:
+    seen: list[Any] = []
+
+    def kernel(number: Any, items: Any, table: Any, outer: Any, pair: Any, *rest: Any, last: Any = None) -> Any:
+        seen.extend([number, items[0], items[1][0], table["k"], outer.inner.array, pair.second, rest[0], last])
+        return number
+
+    outer = Outer(Inner(scalar), 4)
+    arguments = (scalar, [scalar, (scalar,)], {"k": scalar}, outer, Pair(None, scalar), scalar)
+    returned = nki.jit(kernel)(*arguments, last=scalar)
+    assert all(type(value) is type(expected) and value == expected for value in [*seen, returned]) and len(seen) == 8
+    assert outer.inner.array is scalar, "the caller's object stays as it was"
+
+
+def test_an_array_without_dimensions_stays_a_tensor() -> None:
+    assert run(lambda x: type(x), np.array(3, np.int32)) is nl.NkiTensor
+
+
 def test_arrays_live_in_private_memory_on_one_core_and_in_shared_memory_on_two() -> None:
     def kernel(x: Any) -> Any:
         return x.buffer
@@ -391,17 +449,57 @@ def test_a_returned_view_of_an_input_shares_its_memory() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda x: nl.zeros((2, 3), nl.float32), "tensor [2, 3] float32 in sbuf"),
-        (lambda x: nl.zeros((2, 3), nl.float32, nl.psum), "tensor [2, 3] float32 in psum"),
-        (lambda x: x.select(0, nl.zeros((1, 1), nl.int32)), "tensor 'x' [3] float32 in private_hbm"),
+        (
+            lambda x: nl.zeros((2, 3), nl.float32),
+            "tensors in HBM, got tensor [2, 3] float32 in sbuf; copy it to one in nl.shared_hbm",
+        ),
+        (
+            lambda x: nl.zeros((2, 3), nl.float32, nl.psum),
+            "tensors in HBM, got tensor [2, 3] float32 in psum; copy it to one in nl.shared_hbm",
+        ),
+        (
+            lambda x: x.select(0, nl.zeros((1, 1), nl.int32)),
+            "tensors at a static address, got tensor 'x' [3] float32 in private_hbm",
+        ),
     ],
 )
 def test_a_result_must_be_a_plain_tensor_in_hbm(make: Any, told: str) -> None:
     x = np.zeros((2, 3), np.float32)
-    expected = f"a kernel returns tensors in HBM, got {told}"
-    assert refused(NkiValidationError, lambda: run(make, x)) == expected
-    assert refused(NkiValidationError, lambda: run(lambda x: [x, (make(x),)], x)) == expected
+
+    def direct(x: Any) -> Any:
+        return make(x)
+
+    def nested(x: Any) -> Any:
+        return [x, (make(x),)]
+
+    for kernel in (direct, nested):
+        assert refused(NkiValidationError, lambda kernel=kernel: run(kernel, x)) == (  # type: ignore[misc]
+            f"{kernel.__name__}: a kernel returns {told}"
+        )
     np.testing.assert_array_equal(run(lambda x: x.select(0, 1), x), np.zeros(3))
+
+
+def test_two_cores_return_shared_tensors_only() -> None:
+    """What one core holds in private HBM is not what the other one holds; on one core it is the result."""
+
+    def kernel(buffer: Any, is_part: bool) -> Any:
+        made = nl.zeros((2, 3), nl.float32, buffer)
+        return {"made": [made[0] if is_part else made]}
+
+    for is_part, told in ((False, "[2, 3]"), (True, "[3]")):
+        refusal = refused(NkiValidationError, lambda is_part=is_part: run(kernel, nl.private_hbm, is_part, cores=2))  # type: ignore[misc]
+        assert refusal == (
+            f"kernel: a kernel on two cores returns tensors in nl.shared_hbm; tensor {told} float32 in private_hbm "
+            "belongs to one core"
+        )
+        for buffer, cores in ((nl.shared_hbm, 2), (nl.private_hbm, 1), (nl.private_hbm, None)):
+            assert not run(kernel, buffer, is_part, cores=cores)["made"][0].any()
+
+
+def test_two_cores_return_inputs_and_views_of_them() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    same, row = run(lambda x: (x, x[1]), x, cores=2)
+    assert same is x and row.tolist() == [3, 4, 5] and np.shares_memory(row, x)
 
 
 @pytest.mark.parametrize("as_torch", [False, True])
@@ -442,30 +540,32 @@ def test_only_the_returned_part_must_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "named", "corrected"),
+    ("array", "named", "instead", "corrected"),
     [
-        (np.zeros(3), "float64", np.float32),
-        (np.zeros(3, np.int64), "int64", np.int32),
-        (np.zeros(3, np.uint64), "uint64", np.uint32),
-        (np.zeros(3, np.complex64), "complex64", np.float32),
-        (np.zeros(3, "S2"), "|S2", np.uint8),
-        (np.zeros(3, object), "object", np.int8),
+        (np.zeros(3), "float64", "float32 or bfloat16", np.float32),
+        (np.zeros(3, np.int64), "int64", "int32", np.int32),
+        (np.zeros(3, np.uint64), "uint64", "int32", np.uint32),
+        (np.zeros(3, np.complex64), "complex64", "float32 or bfloat16", np.float32),
+        (np.zeros(3, "S2"), "|S2", "float32 or bfloat16", np.uint8),
+        (np.zeros(3, object), "object", "float32 or bfloat16", ml_dtypes.bfloat16),
     ],
 )
-def test_types_that_nki_does_not_have_are_refused(array: Any, named: str, corrected: Any) -> None:
-    def message(name: str) -> str:
-        return f"argument {name!r}: NKI has no type {named}; cast the array, for instance to float32, bfloat16 or int32"
+def test_types_that_nki_does_not_have_are_refused(array: Any, named: str, instead: str, corrected: Any) -> None:
+    def message(kernel: str, name: str) -> str:
+        return f"{kernel}: argument {name!r}: NKI has no type {named}; cast it to {instead}"
 
-    assert refused(TypeError, lambda: run(copy_of, array)) == message("x")
-    assert refused(TypeError, lambda: nki.jit(lambda x: x)({"k": [array]})) == message("x['k'][0]")
+    assert refused(TypeError, lambda: run(copy_of, array)) == message("copy_of", "x")
+    assert refused(TypeError, lambda: nki.jit(lambda x: x)({"k": [array]})) == message("<lambda>", "x['k'][0]")
     assert run(copy_of, np.zeros(3, corrected)).dtype == corrected
 
 
 def test_torch_types_that_nki_does_not_have_are_refused() -> None:
     message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.int64)))
-    assert message == "argument 'x': NKI has no type int64; cast the array, for instance to float32, bfloat16 or int32"
+    assert message == "copy_of: argument 'x': NKI has no type int64; cast it to int32"
+    message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, dtype=torch.float64)))
+    assert message == "copy_of: argument 'x': NKI has no type float64; cast it to float32 or bfloat16"
 
 
 def test_tensors_of_a_device_are_refused() -> None:
     message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, device="meta")))
-    assert message == "argument 'x': the simulator takes CPU tensors, got one on meta; call .cpu()"
+    assert message == "copy_of: argument 'x': the simulator takes CPU tensors, got one on meta; call .cpu()"

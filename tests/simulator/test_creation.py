@@ -9,10 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import nkilib.simulator
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError
-from tests.simulator.frame import refused, run, without_place
+from tests.simulator.frame import refused, run, without_line, without_place
 
 
 def returned(make: Callable[[], Any], **options: Any) -> Any:
@@ -79,10 +78,9 @@ def test_filled_tensors_on_chip(buffer: Any) -> None:
         (2147483647, nl.int32, 2147483647),
         (-2147483648, nl.int32, -2147483648),
         (4294967295, nl.uint32, 4294967295),
-        (16777217.0, nl.int32, 16777217),
-        (2.5, nl.int32, 2),
+        (16777217, nl.int32, 16777217),
+        (np.uint8(200), nl.int16, 200),
         (1e30, nl.bfloat16, ml_dtypes.bfloat16(1e30)),
-        (float("inf"), nl.uint8, 255),
         (float("-inf"), nl.float32, float("-inf")),
         (1 + 2.0**-11 + 2.0**-20, nl.tfloat32, 1 + 2.0**-10),
         (True, nl.int8, 1),
@@ -212,6 +210,10 @@ def test_a_type_takes_the_room_that_it_has_on_the_device() -> None:
         (None, nl.float32, "value must be a compile-time number, got None"),
         (128, nl.int8, "value must be in [-128, 127] for int8, got 128"),
         (-1, nl.uint16, "value must be in [0, 65535] for uint16, got -1"),
+        (2.5, nl.int32, "value must be an integer for int32, got 2.5"),
+        (16777217.0, nl.int32, "value must be an integer for int32, got 16777217.0"),
+        (float("inf"), nl.uint8, "value must be an integer for uint8, got inf"),
+        (np.float32(2), nl.int16, "value must be an integer for int16, got np.float32(2.0)"),
     ],
 )
 def test_a_wrong_fill_value_is_refused(value: Any, dtype: Any, message: str) -> None:
@@ -236,17 +238,30 @@ def test_tensors_are_made_in_kernels_only(make: Any) -> None:
 # -- shared HBM ------------------------------------------------------------------------------------------------
 
 
-def test_shared_tensors_are_one_and_private_ones_are_the_cores_own() -> None:
-    def kernel(buffer: Any) -> Any:
-        t = nl.ndarray((2, 3), nl.float32, buffer)
+def test_shared_tensors_are_one() -> None:
+    def kernel() -> Any:
+        t = nl.ndarray((2, 3), nl.float32, nl.shared_hbm)
         nisa.dma_copy(t[nl.program_id()], nl.full((1, 3), nl.program_id() + 1, nl.float32))
         return t
 
-    shared = run(kernel, nl.shared_hbm, cores=2)
-    np.testing.assert_array_equal(shared, [[1, 1, 1], [2, 2, 2]])
-    with nkilib.simulator.using(uninitialized="nan"):
-        private = run(kernel, nl.private_hbm, cores=2)
-    np.testing.assert_array_equal(private, [[1, 1, 1], [np.nan] * 3])
+    np.testing.assert_array_equal(run(kernel, cores=2), [[1, 1, 1], [2, 2, 2]])
+
+
+@pytest.mark.parametrize("core", [0, 1])
+def test_private_tensors_are_the_cores_own(core: int) -> None:
+    """Each core writes its row of a tensor of its own, and finds the other row unwritten."""
+
+    def kernel() -> Any:
+        own = nl.ndarray((2, 3), nl.float32, nl.private_hbm)
+        nisa.dma_copy(own[nl.program_id()], nl.full((1, 3), nl.program_id() + 1, nl.float32))
+        result = nl.ndarray((2, 3), nl.float32, nl.shared_hbm)
+        if nl.program_id() == core:
+            nisa.dma_copy(result, own)
+        return result
+
+    expected = np.full((2, 3), np.nan)
+    expected[core] = core + 1
+    np.testing.assert_array_equal(run(kernel, cores=2, uninitialized="nan"), expected)
 
 
 def test_cores_must_make_the_same_shared_tensors() -> None:
@@ -267,4 +282,7 @@ def test_cores_must_make_the_same_shared_tensors() -> None:
             "nl.ndarray in shared_hbm: all cores must make the same shared tensors in the same order; number 1 is "
             "{} on one core and {} on another"
         )
-        assert message in (expected.format(one, other), expected.format(other, one))
+        # The core that comes second is refused.
+        core = 0 if message.endswith(f"{one} on another") else 1
+        said = expected.format(*((other, one) if core == 0 else (one, other)))
+        assert without_line(message, core) == said

@@ -10,17 +10,17 @@ import pytest
 import nkilib.nki
 from nkilib.nki import nisa, nl
 from nkilib.simulator import OutOfRangeError, explain_index
-from tests.simulator.frame import load, refused, run, without_place
+from tests.simulator.frame import hbm, load, refused, run, without_place
 
 
-def pick(x: Any, targets_hbm: Any, explains: bool) -> Any:
+def pick(x: Any, targets_hbm: Any, explains: bool, limit: int = 0) -> Any:
     """A kernel: element (p, targets[p]) of x [P, V] by a gather from x, flat."""
     rows, columns = x.shape
     targets, index = load(targets_hbm), nl.ndarray((rows, 1), nl.int32)
     nisa.iota(index, [[0, 1]], channel_multiplier=columns)
     nisa.tensor_tensor(index, index, targets, nl.add)
     if explains:
-        explain_index(index, "target", targets, first_row=7, row_step=2, limit=columns)
+        explain_index(index, "target", targets, first_row=7, row_step=2, limit=limit or columns)
     result = nl.ndarray((rows, 1), x.dtype, nl.shared_hbm)
     nisa.dma_copy(result, x.reshape((rows * columns, 1)).vector_select(0, index))
     return result
@@ -50,6 +50,20 @@ def test_the_error_says_what_the_index_stands_for(
         assert without_place(message, "nisa.dma_copy") == said
 
 
+@pytest.mark.parametrize("limit", [1, 3, 40])
+def test_the_error_tells_the_limit_that_the_kernel_gave(limit: int) -> None:
+    """It is that of the values; the index has its own."""
+    column = np.array([[0], [40], [0]], np.int32)
+    message = refused(OutOfRangeError, lambda: run(pick, X, column, True, limit))
+    assert without_place(message, "nisa.dma_copy") == SAYS.format(f"row 9 has target 40, outside [0, {limit}): ", 44, 1)
+
+
+def test_an_explanation_needs_a_limit() -> None:
+    expected = "explain_index() missing 1 required positional argument: 'limit'"
+    none = hbm(np.zeros((1, 1), np.int32))
+    assert refused(TypeError, lambda: explain_index(none, "target", none, 0, 1)) == expected  # type: ignore[call-arg]
+
+
 def test_an_explained_index_in_range_changes_nothing() -> None:
     column = np.array([[3], [0], [1]], np.int32)
     np.testing.assert_array_equal(run(pick, X, column, True), [[3], [4], [9]])
@@ -57,3 +71,17 @@ def test_an_explained_index_in_range_changes_nothing() -> None:
 
 def test_kernels_get_it_from_the_module_that_chooses_the_backend() -> None:
     assert nkilib.nki.explain_index is explain_index
+
+
+def test_a_value_in_range_is_not_called_outside() -> None:
+    """The index may be wrong for another reason, here for an error of the kernel."""
+
+    def kernel(x: Any, targets_hbm: Any) -> Any:
+        targets, index = load(targets_hbm), nl.full((3, 1), 99, nl.int32)
+        explain_index(index, "target", targets, first_row=0, row_step=1, limit=4)
+        result = nl.ndarray((3, 1), x.dtype, nl.shared_hbm)
+        nisa.dma_copy(result, x.reshape((12, 1)).vector_select(0, index))
+        return result
+
+    message = refused(OutOfRangeError, lambda: run(kernel, X, np.full((3, 1), 2, np.int32)))
+    assert without_place(message, "nisa.dma_copy") == SAYS.format("row 0 has target 2: ", 99, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,42 @@ def test_kinds(rule: Rule) -> None:
         lambda: nisa.memset(nl.ndarray((1, 1, 70000), nl.int8), 0),
         "nisa.memset: operand 'dst': a free dimension has at most 65535 elements (16-bit sizes), got tensor [1, 1, "
         "70000] int8 in sbuf",
-        lambda: nisa.memset(nl.ndarray((1, 1, 70000), nl.int8).reshape((1, 2, 35000)), 0),
+        lambda: nisa.memset(nl.ndarray((1, 1, 70000), nl.int8).reshape((1, 4, 17500)), 0),
+    ),
+    Rule(
+        "stride of a free dimension",
+        lambda: nisa.memset(nl.ndarray((1, 2, 32768), nl.int8), 0),
+        "nisa.memset: operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), "
+        "got 32768 in tensor [1, 2, 32768] int8 in sbuf",
+        lambda: nisa.memset(nl.ndarray((1, 2, 32767), nl.int8), 0),
+    ),
+    Rule(
+        "stride of an inner free dimension",
+        lambda: nisa.memset(nl.ndarray((1, 2, 70000), nl.int8)[:, 0:1, 0:40000:39999], 0),
+        "nisa.memset: operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), "
+        "got 39999 in tensor [1, 1, 2] int8 in sbuf",
+        lambda: nisa.memset(nl.ndarray((1, 2, 70000), nl.int8)[:, 0:1, 0:32768:32767], 0),
+    ),
+    Rule(
+        "stride of an input",
+        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000)[:, 0:32769:32768]),
+        "nisa.tensor_copy: operand 'src': a free dimension has a stride of at most 32767 elements (signed 16-bit "
+        "strides), got 32768 in tensor [1, 2] float32 in sbuf",
+        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000)[:, 0:32768:32767]),
+    ),
+    Rule(
+        "stride backwards",
+        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000).ap([[40000, 1], [-32768, 2]], offset=32768)),
+        "nisa.tensor_copy: operand 'src': a free dimension has a stride of at most 32767 elements (signed 16-bit "
+        "strides), got -32768 in tensor [1, 2] float32 in sbuf",
+        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000).ap([[40000, 1], [-32767, 2]], offset=32767)),
+    ),
+    Rule(
+        "stride in elements of the view's type",
+        lambda: nisa.memset(nl.ndarray((1, 2, 20000), nl.float32).view(nl.int16), 0),
+        "nisa.memset: operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), "
+        "got 40000 in tensor [1, 2, 40000] int16 in sbuf",
+        lambda: nisa.memset(nl.ndarray((1, 2, 20000), nl.float32), 0),
     ),
 )
 def test_tile_sizes(rule: Rule) -> None:
@@ -113,7 +149,9 @@ def test_no_tensor_of_more_than_128_partitions_passes(buffer: Any) -> None:
 
     with pytest.raises(nisa.NkiValidationError) as caught:
         execute(kernel)
-    assert str(caught.value) == (
+    place, _, message = str(caught.value).partition(": ")
+    line = inspect.getsourcelines(kernel)[1] + 4
+    assert place == f"{__file__}:{line}" and message == (
         "operand 'dst': the partition dimension must be at most 128 (nl.tile_size.pmax), got tensor [129, 1] float32 "
         f"in {buffer}"
     )
@@ -126,6 +164,23 @@ def test_hbm_tensors_have_no_such_limits() -> None:
         return result
 
     assert execute(kernel).shape == (200, 1, 2, 1, 2, 1)
+
+
+def test_dma_walks_sbuf_without_the_limits_of_compute_engines() -> None:
+    """Five free dimensions, 70000 elements in one, and a stride of 35000, each out of and into SBUF."""
+
+    def kernel(source: Any) -> Any:
+        long, deep = nl.ndarray((1, 70000), nl.int8), nl.ndarray((1, 2, 2, 2, 2, 4375), nl.int8)
+        wide = nl.ndarray((1, 2, 35000), nl.int8)
+        nisa.dma_copy(long, source)
+        nisa.dma_copy(deep, long)
+        nisa.dma_copy(wide, deep)
+        result = nl.ndarray((1, 70000), nl.int8, nl.shared_hbm)
+        nisa.dma_copy(result, wide)
+        return result
+
+    source = np.random.default_rng(0).integers(-128, 128, (1, 70000)).astype(np.int8)
+    assert nki.jit(kernel)(source).tobytes() == source.tobytes()
 
 
 # -- partitions ------------------------------------------------------------------------------------------------------
@@ -273,8 +328,8 @@ def test_a_read_only_input_is_not_written() -> None:
     with pytest.raises(nisa.NkiValidationError) as caught:
         nki.jit(kernel)(fixed)
     assert str(caught.value).endswith(
-        "nisa.dma_copy: operand 'dst': tensor 'weights' [2, 2] float32 in private_hbm is a read-only input array and "
-        "cannot be written"
+        "nisa.dma_copy: operand 'dst': tensor 'weights' [2, 2] float32 in private_hbm is a read-only input and "
+        "cannot be written: pass a writable array, or a torch tensor that does not require grad (.detach())"
     )
     nki.jit(kernel)(np.zeros((2, 2), np.float32))
 

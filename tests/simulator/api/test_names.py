@@ -24,7 +24,12 @@ from nkilib.simulator.tile_size import TileSize
 DOCUMENTED: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "documented_api.json").read_text()
 )
-MODULES: dict[str, ModuleType] = {"nki": nki, "nki.isa": nisa, "nki.language": nl}
+MODULES: dict[str, ModuleType] = {
+    "nki": nki,
+    "nki.isa": nisa,
+    "nki.language": nl,
+    "nki.collectives": nki.collectives,
+}
 
 # Classes that a constant or attribute of the documentation is an instance of.
 TYPES: dict[str | None, type] = {
@@ -83,6 +88,7 @@ REQUIRED = {
         "is_on_chip",
     ],
     "nki": ["jit", "simulate"],
+    "nki.collectives": [],
     "NkiTensor": [
         "__init__",
         "__getitem__",
@@ -229,9 +235,16 @@ def test_classes_are_the_documented_ones() -> None:
     assert missing_message(nisa.VirtualRegister) == "nki.isa.VirtualRegister is not implemented in the simulator yet"
 
 
+def test_collectives_are_all_missing_and_say_so() -> None:
+    assert nki.collectives.__name__.endswith(".collectives") and len(DOCUMENTED["nki.collectives"]) == 12
+    for name in DOCUMENTED["nki.collectives"]:
+        message = f"nki.collectives.{name} is not implemented in the simulator yet"
+        assert missing_message(getattr(nki.collectives, name)) == message
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_the_modules_export_the_documented_names_and_no_others(module: str) -> None:
-    own = {"nki": {"DType", "Kernel", "isa", "language"}}.get(module, set())
+    own = {"nki": {"DType", "Kernel", "collectives", "isa", "language"}}.get(module, set())
     private = {"_TileSize"}
     assert set(MODULES[module].__all__) == (DOCUMENTED[module].keys() - private) | own
 

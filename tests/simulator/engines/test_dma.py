@@ -582,6 +582,21 @@ def test_out_of_range(rule: Rule) -> None:
     check_rule(rule)
 
 
+def test_a_pattern_may_end_with_the_last_element_and_not_after_it() -> None:
+    def body(value: int) -> Body:
+        def kernel() -> None:
+            data = nl.zeros((8, 1), nl.float32, nl.private_hbm)
+            nisa.dma_copy(sbuf(1, 2), data.ap([[1, 2]], scalar_offset=indices(value)))
+
+        return kernel
+
+    execute(body(6))
+    assert refusal(body(7), error=OUT_OF_RANGE) == (
+        "nisa.dma_copy: operand 'src': index 7 moves tensor [2] float32 in private_hbm to elements 7 to 8 of a storage "
+        "of 8"
+    )
+
+
 def test_an_out_of_range_error_is_an_index_error() -> None:
     with pytest.raises(IndexError):
         execute(gathering(4))
@@ -727,6 +742,16 @@ def test_a_static_copy_goes_with_every_dge_mode(dge_mode: Any) -> None:
     execute(copying(dge_mode=dge_mode), "trn3")
 
 
+@pytest.mark.parametrize("dge_mode", [mode for mode in DGE if mode is not DGE.hwdge], ids=lambda mode: mode.name)
+def test_every_other_dge_mode_casts(dge_mode: Any) -> None:
+    def body(data: Any) -> Any:
+        result = hbm(1, 2, dtype=nl.int32)
+        nisa.dma_copy(result, data, dge_mode=dge_mode)
+        return result
+
+    assert launch(body, np.array([[1.0, -7.0]], np.float32)).tolist() == [[1, -7]]
+
+
 @pytest.mark.parametrize("priority", [0, 1, 2, 3, None])
 def test_priorities_on_trn3(priority: Any) -> None:
     execute(copying(priority=priority), "trn3")
@@ -785,6 +810,20 @@ def test_priorities_on_trn3(priority: Any) -> None:
         "nisa.dma_copy: dge_mode=hwdge needs trn2 or newer",
         copying(dge_mode=DGE.swdge),
         target="trn1",
+    ),
+    Rule(
+        "hwdge with a cast",
+        lambda: nisa.dma_copy(sbuf(2, 2, dtype=nl.bfloat16), tile(2, 2), dge_mode=DGE.hwdge),
+        "nisa.dma_copy: dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got tensor "
+        "[2, 2] bfloat16 in sbuf and tensor [2, 2] float32 in sbuf",
+        lambda: nisa.dma_copy(sbuf(2, 2, dtype=nl.bfloat16), tile(2, 2), dge_mode=DGE.swdge),
+    ),
+    Rule(
+        "hwdge between types of one size",
+        lambda: nisa.dma_copy(hbm(2, 2, dtype=nl.int32), tile(2, 2), dge_mode=DGE.hwdge),
+        "nisa.dma_copy: dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got tensor "
+        "[2, 2] int32 in private_hbm and tensor [2, 2] float32 in sbuf",
+        lambda: nisa.dma_copy(hbm(2, 2, dtype=nl.int32), tile(2, 2).view(nl.int32), dge_mode=DGE.hwdge),
     ),
     Rule(
         "engine without hwdge",
@@ -852,8 +891,8 @@ def test_a_read_only_input_is_not_written() -> None:
     with pytest.raises(nisa.NkiValidationError) as caught:
         launch(scatter, fixed)
     assert str(caught.value).endswith(
-        "nisa.dma_copy: operand 'dst': tensor 'data' [1, 2] float32 in private_hbm is a read-only input array and "
-        "cannot be written"
+        "nisa.dma_copy: operand 'dst': tensor 'data' [1, 2] float32 in private_hbm is a read-only input and "
+        "cannot be written: pass a writable array, or a torch tensor that does not require grad (.detach())"
     )
     assert launch(gather, fixed).tolist() == [[20, 21]]
 

@@ -17,7 +17,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ..activation_formulas import CASES, is_close
-from ..kernels import Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
+from ..kernels import WIDE, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
 
 COMMAND = nisa.reduce_cmd
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -483,8 +483,8 @@ def test_activation_reduce_rules(rule: Rule) -> None:
 
 
 def test_tiles_larger_than_a_block_of_rows() -> None:
-    """128 x 3000 elements are several blocks of rows: each row has its own scale, bias and sum."""
-    values, scale, bias = normal(128, 3000, seed=5), normal(128, 1, seed=6), normal(128, 1, seed=7)
+    """Each row has its own scale, bias and sum."""
+    values, scale, bias = normal(128, WIDE, seed=5), normal(128, 1, seed=6), normal(128, 1, seed=7)
 
     def body(dst: Any, total: Any, data: Any, scale: Any, bias: Any) -> None:
         nisa.activation(
@@ -498,7 +498,7 @@ def test_tiles_larger_than_a_block_of_rows() -> None:
             reduce_cmd=COMMAND.reset_reduce,
         )
 
-    activated, sums = run(body, [values, scale, bias], Result((128, 3000), nl.bfloat16), Result((128, 1)))
+    activated, sums = run(body, [values, scale, bias], Result((128, WIDE), nl.bfloat16), Result((128, 1)))
     truth = np.exp(values.astype(np.float64) * scale.astype(np.float64) + bias.astype(np.float64))
     assert np.abs(activated.astype(np.float64) / truth - 1).max() <= 2**-8 + 2**-20
     assert np.abs(sums[:, 0] / truth.sum(axis=1) - 1).max() <= 2**-20

@@ -72,6 +72,16 @@ def test_the_barrier_waits_for_any_part_of_a_tensor() -> None:
     execute(lambda: meet(shared(300, 4)[5:7, 1:3]), cores=2)
 
 
+def test_the_barrier_does_not_wait_for_rows_chosen_at_run_time() -> None:
+    def kernel() -> None:
+        index = tile(2, 1, dtype=nl.int32)
+        nisa.core_barrier(shared(4, 4).vector_select(0, index), (0, 1))
+
+    assert refusal(kernel, cores=2).partition(": ")[2] == (
+        "operand 'data': only DMA accepts a view with a vector offset, got tensor [2, 4] float32 in shared_hbm"
+    )
+
+
 def test_inputs_of_a_kernel_on_two_cores_are_shared() -> None:
     kernel = nki.jit(lambda data: meet(data))
     kernel[2](np.zeros((2, 2), np.float32))

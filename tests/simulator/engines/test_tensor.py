@@ -180,7 +180,8 @@ def test_a_tiled_contraction() -> None:
         assert result.tolist() == exact(stationary, moving)
 
 
-def test_after_another_instruction_has_written_zeros_the_first_matmul_may_add() -> None:
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_after_another_instruction_has_written_zeros_matmuls_sum_up(target: str) -> None:
     """The usual `memset(psum, 0)` before a loop of matmuls with `accumulate=None`."""
 
     def body(result: Any) -> None:
@@ -188,7 +189,7 @@ def test_after_another_instruction_has_written_zeros_the_first_matmul_may_add() 
         for _ in range(2):
             nisa.nc_matmul(result, tile(2, 1, value=1), tile(2, 1, value=3))
 
-    assert run(body, [], Result((1, 1), nl.float32, PSUM)) == 12
+    assert run(body, [], Result((1, 1), nl.float32, PSUM), target=target) == 12
 
 
 @pytest.mark.parametrize("flag", [None, True])
@@ -217,20 +218,63 @@ NOT_A_RESULT = (
     "nisa.nc_matmul: accumulate=True needs 'dst' to hold a matmul result; 1 of the 1 elements of tensor [1, 1] float32 "
     "in psum were not written by a matmul, start with accumulate=False"
 )
-UNDEFINED = (
-    "nisa.nc_matmul: nc_matmul cannot add to tensor [1, 1] float32 in psum: some of it was written by an instruction "
-    "other than a matmul, which is undefined on {}; use accumulate=False"
-)
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
 def test_before_trn3_only_results_of_matmuls_can_be_added_to(target: str) -> None:
     assert refusal(_matmul_on(True, preset=100), target) == NOT_A_RESULT
     assert refusal(_matmul_on(True, preset=0), target) == NOT_A_RESULT
-    assert refusal(_matmul_on(None, preset=100), target) == UNDEFINED.format(target)
-    assert refusal(_matmul_on(None, preset=None, then_copied_over=True), target) == UNDEFINED.format(target)
+    assert refusal(_matmul_on(True, preset=None, then_copied_over=True), target) == NOT_A_RESULT
     execute(_matmul_on(False, preset=100), target)
     execute(_matmul_on(False, preset=None, then_copied_over=True), target)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("flag", [None, False])
+@pytest.mark.parametrize("preset", [0.0, 100.0, math.inf, math.nan])
+def test_before_trn3_a_matmul_overwrites_what_no_matmul_has_written(target: str, flag: Any, preset: float) -> None:
+    """Whatever its value: by a memset, and by a copy over the result of an earlier matmul."""
+
+    def body(filled: Any, copied: Any) -> None:
+        ones, threes = tile(2, 1, value=1), tile(2, 1, value=3)
+        nisa.memset(filled, preset)
+        nisa.nc_matmul(filled, ones, threes, accumulate=flag)
+        nisa.nc_matmul(copied, ones, threes)
+        nisa.tensor_copy(copied, tile(1, 1, value=preset))
+        nisa.nc_matmul(copied, ones, threes, accumulate=flag)
+
+    result = Result((1, 1), nl.float32, PSUM)
+    assert [array.tolist() for array in run(body, [], result, result, target=target)] == [[[6]], [[6]]]
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+def test_before_trn3_overwriting_and_adding_are_decided_for_every_element(target: str) -> None:
+    """Column 0 holds a product; another instruction has written over those of columns 1 and 2."""
+
+    def body(result: Any, x: Any, y: Any) -> None:
+        nisa.nc_matmul(result, x, y)
+        nisa.memset(result[:, 1:3], 100)
+        nisa.nc_matmul(result, x, y)
+
+    ones, values = np.ones((1, 1), np.float32), np.array([[1, 2, 3]], np.float32)
+    assert run(body, [ones, values], Result((1, 3), nl.float32, PSUM), target=target).tolist() == [[2, 2, 3]]
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_accumulate_true_needs_every_element_to_be_a_result(target: str) -> None:
+    def body(columns: int) -> Body:
+        def kernel() -> None:
+            result, ones, threes = psum(1, 4), tile(2, 1, value=1), tile(2, 4, value=3)
+            nisa.nc_matmul(result[:, :columns], ones, threes[:, :columns])
+            nisa.nc_matmul(result, ones, threes, accumulate=True)
+
+        return kernel
+
+    assert refusal(body(3), target) == (
+        "nisa.nc_matmul: accumulate=True needs 'dst' to hold a matmul result; 1 of the 4 elements of tensor [1, 4] "
+        "float32 in psum were not written by a matmul, start with accumulate=False"
+    )
+    execute(body(4), target)
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])

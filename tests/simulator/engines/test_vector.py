@@ -11,7 +11,7 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ..kernels import Result, Rule, Tile, check_rule, engine_of, execute, load, normal, rules, run, store, tile
+from ..kernels import WIDE, Result, Rule, Tile, check_rule, engine_of, execute, load, normal, rules, run, store, tile
 
 ENGINE = nisa.engine
 PSUM = nl.psum
@@ -34,10 +34,10 @@ BFLOAT16, FLOAT8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3
         (nl.float8_e5m2, -3.0, ml_dtypes.float8_e5m2(-3.0)),
         (nl.float8_e8m0fnu, 8.0, ml_dtypes.float8_e8m0fnu(8.0)),
         (nl.int8, -128, np.int8(-128)),
-        (nl.int16, 2.5, np.int16(2)),  # to nearest even
+        (nl.int16, np.int64(-32768), np.int16(-32768)),
         (nl.int32, 16777217, np.int32(16777217)),  # an integer reaches an integer type exactly
         (nl.uint8, 255, np.uint8(255)),
-        (nl.uint16, 3.5, np.uint16(4)),
+        (nl.uint16, 65535, np.uint16(65535)),
         (nl.uint32, 4294967295, np.uint32(4294967295)),
         (nl.bool_, True, np.uint8(1)),
         (nl.float32, float("-inf"), np.float32(-np.inf)),
@@ -80,6 +80,18 @@ def test_memset_reaches_both_on_chip_memories(buffer: Any) -> None:
         lambda: nisa.memset(nl.ndarray((2, 2), nl.int8), 128),
         "nisa.memset: value must be in [-128, 127] for int8, got 128",
         lambda: nisa.memset(nl.ndarray((2, 2), nl.int8), 127),
+    ),
+    Rule(
+        "a float for an integer type",
+        lambda: nisa.memset(nl.ndarray((2, 2), nl.int32), 3.0),
+        "nisa.memset: value must be an integer for int32, got 3.0",
+        lambda: nisa.memset(nl.ndarray((2, 2), nl.int32), 3),
+    ),
+    Rule(
+        "a float for a boolean type",
+        lambda: nisa.memset(nl.ndarray((2, 2), nl.bool_), 1.0),
+        "nisa.memset: value must be an integer for bool, got 1.0",
+        lambda: nisa.memset(nl.ndarray((2, 2), nl.bool_), True),
     ),
     Rule(
         "constant",
@@ -248,14 +260,14 @@ def test_reciprocal_rules(rule: Rule) -> None:
 
 
 def test_tiles_larger_than_a_block_of_rows() -> None:
-    """128 x 2000 elements are several blocks of rows: each row gets its own operand, and every row is written."""
-    values, columns = normal(128, 2000, seed=2), normal(128, 1, seed=3)
+    """Each row gets its own operand, and every row is written."""
+    values, columns = normal(128, WIDE, seed=2), normal(128, 1, seed=3)
 
     def kernel_body(dst: Any, total: Any, data: Any, column: Any) -> None:
         nisa.tensor_scalar(dst, data, nl.multiply, column)
         nisa.tensor_reduce(total, nl.maximum, dst, 1)
 
-    scaled, largest = run(kernel_body, [values, columns], Result((128, 2000), nl.bfloat16), Result((128, 1)))
+    scaled, largest = run(kernel_body, [values, columns], Result((128, WIDE), nl.bfloat16), Result((128, 1)))
     exact = values.astype(np.float64) * columns.astype(np.float64)
     # bfloat16 rounding of the float32 product
     assert (np.abs(scaled.astype(np.float64) - exact) <= np.abs(exact) * (2**-8 + 2**-23)).all()

@@ -12,7 +12,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ..kernels import Body, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
+from ..kernels import WIDE, Body, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
@@ -796,11 +796,11 @@ def test_they_run_on_the_vector_engine() -> None:
 
 
 def test_tiles_larger_than_a_block_of_rows() -> None:
-    """128 x 2000 elements are several blocks of rows: each row has its own operand, initial value and result."""
-    values, operand, initial = normal(128, 2000, seed=8), normal(128, 1, seed=9), normal(128, 1, seed=10)
+    """Each row has its own operand, initial value and result."""
+    values, operand, initial = normal(128, WIDE, seed=8), normal(128, 1, seed=9), normal(128, 1, seed=10)
 
     def body(total: Any, largest: Any, data: Any, operand: Any, initial: Any) -> None:
-        scratch = nl.ndarray((128, 2000), nl.bfloat16)
+        scratch = nl.ndarray((128, WIDE), nl.bfloat16)
         nisa.tensor_scalar_reduce(
             scratch,
             data,
@@ -812,7 +812,7 @@ def test_tiles_larger_than_a_block_of_rows() -> None:
             reduce_init=initial,
         )
         nisa.select_reduce(
-            scratch, tile(128, 2000, dtype=nl.uint8), data, operand, largest, COMMAND.reset_reduce, reverse_pred=True
+            scratch, tile(128, WIDE, dtype=nl.uint8), data, operand, largest, COMMAND.reset_reduce, reverse_pred=True
         )
 
     total, largest = run(body, [values, operand, initial], Result((128, 1)), Result((128, 1)))
