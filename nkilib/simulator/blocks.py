@@ -63,12 +63,20 @@ class SourceRows:
         self._flat = tensor.flat_rows
         self._is_direct = self._flat is not None and self._array.dtype == np.float32
 
-    def load(self, rows: slice) -> npt.NDArray[np.float32]:
-        """The values of some rows; valid until the next call."""
+    def load(self, rows: slice, landing: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+        """The values of some rows; valid until the next call.
+
+        Args:
+            rows: which ones.
+            landing: an array (rows, elements per partition) apart from the tensor's memory, which takes the values if
+                they have to be cast: what is computed from them in place stays in a smaller cache.
+        """
         if self._is_direct:
             direct: npt.NDArray[np.float32] = self._flat[rows]  # type: ignore[index]
             return direct
-        block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+        block = landing
+        if block is None:
+            block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
         if self._flat is not None:
             np.copyto(block, self._flat[rows], casting="unsafe")
         else:
@@ -81,13 +89,14 @@ class ResultRows:
     """Where an instruction puts the float32 results of some rows: the tensor itself if it is dense float32, else the
     scratch buffer ``slot``, from which :meth:`store` casts them into the tensor."""
 
-    __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_width")
+    __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_storage", "_width")
 
     def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
         self._core = core
         self._slot = slot
         self._array = tensor.array
         self._dtype = tensor.dtype
+        self._storage = tensor.storage
         self._width = free_size(tensor)
         is_float32 = self._array.dtype == np.float32 and tensor.dtype != tfloat32
         self._flat = tensor.flat_rows if is_float32 else None
@@ -97,6 +106,10 @@ class ResultRows:
         if self._flat is not None:
             return self._flat[rows]
         return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+
+    def is_apart_from(self, source: NkiTensor) -> bool:
+        """Whether :meth:`open` gives memory that ``source`` does not live in."""
+        return self._flat is None or source.storage is not self._storage
 
     def store(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
         """Cast into the tensor what was computed in the array that :meth:`open` gave for the same rows."""

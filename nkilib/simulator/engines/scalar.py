@@ -92,9 +92,11 @@ def _activate(
     function = ACTIVATIONS[key]
     sums = np.empty(data.shape[0], np.float32)
     source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
+    is_apart = result.is_apart_from(data)
     for rows in row_blocks(dst, free_size(dst), data, bias, scale):
         values = result.open(rows)
-        function(_scaled(source.load(rows), scale, bias, rows, values), values)
+        loaded = source.load(rows, values if is_apart else None)
+        function(_scaled(loaded, scale, bias, rows, values), values)
         if command in _REDUCING:
             np.add.reduce(values, axis=1, out=sums[rows])
         result.store(rows, values)
