@@ -156,16 +156,13 @@ class Arguments:
 
 
 def _check_result_written(tensor: NkiTensor, options: Options) -> None:
-    storage = tensor.storage
-    width = storage.numpy_type_of(tensor.dtype).itemsize
-    if storage.written.is_written(tensor.layout, width):
-        return
-    if options.uninitialized == "error":
-        missing = int((~storage.written.mask_of(tensor.layout, width).all(axis=-1)).sum())
+    missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
+    if missing and options.uninitialized == "error":
         raise UninitializedReadError(
             f"the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never written"
         )
-    storage.fill_unwritten(tensor.layout, tensor.dtype)
+    if missing:
+        tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
 
 
 def _is_torch(value: Any) -> bool:

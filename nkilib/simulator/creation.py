@@ -103,7 +103,7 @@ def full(
     except NkiValidationError as error:
         add_location(error, "nl.full")
         raise
-    tensor.storage.written.mark(tensor.layout, tensor.storage.numpy_type_of(tensor.dtype).itemsize)
+    tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
     if tensor.buffer in ON_CHIP:
         core.record.add("memset", "vector")
     else:

@@ -41,7 +41,7 @@ class Indirect:
             UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
         """
         tensor = self.index
-        if not tensor.storage.written.is_written(tensor.layout, tensor.storage.numpy_type_of(tensor.dtype).itemsize):
+        if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
             raise UninitializedReadError(f"index tensor {tensor} is read before it was written")
         return tensor.array.reshape(-1).astype(np.int64)
 

@@ -235,6 +235,6 @@ def _validate(core: Core, definition: Definition, values: dict[str, Any]) -> Eng
 def _mark_written(value: Any, is_matmul: bool) -> None:
     if isinstance(value, NkiTensor):
         storage = value.storage
-        storage.written.mark(value.layout, storage.numpy_type_of(value.dtype).itemsize)
+        storage.written.mark(value.layout, storage.width_of(value.dtype))
         if value.buffer is MemoryRegion.psum and not is_matmul:
-            storage.accumulated.clear(value.layout, storage.numpy_type_of(value.dtype).itemsize)
+            storage.accumulated.clear(value.layout, storage.width_of(value.dtype))

@@ -106,15 +106,13 @@ def check_written(core: Core, name: str, tensor: NkiTensor) -> None:
     storage = tensor.storage
     if storage.written.is_full:
         return
-    width = storage.numpy_type_of(tensor.dtype).itemsize
-    if storage.written.is_written(tensor.layout, width):
-        return
-    if core.options.uninitialized == "error":
-        missing = int((~storage.written.mask_of(tensor.layout, width).all(axis=-1)).sum())
+    missing = storage.count_unwritten(tensor.layout, tensor.dtype)
+    if missing and core.options.uninitialized == "error":
         raise UninitializedReadError(
             f"operand {name!r}: {missing} of the {tensor.size} elements of {tensor} were never written"
         )
-    storage.fill_unwritten(tensor.layout, tensor.dtype)
+    if missing:
+        storage.fill_unwritten(tensor.layout, tensor.dtype)
 
 
 def start_partition(tensor: NkiTensor) -> int:
@@ -125,7 +123,7 @@ def start_partition(tensor: NkiTensor) -> int:
 def _partition_elements(tensor: NkiTensor) -> int:
     """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
     storage = tensor.storage
-    return prod(storage.shape[1:]) * storage.numpy_dtype.itemsize // storage.numpy_type_of(tensor.dtype).itemsize
+    return prod(storage.shape[1:]) * storage.numpy_dtype.itemsize // storage.width_of(tensor.dtype)
 
 
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
@@ -268,7 +266,7 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
         raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(0, int(index))}")
     target = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
     low, high = extent(target)
-    elements = view.storage.nbytes // view.storage.numpy_type_of(view.dtype).itemsize
+    elements = view.storage.elements_of(view.dtype)
     if low < 0 or high >= elements:
         raise OutOfRangeError(
             f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of a storage of {elements}"

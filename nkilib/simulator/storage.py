@@ -91,6 +91,21 @@ class Storage:
         """The numpy type with which a view of type ``dtype`` reads this storage."""
         return self.numpy_dtype if dtype == self.dtype else dtype.numpy
 
+    def width_of(self, dtype: DType) -> int:
+        """Bytes of an element of a view of type ``dtype``, as it is held here."""
+        return self.numpy_type_of(dtype).itemsize
+
+    def elements_of(self, dtype: DType) -> int:
+        """Elements of type ``dtype`` that the whole storage holds."""
+        return self.nbytes // self.width_of(dtype)
+
+    def count_unwritten(self, layout: Layout, dtype: DType) -> int:
+        """How many elements of ``layout`` were never written, wholly or in part."""
+        width = self.width_of(dtype)
+        if self.written.is_written(layout, width):
+            return 0
+        return int((~self.written.mask_of(layout, width).all(axis=-1)).sum())
+
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
         width = numpy_type.itemsize

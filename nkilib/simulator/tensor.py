@@ -328,7 +328,7 @@ class NkiTensor(NKIObject):
 
     def _static_pattern(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> NkiTensor:
         low, high = extent(Layout(tuple(shape), tuple(strides), start))
-        elements = self.storage.nbytes // self.storage.numpy_type_of(dtype).itemsize
+        elements = self.storage.elements_of(dtype)
         if low < 0 or high >= elements:
             raise OutOfRangeError(
                 f"NkiTensor.ap on {self}: pattern {list(zip(strides, shape, strict=True))} at offset {start} touches "

@@ -105,7 +105,7 @@ def _resolve(name: str, view: NkiTensor, skips: bool) -> NkiTensor | _Rows | Non
 def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
     """The static view whose rows a vector offset chooses from: as many as the tensor has and the storage holds."""
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
-    elements = view.storage.nbytes // view.storage.numpy_type_of(view.dtype).itemsize
+    elements = view.storage.elements_of(view.dtype)
     rows = indirect.limit
     if indirect.stride > 0:
         rows = min(rows, max(0, (elements - 1 - high) // indirect.stride + 1))

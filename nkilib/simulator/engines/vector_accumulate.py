@@ -11,7 +11,8 @@ from .. import dtypes as dt
 from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from ..core import Core
 from ..enums import engine as engines
-from ..enums import nc_version, reduce_cmd
+from ..enums import nc_version
+from ..enums import reduce_cmd as commands
 from ..errors import NkiValidationError, UninitializedReadError
 from ..instruction import Call, instruction
 from ..operands import Operand, not_both_in_psum, output, same_tile_size, start_partition, vector
@@ -36,9 +37,9 @@ class _Reduction:
         self,
         core: Core,
         data: NkiTensor,
-        command: reduce_cmd,
+        command: commands,
         key: str,
-        allowed: tuple[reduce_cmd, ...],
+        allowed: tuple[commands, ...],
         initial: Any = None,
     ) -> None:
         if command not in allowed:
@@ -56,7 +57,7 @@ class _Reduction:
 
     @property
     def is_active(self) -> bool:
-        return self._command is not reduce_cmd.idle
+        return self._command is not commands.idle
 
     def add_rows(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
         if self.is_active:
@@ -69,19 +70,19 @@ class _Reduction:
             UninitializedReadError: if the command continues from registers that hold nothing defined, with
                 ``uninitialized="error"``.
         """
-        if self._command is reduce_cmd.idle:
+        if self._command is commands.idle:
             # "Even when reduce_cmd is set to idle, the accumulator state may still be modified."
             self._registers.forget(self._lanes)
             return
         before: Any = np.float32(self._identity)
-        if self._command is reduce_cmd.reduce:
+        if self._command is commands.reduce:
             before = self._registers.values[self._lanes]
             if core.options.uninitialized == "error" and not self._registers.known[self._lanes].all():
                 raise UninitializedReadError(
                     "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
                     "reset_reduce"
                 )
-        elif self._command is reduce_cmd.load_reduce:
+        elif self._command is commands.load_reduce:
             before = self._initial
         self._registers.set(self._lanes, self._ufunc(before, self._partial))
 
@@ -105,7 +106,7 @@ def tensor_scalar_reduce(
     reduce_op: Any,
     reduce_res: NkiTensor | None = None,
     reverse0: bool = False,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_cmd: commands = commands.reset_reduce,
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
 ) -> None:
@@ -119,9 +120,9 @@ def tensor_scalar_reduce(
     key = operator_key("reduce_op", reduce_op)
     if key not in ("add", "multiply", "maximum", "minimum"):
         raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {reduce_op!r}")
-    commands = (_RESET_REDUCE, _REDUCE, _LOAD_REDUCE)
-    reduction = _Reduction(call.core, data, reduce_cmd, key, commands, reduce_init)
-    if (reduce_init is not None) != (reduce_cmd is _LOAD_REDUCE):
+    allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
+    reduction = _Reduction(call.core, data, reduce_cmd, key, allowed, reduce_init)
+    if (reduce_init is not None) != (reduce_cmd is commands.load_reduce):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
     source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), data, operand0):
@@ -150,7 +151,7 @@ def select_reduce(
     on_true: NkiTensor,
     on_false: Any,
     reduce_res: NkiTensor | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_cmd: commands = commands.idle,
     reduce_op: Any = OPERATORS["maximum"],
     reverse_pred: bool = False,
 ) -> None:
@@ -165,7 +166,9 @@ def select_reduce(
     not_both_in_psum(tiles, "on_true", "predicate")
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
-    reduction = _Reduction(call.core, on_true, reduce_cmd, "maximum", (_IDLE, _RESET_REDUCE, _REDUCE))
+    reduction = _Reduction(
+        call.core, on_true, reduce_cmd, "maximum", (commands.idle, commands.reset_reduce, commands.reduce)
+    )
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     source, result = SourceRows(call.core, "source", on_true), ResultRows(call.core, "result", dst)
@@ -197,15 +200,15 @@ def exponential(
     src: NkiTensor,
     max_value: Any = 0.0,
     reduce_res: NkiTensor | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_cmd: commands = commands.idle,
     reduce_init: Any = 0.0,
 ) -> None:
     """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
-    commands = (_IDLE, _RESET_REDUCE, _REDUCE, _LOAD_REDUCE)
-    reduction = _Reduction(call.core, src, reduce_cmd, "add", commands, reduce_init)
+    allowed = (commands.idle, commands.reset_reduce, commands.reduce, commands.load_reduce)
+    reduction = _Reduction(call.core, src, reduce_cmd, "add", allowed, reduce_init)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
-    if is_initial and reduce_cmd is not _LOAD_REDUCE:
+    if is_initial and reduce_cmd is not commands.load_reduce:
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs a reduce_cmd other than idle, which leaves nothing to read")
@@ -218,10 +221,3 @@ def exponential(
         result.store(rows, values)
     reduction.finish(call.core)
     read_accumulators(call.core, call.core.vector_accumulators, src, reduce_res)
-
-
-# The parameter ``reduce_cmd`` hides the enumeration inside the functions above.
-_IDLE = reduce_cmd.idle
-_REDUCE = reduce_cmd.reduce
-_RESET_REDUCE = reduce_cmd.reset_reduce
-_LOAD_REDUCE = reduce_cmd.load_reduce
