@@ -133,6 +133,11 @@ class Arguments:
             return type(value)(self._result(item, options, as_torch) for item in value)
         if isinstance(value, dict):
             return {key: self._result(item, options, as_torch) for key, item in value.items()}
+        if isinstance(value, NKIObject):
+            converted = copy.copy(value)
+            for field, item in vars(value).items():
+                object.__setattr__(converted, field, self._result(item, options, as_torch))
+            return converted
         return value
 
     def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:

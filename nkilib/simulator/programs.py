@@ -14,10 +14,11 @@ def program_id(axis: int = 0) -> int:
     return core.number
 
 
-def num_programs(axes: int = 0) -> int:
-    """Number of cores that run the kernel."""
+def num_programs(axes: int | tuple[int, ...] = 0) -> int:
+    """Number of cores that run the kernel; ``axes`` is 0 or a tuple of it, the one axis of the grid."""
     core = current_core("nl.num_programs")
-    _check_axis("nl.num_programs", axes)
+    for axis in axes if isinstance(axes, tuple | list) else (axes,):
+        _check_axis("nl.num_programs", axis)
     return core.launch.cores
 
 

@@ -20,11 +20,11 @@ from .indexing import Picked, resolve_key
 from .indirect import Indirect, check_index_tensor
 from .layout import Layout, dense, extent, is_dense, reshape_strides
 from .memory import ON_CHIP, MemoryRegion, as_region
-from .objects import NKIObject
+from .pending_views import PendingViews
 from .storage import Storage
 
 
-class NkiTensor(NKIObject):
+class NkiTensor(PendingViews):
     """A tensor in SBUF, PSUM or HBM; create one with ``nl.ndarray``.
 
     Attributes:
@@ -101,8 +101,6 @@ class NkiTensor(NKIObject):
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
 
-    # -- questions ---------------------------------------------------------------------------------------------
-
     @property
     def layout(self) -> Layout:
         return Layout(self.shape, self.strides, self.offset)
@@ -169,8 +167,6 @@ class NkiTensor(NKIObject):
             f"NkiTensor.__setitem__: assignment to {self} is not implemented in the simulator; write with an "
             "instruction, for instance nisa.tensor_copy or nisa.dma_copy"
         )
-
-    # -- views -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> NkiTensor:
         """Index as numpy does, with integers, slices, ``...`` and ``nl.ds``; never copies.
@@ -500,25 +496,3 @@ class NkiTensor(NKIObject):
         shape, strides = list(self.shape), list(self.strides)
         shape[dim], strides[dim] = as_int(size), 0
         return self._with(shape, strides)
-
-    # -- documented views that are not implemented yet -----------------------------------------------------------
-
-    def expand_dim(self, dim: int) -> NkiTensor:
-        raise NotImplementedError("NkiTensor.expand_dim is not implemented in the simulator yet; use reshape")
-
-    def squeeze_dim(self, dim: int) -> NkiTensor:
-        raise NotImplementedError("NkiTensor.squeeze_dim is not implemented in the simulator yet; use reshape")
-
-    def reshape_dim(self, dim: int, shape: tuple[int, ...]) -> NkiTensor:
-        raise NotImplementedError("NkiTensor.reshape_dim is not implemented in the simulator yet; use reshape")
-
-    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
-        raise NotImplementedError("NkiTensor.flatten_dims is not implemented in the simulator yet; use reshape")
-
-    def rearrange(
-        self, src_pattern: tuple[Any, ...], dst_pattern: tuple[Any, ...], fixed_sizes: dict[str, int] | None = None
-    ) -> NkiTensor:
-        raise NotImplementedError("NkiTensor.rearrange is not implemented in the simulator yet; use reshape, permute")
-
-    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        raise NotImplementedError("NkiTensor.indirect (trn3) is not implemented in the simulator yet")

@@ -569,3 +569,21 @@ def test_torch_types_that_nki_does_not_have_are_refused() -> None:
 def test_tensors_of_a_device_are_refused() -> None:
     message = refused(TypeError, lambda: run(copy_of, torch.zeros(3, device="meta")))
     assert message == "copy_of: argument 'x': the simulator takes CPU tensors, got one on meta; call .cpu()"
+
+
+def test_tensors_inside_a_returned_object_are_results_too() -> None:
+    class Outcome(nl.NKIObject):
+        doubled: Any
+        label: str = "x2"
+
+    def kernel(x: Any) -> Any:
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+        doubled = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        nisa.dma_copy(doubled, tile)
+        return Outcome(doubled)
+
+    outcome = run(kernel, np.arange(6, dtype=np.float32).reshape(2, 3))
+    np.testing.assert_array_equal(outcome.doubled, [[0, 2, 4], [6, 8, 10]])
+    assert outcome.label == "x2"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.nki import nisa, nl
+from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError
 from tests.simulator.frame import refused, run, without_line
 
@@ -67,3 +67,11 @@ def test_registers_as_bounds_are_not_there_yet() -> None:
 def test_no_reorder_is_a_context() -> None:
     with nl.no_reorder():
         assert list(nl.affine_range(1)) == [0]
+
+
+def test_the_axes_of_num_programs_may_be_a_tuple() -> None:
+    @nki.jit
+    def kernel() -> int:
+        return nl.num_programs(axes=(0,))
+
+    assert kernel[2]() == 2
