@@ -90,7 +90,7 @@ def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: An
     _validate_float_type(function, "logits_hbm.dtype", logits_hbm.dtype)
     assert len(targets_hbm.shape) == 1 and targets_hbm.shape[0] == num_positions, (
         f"{function}: targets_hbm must have shape ({num_positions},), one class for each row of logits_hbm, "
-        f"got {targets_hbm.shape}"
+        f"got {targets_hbm.shape}; flatten the targets as the logits"
     )
     assert targets_hbm.dtype == nl.int32, (
         f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32"
@@ -99,7 +99,7 @@ def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: An
 
 def _validate_float_type(function: str, name: str, dtype: Any) -> None:
     assert dtype == nl.bfloat16 or dtype == nl.float32, (
-        f"{function}: {name} must be nl.bfloat16 or nl.float32, got {dtype}"
+        f"{function}: {name} must be nl.bfloat16 or nl.float32, got {dtype}; use one of the two"
     )
 
 

@@ -58,17 +58,19 @@ REFUSALS = [
     ),
     Refusal(
         "logits float16",
-        "logits_hbm.dtype must be nl.bfloat16 or nl.float32, got float16",
+        "logits_hbm.dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
         {"logits_hbm": logits(dtype=np.float16)},
     ),
     Refusal(
         "targets too short",
-        "targets_hbm must have shape (3,), one class for each row of logits_hbm, got (2,)",
+        "targets_hbm must have shape (3,), one class for each row of logits_hbm, got (2,); "
+        "flatten the targets as the logits",
         {"targets_hbm": np.zeros(2, np.int32)},
     ),
     Refusal(
         "targets 2-D",
-        "targets_hbm must have shape (3,), one class for each row of logits_hbm, got (3, 1)",
+        "targets_hbm must have shape (3,), one class for each row of logits_hbm, got (3, 1); "
+        "flatten the targets as the logits",
         {"targets_hbm": np.zeros((3, 1), np.int32)},
     ),
     Refusal(
@@ -76,10 +78,14 @@ REFUSALS = [
         "targets_hbm must be int32, got uint32; cast the targets to int32",
         {"targets_hbm": np.zeros(3, np.uint32)},
     ),
-    Refusal("tiles float16", "dtype must be nl.bfloat16 or nl.float32, got float16", {"dtype": nl.float16}),
+    Refusal(
+        "tiles float16",
+        "dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
+        {"dtype": nl.float16},
+    ),
     Refusal(
         "lse float16",
-        "lse_dtype must be nl.bfloat16 or nl.float32, got float16",
+        "lse_dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
         {"lse_dtype": nl.float16},
         (FORWARD,),
     ),
@@ -134,7 +140,7 @@ REFUSALS = [
     ),
     Refusal(
         "LSE float16",
-        "lse_state_hbm.dtype must be nl.bfloat16 or nl.float32, got float16",
+        "lse_state_hbm.dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
         {"lse_state_hbm": np.zeros(3, np.float16)},
         (BACKWARD,),
     ),
@@ -203,3 +209,20 @@ def test_the_limits_themselves_are_accepted() -> None:
             x, np.zeros(1, np.int32), positions_per_batch=positions_per_batch, chunk_size=chunk_size, dtype=dtype
         )
         assert abs(float(loss[0]) - np.log(65535)) < 0.05
+
+
+def test_a_vocabulary_beyond_an_int32_index_is_refused() -> None:
+    x = np.zeros((1, 2**30 + 1), ml_dtypes.bfloat16)  # zeros that nobody touches take no memory
+    with pytest.raises(AssertionError) as caught:
+        cross_entropy_forward(x, np.zeros(1, np.int32))
+    assert str(caught.value) == (
+        "cross_entropy_forward: vocab_size must be at most 1073741824, the reach of an int32 index, got 1073741825"
+    )
+
+
+def test_one_position_at_a_time_may_be_said_as_true() -> None:
+    """True is an int in Python: the kernels take it for 1."""
+    arguments = accepted(FORWARD, (3, 100))
+    expected, _ = call(FORWARD, {**arguments, "positions_per_batch": 1})
+    loss, _ = call(FORWARD, {**arguments, "positions_per_batch": True})
+    np.testing.assert_array_equal(loss, expected)
