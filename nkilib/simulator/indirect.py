@@ -42,7 +42,7 @@ class Indirect:
         """
         tensor = self.index
         if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
-            raise UninitializedReadError(f"index tensor {tensor} is read before it was written")
+            raise UninitializedReadError(f"index {tensor} is read before it was written")
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:

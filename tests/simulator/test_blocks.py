@@ -127,6 +127,19 @@ def test_other_types_are_cast_into_the_scratch_buffer(dtype: Any) -> None:
     assert core.asked == ["source"]
 
 
+def test_what_has_to_be_cast_can_land_where_the_caller_says() -> None:
+    core, tensor, landing = ScratchCore(), made(np.arange(12).reshape(4, 3), nl.bfloat16), np.zeros((2, 3), np.float32)
+    values = SourceRows(core, "source", tensor).load(slice(2, 4), landing)  # type: ignore[arg-type]
+    assert values is landing and landing.tolist() == [[6, 7, 8], [9, 10, 11]]
+    assert not core.asked
+
+
+def test_what_can_be_read_in_place_does_not_land() -> None:
+    core, tensor, landing = ScratchCore(), made(np.arange(12).reshape(4, 3)), np.zeros((2, 3), np.float32)
+    values = SourceRows(core, "source", tensor).load(slice(2, 4), landing)  # type: ignore[arg-type]
+    assert np.shares_memory(values, tensor.array) and not landing.any()
+
+
 # -- ResultRows ------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +193,20 @@ def test_results_are_scattered_into_strided_views() -> None:
     tensor = made(np.zeros((2, 4)))
     stored(ScratchCore(), tensor[:, 1::2], slice(0, 2), [[1, 2], [3, 4]])
     assert tensor.array.tolist() == [[0, 1, 0, 2], [0, 3, 0, 4]]
+
+
+def test_whether_results_are_apart_from_a_source() -> None:
+    """They share memory only with the tensor's own storage, and only if they go straight there."""
+    tensor, other, narrow = made(np.zeros((2, 4))), made(np.zeros((2, 4))), made(np.zeros((2, 4)), nl.bfloat16)
+
+    def is_apart(destination: Any, source: Any) -> bool:
+        return ResultRows(ScratchCore(), "result", destination).is_apart_from(source)  # type: ignore[arg-type]
+
+    assert not is_apart(tensor, tensor)
+    assert not is_apart(tensor[:, 0:1], tensor[:, 3:4])
+    assert is_apart(tensor, other)
+    assert is_apart(narrow, narrow)
+    assert is_apart(tensor[:, ::2], tensor)
 
 
 # -- column ----------------------------------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ def test_an_index_that_was_never_written_is_always_an_error(mode: str) -> None:
         return result
 
     message = refused(UninitializedReadError, lambda: run(broken, counted(9, 3), uninitialized=mode))
-    expected = "index tensor tensor [2, 1] int32 in sbuf is read before it was written"
+    expected = "index tensor [2, 1] int32 in sbuf is read before it was written"
     assert without_place(message, "nisa.dma_copy") == expected
 
 

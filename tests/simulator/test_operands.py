@@ -368,7 +368,7 @@ def test_a_scalar_offset_that_was_never_written() -> None:
         nisa.reciprocal(tile(2, 1), tile(2, 4).select(1, nl.ndarray((1, 1), nl.int32)))
 
     assert refusal(kernel, error=UNINITIALIZED) == (
-        "nisa.reciprocal: index tensor tensor [1, 1] int32 in sbuf is read before it was written"
+        "nisa.reciprocal: index tensor [1, 1] int32 in sbuf is read before it was written"
     )
 
 

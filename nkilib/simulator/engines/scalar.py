@@ -92,7 +92,8 @@ def _activate(
     function = ACTIVATIONS[key]
     sums = np.empty(data.shape[0], np.float32)
     source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
-    is_apart = result.is_apart_from(data)
+    # The scale and the bias of some rows are read after their data has landed.
+    is_apart = all(result.is_apart_from(tile) for tile in (data, bias, scale) if isinstance(tile, NkiTensor))
     for rows in row_blocks(dst, free_size(dst), data, bias, scale):
         values = result.open(rows)
         loaded = source.load(rows, values if is_apart else None)

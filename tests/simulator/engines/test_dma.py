@@ -723,7 +723,7 @@ def test_an_index_that_was_never_written_is_always_an_error() -> None:
         data = nl.zeros((8, 2), nl.float32, nl.private_hbm)
         nisa.dma_copy(sbuf(2, 2), data.vector_select(0, sbuf(2, 1, dtype=nl.int32)))
 
-    message = "nisa.dma_copy: index tensor tensor [2, 1] int32 in sbuf is read before it was written"
+    message = "nisa.dma_copy: index tensor [2, 1] int32 in sbuf is read before it was written"
     for option in ("nan", "error"):
         with nkilib.simulator.using(uninitialized=option):
             assert refusal(kernel, error=UNINITIALIZED) == message

@@ -133,6 +133,30 @@ def test_scale_and_bias_in_the_tile_that_is_written() -> None:
     assert run(body, [DATA], Result((2, 3))).tolist() == [[5, 7, 9], [26, 31, 36]]
 
 
+@pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16])
+@pytest.mark.parametrize("dst_type", [nl.float32, nl.bfloat16])
+def test_scale_or_bias_in_the_tile_that_is_written_and_data_in_another(dtype: Any, dst_type: Any) -> None:
+    """The scale and the bias are read before the instruction writes over them, whatever has to be cast."""
+
+    def body(first: Any, second: Any, third: Any, data: Any) -> None:
+        scale, bias = tile(2, 1, value=10), tile(2, 1, value=10)
+        for result, in_dst in ((first, "scale"), (second, "bias"), (third, "scale bias")):
+            dst = tile(2, 3, dtype=dst_type, value=5)
+            own = dst if dst_type == nl.float32 else tile(2, 3, value=5)
+            nisa.activation(
+                dst,
+                nl.copy,
+                data,
+                scale=own[:, 1:2] if "scale" in in_dst else scale,
+                bias=dst[:, 2:3] if "bias" in in_dst else bias,
+            )
+            nisa.tensor_copy(result, dst)
+
+    results = run(body, [Tile(DATA, dtype)], *[Result((2, 3))] * 3)
+    expected = (DATA * 5 + 10, DATA * 10 + 5, DATA * 5 + 5)
+    assert [result.tolist() for result in results] == [array.tolist() for array in expected]
+
+
 def test_data_is_cast_to_float32_and_the_result_from_it() -> None:
     data = np.array([[16777217, 200, -3]], np.int32)
     for dtype, expected in ((nl.float32, [16777216, 200, -3]), (nl.uint8, [255, 200, 0]), (nl.int8, [127, 127, -3])):
