@@ -92,12 +92,13 @@ def _activate(
     function = ACTIVATIONS[key]
     sums = np.empty(data.shape[0], np.float32)
     source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
-    # The scale and the bias of some rows are read after their data has landed.
-    is_apart = all(result.is_apart_from(tile) for tile in (data, bias, scale) if isinstance(tile, NkiTensor))
+    is_apart = result.is_apart_from(data)
     for rows in row_blocks(dst, free_size(dst), data, bias, scale):
         values = result.open(rows)
+        # Read before the data lands in dst, whose tile may hold them.
+        factor, summand = _column_unless(1.0, scale, rows), _column_unless(0.0, bias, rows)
         loaded = source.load(rows, values if is_apart else None)
-        function(_scaled(loaded, scale, bias, rows, values), values)
+        function(_scaled(loaded, factor, summand, values), values)
         if command in _REDUCING:
             np.add.reduce(values, axis=1, out=sums[rows])
         result.store(rows, values)
@@ -105,18 +106,20 @@ def _activate(
     read_accumulators(core, core.scalar_accumulators, data, reduce_res)
 
 
+def _column_unless(neutral: float, operand: Any, rows: slice) -> Any:
+    """The scale or bias of some rows, or None where it is absent or the number that changes nothing."""
+    if operand is None or (not isinstance(operand, NkiTensor) and operand == neutral):
+        return None
+    return column(operand, rows)
+
+
 def _scaled(
-    source: npt.NDArray[np.float32],
-    scale: Any,
-    bias: Any,
-    rows: slice,
-    out: npt.NDArray[np.float32],
+    source: npt.NDArray[np.float32], factor: Any, summand: Any, out: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """``source * scale + bias``, each step rounded to float32; steps that change nothing are left out."""
-    summand: Any = None if bias is None else column(bias, rows)  # read first: dst may overwrite the tile of the bias
-    if isinstance(scale, NkiTensor) or scale != 1.0:
-        source = np.multiply(source, column(scale, rows), out=out)
-    if isinstance(bias, NkiTensor) or (bias is not None and bias != 0.0):
+    """``source * factor + summand``, each step rounded to float32; a step that is None is left out."""
+    if factor is not None:
+        source = np.multiply(source, factor, out=out)
+    if summand is not None:
         source = np.add(source, summand, out=out)
     return source
 
