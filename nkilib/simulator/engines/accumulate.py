@@ -11,6 +11,12 @@ from ..operands import start_partition
 from ..tensor import NkiTensor
 
 
+def lanes_of(data: NkiTensor) -> slice:
+    """The registers that an instruction on ``data`` uses: those of its partitions."""
+    start = start_partition(data)
+    return slice(start, start + data.shape[0])
+
+
 def read_accumulators(
     core: Core, registers: Accumulators, data: NkiTensor, destination: NkiTensor | None, *, negate: bool = False
 ) -> None:
@@ -21,8 +27,7 @@ def read_accumulators(
     """
     if destination is None:
         return
-    start = start_partition(data)
-    lanes = slice(start, start + data.shape[0])
+    lanes = lanes_of(data)
     if core.options.uninitialized == "error" and not registers.known[lanes].all():
         raise UninitializedReadError(
             "reduce_res reads accumulator registers that hold no defined value; start with reduce_cmd=reset_reduce"

@@ -15,10 +15,10 @@ from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
 from ..errors import NkiValidationError, UninitializedReadError
 from ..instruction import Call, instruction
-from ..operands import Operand, output, same_tile_size, start_partition, vector
+from ..operands import Operand, output, same_tile_size, vector
 from ..operators import operator_key
 from ..tensor import NkiTensor
-from .accumulate import read_accumulators
+from .accumulate import lanes_of, read_accumulators
 
 _COMMANDS = (reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce)
 _RESETTING = (reduce_cmd.reset, reduce_cmd.reset_reduce)
@@ -152,8 +152,7 @@ def _check_reduction(reduce_op: Any, command: reduce_cmd) -> None:
 
 def _accumulate(core: Core, data: NkiTensor, sums: npt.NDArray[np.float32], command: reduce_cmd) -> None:
     registers = core.scalar_accumulators
-    start = start_partition(data)
-    lanes = slice(start, start + data.shape[0])
+    lanes = lanes_of(data)
     if command in _RESETTING:
         registers.set(lanes, np.float32(0.0))
     if command in _REDUCING:

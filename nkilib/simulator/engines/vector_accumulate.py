@@ -15,10 +15,10 @@ from ..enums import nc_version
 from ..enums import reduce_cmd as commands
 from ..errors import NkiValidationError, UninitializedReadError
 from ..instruction import Call, instruction
-from ..operands import Operand, not_both_in_psum, output, same_tile_size, start_partition, vector
+from ..operands import Operand, not_both_in_psum, output, same_tile_size, vector
 from ..operators import ARITHMETIC_REDUCTIONS, OPERATORS, operator_key
 from ..tensor import NkiTensor
-from .accumulate import read_accumulators
+from .accumulate import lanes_of, read_accumulators
 from .elementwise import ScalarOperator
 
 _FLOATS = frozenset(dtype for dtype in dt.ALL_DTYPES if dtype.is_float)
@@ -45,9 +45,8 @@ class _Reduction:
         if command not in allowed:
             names = ", ".join(item.name for item in allowed)
             raise NkiValidationError(f"reduce_cmd must be one of {names}, got {command!r}")
-        start = start_partition(data)
         self._registers = core.vector_accumulators
-        self._lanes = slice(start, start + data.shape[0])
+        self._lanes = lanes_of(data)
         self._command = command
         self._ufunc = ARITHMETIC_REDUCTIONS[key].ufunc
         self._identity = ARITHMETIC_REDUCTIONS[key].identity
