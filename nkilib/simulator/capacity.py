@@ -1,0 +1,200 @@
+"""Whether the tensors that are live at the same time fit SBUF and PSUM.
+
+The check follows a core's instructions in program order and, wherever a tensor comes to life, asks whether all live
+ones can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, one of at most 64 at
+0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at most a bank
+stays inside one bank, a larger one takes whole banks. Between one question and the next, tiles may move, as if memory
+were never fragmented: a kernel that passes may still be too much for a compiler, but not the other way round.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .errors import CapacityError
+from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES, Generation
+from .live_ranges import LiveRange
+from .memory import MemoryRegion
+
+# Partitions are placed by quarters of 32; tiles by the quarters at which they may start.
+_QUARTER = PARTITIONS // 4
+_LISTED = 12
+
+
+class _Placed(NamedTuple):
+    """The ``quarters`` quarters of the partitions from ``first`` on, bytes ``low`` to ``high`` (exclusive) of each."""
+
+    first: int
+    quarters: int
+    low: int
+    high: int
+
+    def overlaps(self, other: _Placed) -> bool:
+        shares_partitions = self.first < other.first + other.quarters and other.first < self.first + self.quarters
+        return shares_partitions and self.low < other.high and other.low < self.high
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What there is of a region: its bytes in a partition, and the bank that a small tile must not leave."""
+
+    region: MemoryRegion
+    nbytes: int
+    bank: int
+
+
+def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[MemoryRegion, int]:
+    """Refuse a kernel whose live tensors do not fit; returns the most bytes of a partition that each region needs.
+
+    Args:
+        lives: every on-chip tensor that one core made.
+        generation: the generation, whose SBUF it is.
+
+    Raises:
+        CapacityError: naming the region, the limit and the live tensors at the peak; or two tensors placed by hand
+            that overlap while both are live.
+    """
+    used = [life for life in lives if life.is_used]
+    rooms = (
+        _Room(MemoryRegion.sbuf, generation.sbuf_usable_bytes, generation.sbuf_usable_bytes),
+        _Room(MemoryRegion.psum, PSUM_PARTITION_BYTES, PSUM_BANK_BYTES),
+    )
+    return {room.region: _peak(room, [life for life in used if life.region is room.region]) for room in rooms}
+
+
+def _peak(room: _Room, lives: Sequence[LiveRange]) -> int:
+    """The most bytes of a partition that are needed at any time."""
+    spans = sorted((first, last, order) for order, life in enumerate(lives) for first, last in _spans(life))
+    live: dict[int, LiveRange] = {}
+    ends: list[tuple[int, int]] = []
+    highest = 0
+    for first, last, order in spans:
+        while ends and ends[0][0] < first:
+            del live[heapq.heappop(ends)[1]]
+        _check_apart(room, lives[order], live.values())
+        live[order] = lives[order]
+        heapq.heappush(ends, (last, order))
+        if _could_exceed(room, live.values(), highest):
+            height = _height(room, live.values())
+            if height is None:
+                raise CapacityError(_overflow(room, lives[order], list(live.values())))
+            highest = max(highest, height)
+    return highest
+
+
+def _could_exceed(room: _Room, live: Iterable[LiveRange], highest: int) -> bool:
+    """Whether the tiles may need more than ``highest`` bytes: most of the time stacking them shows that they do not."""
+    if room.bank < room.nbytes:
+        return True  # tiles that stay inside their banks leave gaps
+    placed = max((life.address[1] + life.nbytes for life in live if life.address is not None), default=0)
+    return placed + sum(life.nbytes for life in live if life.address is None) > highest
+
+
+def _spans(life: LiveRange) -> list[tuple[int, int]]:
+    return [*life.earlier, (life.first, life.last)]
+
+
+def _rounded(room: _Room, life: LiveRange) -> int:
+    """Bytes that a tile takes where it lies alone: whole banks if it is larger than one."""
+    return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
+
+
+# In what order tiles are placed: which one needs least depends on the tiles.
+_ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
+    lambda life: (-_quarters(life), -life.nbytes),
+    lambda life: (-life.nbytes, -_quarters(life)),
+    lambda life: (-life.nbytes * _quarters(life), -_quarters(life)),
+)
+
+
+def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
+    """The bytes of a partition that the tiles need side by side, or None if they do not fit.
+
+    Placed tiles lie where the kernel put them; the others follow in several orders, of which the best one counts, each
+    at the lowest place that is free.
+    """
+    lives = list(lives)
+    are_alike = len({_quarters(life) for life in lives}) < 2
+    heights = [_height_in_order(room, sorted(lives, key=order)) for order in _ORDERS[: 1 if are_alike else None]]
+    return min((height for height in heights if height is not None), default=None)
+
+
+def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
+    placed = [_where_placed(life) for life in lives if life.address is not None]
+    for life in lives:
+        if life.address is not None:
+            continue
+        place = _lowest_place(room, placed, _quarters(life), _rounded(room, life))
+        if place is None:
+            return None
+        placed.append(place)
+    return max((place.high for place in placed), default=0)
+
+
+def _quarters(life: LiveRange) -> int:
+    """Quarters of the partitions that a tile takes: 1, 2 or 4."""
+    if life.partitions <= _QUARTER:
+        return 1
+    return 2 if life.partitions <= 2 * _QUARTER else 4
+
+
+def _lowest_place(room: _Room, placed: Sequence[_Placed], quarters: int, nbytes: int) -> _Placed | None:
+    best: _Placed | None = None
+    for first in range(0, 4, quarters):
+        beside = sorted(
+            (place.low, place.high)
+            for place in placed
+            if place.first < first + quarters and first < place.first + place.quarters
+        )
+        low = _aligned(room, 0, nbytes)
+        for other_low, other_high in beside:
+            if low + nbytes <= other_low:
+                break
+            low = max(low, _aligned(room, other_high, nbytes))
+        if low + nbytes <= room.nbytes and (best is None or low < best.low):
+            best = _Placed(first, quarters, low, low + nbytes)
+    return best
+
+
+def _aligned(room: _Room, low: int, nbytes: int) -> int:
+    """The first byte from ``low`` on at which a tile may start: it crosses no bank, or takes whole ones."""
+    is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
+    return low if is_inside else -(-low // room.bank) * room.bank
+
+
+def _where_placed(life: LiveRange) -> _Placed:
+    assert life.address is not None
+    partition, low = life.address
+    first = partition // _QUARTER
+    last = (partition + life.partitions - 1) // _QUARTER
+    return _Placed(first, last - first + 1, low, low + life.nbytes)
+
+
+def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
+    """Refuse a tensor placed by hand where another one that was placed by hand still holds data."""
+    if life.address is None:
+        return
+    mine = _where_placed(life)
+    for other in live:
+        if other.address is not None and mine.overlaps(_where_placed(other)):
+            raise CapacityError(
+                f"{life.place}: {life} at address {life.address} of {room.region} overlaps {other} at address "
+                f"{other.address}, which is used later: place them apart, or use one of them after the other"
+            )
+
+
+def _overflow(room: _Room, last: LiveRange, live: Sequence[LiveRange]) -> str:
+    """The message: ``last`` is the tensor that came to life when the others were live already."""
+    listed = sorted(live, key=lambda life: -life.nbytes)
+    lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
+    if len(listed) > _LISTED:
+        rest = sum(life.nbytes for life in listed[_LISTED:])
+        lines.append(f"  and {len(listed) - _LISTED} more with {rest} bytes together")
+    return (
+        f"{last.place}: {room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
+        f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
+        f"then:\n" + "\n".join(lines)
+    )
