@@ -1,0 +1,180 @@
+"""Races of the two cores on shared HBM: the same element accessed by both, at least once written, without a barrier.
+
+Every core remembers what its DMAs touch of each shared tensor until a ``core_barrier`` on that tensor, which orders
+what came before it with what comes after it on the other core. Then, and at the end of the kernel, what the two cores
+remember is compared, element for element: strided accesses that interleave without meeting are no race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import RaceError, kernel_location
+from .layout import Layout
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from .tensor import NkiTensor
+
+Offsets = npt.NDArray[np.int64]
+
+
+class _Spans(NamedTuple):
+    """Byte ranges ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
+
+    starts: Offsets
+    length: int
+
+
+@dataclass
+class _Accesses:
+    """Accesses of one kind: where in the kernel they were made, by what was accessed."""
+
+    views: dict[tuple[Layout, int], str] = field(default_factory=dict)
+    rows: list[tuple[Layout, int, Offsets, str]] = field(default_factory=list)
+
+    def note(self, base: NkiTensor, rows: Offsets | None) -> None:
+        width = base.storage.width_of(base.dtype)
+        if rows is not None:
+            self.rows.append((base.layout, width, rows.copy(), kernel_location()))
+        elif (base.layout, width) not in self.views:
+            self.views[base.layout, width] = kernel_location()
+
+    def spans(self) -> list[tuple[_Spans, str]]:
+        """The bytes of every access, and its place in the kernel."""
+        whole = [(_spans(layout, width), place) for (layout, width), place in self.views.items()]
+        chosen = [(_spans_of_rows(layout, width, numbers), place) for layout, width, numbers, place in self.rows]
+        return [item for item in whole + chosen if item[0].starts.size]
+
+
+@dataclass
+class Touched:
+    """What one core did to one shared tensor since the last barrier on it."""
+
+    reads: _Accesses = field(default_factory=_Accesses)
+    writes: _Accesses = field(default_factory=_Accesses)
+
+
+class SharedAccesses:
+    """What one core did to each shared tensor since the last barrier on that tensor."""
+
+    def __init__(self) -> None:
+        self._touched: dict[Storage, Touched] = {}
+
+    def note(self, base: NkiTensor, is_write: bool, rows: Offsets | None = None) -> None:
+        """The core accesses ``base``, or those of its rows (indices of dimension 0) that ``rows`` names."""
+        touched = self._touched.setdefault(base.storage, Touched())
+        (touched.writes if is_write else touched.reads).note(base, rows)
+
+    def take(self, storage: Storage) -> Touched:
+        """What the core did to a tensor, which it then forgets: what follows is ordered with it."""
+        return self._touched.pop(storage, Touched())
+
+    def tensors(self) -> list[Storage]:
+        """The tensors that the core touched, in the order of the first time."""
+        return list(self._touched)
+
+
+def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
+    """Compare what cores 0 and 1 did to every shared tensor.
+
+    Raises:
+        RaceError: naming the tensor, and what each core did where in the kernel.
+    """
+    for tensor in first.tensors():
+        check_races(tensor, first.take(tensor), second.take(tensor))
+
+
+def check_races(tensor: Storage, first: Touched, second: Touched) -> None:
+    """Compare what cores 0 and 1 did to a shared tensor.
+
+    Raises:
+        RaceError: naming the tensor, and what each core did where in the kernel.
+    """
+    first_writes, second_writes = first.writes.spans(), second.writes.spans()
+    _check_pair(tensor, ("writes", first_writes), ("writes", second_writes))
+    if first_writes:
+        _check_pair(tensor, ("writes", first_writes), ("reads", second.reads.spans()))
+    if second_writes:
+        _check_pair(tensor, ("reads", first.reads.spans()), ("writes", second_writes))
+
+
+_Side = tuple[str, list[tuple[_Spans, str]]]
+
+
+def _check_pair(tensor: Storage, first: _Side, second: _Side) -> None:
+    meeting = _first_meeting([spans for spans, _ in first[1]], [spans for spans, _ in second[1]])
+    if meeting is None:
+        return
+    byte, one, other = meeting
+    element = [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
+    name = f"tensor {tensor.name!r} " if tensor.name else "tensor "
+    raise RaceError(
+        f"race on {name}{list(tensor.shape)} {tensor.dtype} in {tensor.region}: core 0 {first[0]} element {element} at "
+        f"{first[1][one][1]} and core 1 {second[0]} it at {second[1][other][1]}; let the cores use different elements, "
+        f"or put nisa.core_barrier on this tensor between the two"
+    )
+
+
+def _first_meeting(first: Sequence[_Spans], second: Sequence[_Spans]) -> tuple[int, int, int] | None:
+    """A byte that is in a span of both, and which of ``first`` and of ``second`` it is in; None if there is none."""
+    if not first or not second:
+        return None
+    starts, ends, owners = _together([*first, *second])
+    is_first = owners < len(first)
+    order = np.argsort(starts, kind="stable")
+    starts, ends, owners, is_first = starts[order], ends[order], owners[order], is_first[order]
+    for side in (True, False):
+        # A span meets one of the other side that starts before it or with it if any of those ends behind its start.
+        reach = np.maximum.accumulate(np.where(is_first == side, ends, -1))
+        met = np.flatnonzero((is_first != side) & (reach > starts))
+        if met.size:
+            at = int(met[0])
+            partner = int(np.flatnonzero((is_first == side) & (starts <= starts[at]) & (ends > starts[at]))[0])
+            one, other = (partner, at) if side else (at, partner)
+            return int(starts[at]), int(owners[one]), int(owners[other]) - len(first)
+    return None
+
+
+def _together(spans: Sequence[_Spans]) -> tuple[Offsets, Offsets, Offsets]:
+    """Starts, ends and number of the owner of all byte ranges."""
+    starts = np.concatenate([item.starts for item in spans])
+    counts = [item.starts.size for item in spans]
+    lengths = np.repeat([item.length for item in spans], counts)
+    return starts, starts + lengths, np.repeat(np.arange(len(spans)), counts)
+
+
+def _spans(layout: Layout, width: int) -> _Spans:
+    """The bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
+    starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
+    return _Spans(starts + layout.offset * width, length)
+
+
+def _spans_of_rows(layout: Layout, width: int, rows: Offsets) -> _Spans:
+    """The bytes of some rows (indices of dimension 0) of a layout."""
+    starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
+    first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
+    return _Spans((first[:, None] + starts[None, :]).reshape(-1), length)
+
+
+def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
+    """Starts, from that of the first element, and length of the byte ranges that dimensions (size, stride) make."""
+    starts, length = np.zeros(1, np.int64), width
+    for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
+        step = abs(stride) * width
+        if stride < 0:
+            starts = starts - step * (size - 1)
+        if size == 0:
+            return np.zeros(0, np.int64), width
+        if step == 0 or size == 1:
+            continue
+        if step <= length and starts.size == 1:
+            length += step * (size - 1)
+        else:
+            starts = (starts[:, None] + step * np.arange(size)[None, :]).reshape(-1)
+    return starts, length
