@@ -1,4 +1,4 @@
-"""``nkilib.simulator.programs`` and ``ranges``: the launch grid, the generation, and loops."""
+"""``nkilib.simulator.programs``: the launch grid and the generation."""
 
 from __future__ import annotations
 
@@ -36,37 +36,6 @@ def test_the_generation(target: str, generation: str) -> None:
         return nisa.get_nc_version(), nisa.get_nc_sub_version()
 
     assert run(kernel, target=target) == (nisa.nc_version[generation], 0)
-
-
-RANGES = [nl.static_range, nl.affine_range, nl.sequential_range, nl.dynamic_range]
-
-
-@pytest.mark.parametrize("loop", RANGES)
-def test_ranges_count_as_range_does(loop: Any) -> None:
-    assert list(loop(4)) == [0, 1, 2, 3]
-    assert list(loop(2, 5)) == [2, 3, 4]
-    assert list(loop(1, 8, 3)) == [1, 4, 7]
-    assert list(loop(1, stop=8, step=3)) == [1, 4, 7]
-    assert list(loop(5, step=2)) == [0, 2, 4]
-    assert list(loop(3, 3)) == list(loop(0)) == []
-
-
-@pytest.mark.parametrize("step", [0, -1, 1.0, None])
-def test_a_dynamic_range_needs_a_positive_step(step: Any) -> None:
-    expected = f"nl.dynamic_range: step must be a positive integer, got {step!r}"
-    assert refused(NkiValidationError, lambda: nl.dynamic_range(0, 4, step)) == expected
-
-
-def test_registers_as_bounds_are_not_there_yet() -> None:
-    expected = (
-        "nki.language.dynamic_range: bounds other than integers are not implemented in the simulator yet, got 'count'"
-    )
-    assert refused(NotImplementedError, lambda: nl.dynamic_range("count")) == expected  # type: ignore[arg-type]
-
-
-def test_no_reorder_is_a_context() -> None:
-    with nl.no_reorder():
-        assert list(nl.affine_range(1)) == [0]
 
 
 def test_the_axes_of_num_programs_may_be_a_tuple() -> None:
