@@ -1,0 +1,91 @@
+"""``nl.rand``, ``nl.random_seed`` and ``nl.dropout``. The numbers are reproducible, and not those of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..creation import ndarray
+from ..errors import NkiValidationError
+from ..generations import PARTITIONS
+from ..memory import HBM, MemoryRegion
+from ..operators import OPERATORS
+from ..tensor import NkiTensor
+from .tiles import as_tile, cast_copy, language_function, new_tile
+
+# Significant bits of the types, and the integers of the same width.
+_SIGNIFICANT_BITS = {
+    dt.float32: (24, dt.uint32),
+    dt.tfloat32: (11, dt.uint32),
+    dt.float16: (11, dt.uint16),
+    dt.bfloat16: (8, dt.uint16),
+    dt.float8_e4m3: (4, dt.uint8),
+    dt.float8_e4m3fn: (4, dt.uint8),
+    dt.float8_e5m2: (3, dt.uint8),
+}
+# Elements of a partition that one DMA of a tensor in HBM carries.
+_HBM_COLUMNS = 2048
+
+
+@language_function
+def random_seed(seed: NkiTensor) -> None:
+    """Seed what :func:`rand` and :func:`dropout` draw from, with a [1, 1] tile of 32 bits: ``nisa.set_rng_seed``."""
+    nisa.set_rng_seed(seed)
+
+
+@language_function
+def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
+    """A new tensor of uniform random numbers in [0, 1).
+
+    They are multiples of 2^-b for the b significant bits of ``dtype``, so that no number rounds up to 1. The bits come
+    from ``nisa.rng`` on the Vector engine.
+
+    Raises:
+        NkiValidationError: if ``dtype`` is no float type that holds such numbers.
+    """
+    kind = dt.as_dtype(dtype)
+    if kind not in _SIGNIFICANT_BITS:
+        raise NkiValidationError(f"dtype must be one of {', '.join(_SIGNIFICANT_BITS)}, got {kind}")
+    tensor = ndarray(shape, kind, buffer, name)
+    if tensor.buffer in HBM:
+        _fill_hbm(tensor.reshape((tensor.size,)))
+    else:
+        _fill(tensor)
+    return tensor
+
+
+@language_function
+def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTensor:
+    """``x`` with every element replaced by 0 with probability ``rate``, the others unscaled: ``nisa.dropout``.
+
+    ``rate`` is a number in [0, 1] or a tile of shape (P, 1). The result is a new tile in SBUF of type ``dtype``, by
+    default that of ``x``.
+    """
+    data = as_tile("x", x)
+    dropped = new_tile(data.shape, data.dtype)
+    nisa.dropout(dropped, data, rate)
+    wanted = data.dtype if dtype is None else dt.as_dtype(dtype)
+    return dropped if wanted == data.dtype else cast_copy(dropped, wanted)
+
+
+def _fill(tile: NkiTensor) -> None:
+    significant, integers = _SIGNIFICANT_BITS[tile.dtype]
+    bits = new_tile(tile.shape, integers)
+    nisa.rng(bits)
+    nisa.tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
+    nisa.tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
+
+
+def _fill_hbm(flat: NkiTensor) -> None:
+    """Fill a tensor of one dimension in HBM by way of tiles in SBUF."""
+    for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
+        part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
+        columns = -(-part.size // PARTITIONS)
+        rows, rest = divmod(part.size, columns)
+        tile = new_tile((rows + (rest > 0), columns), flat.dtype)
+        _fill(tile)
+        nisa.dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
+        if rest:
+            nisa.dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])
