@@ -48,6 +48,11 @@ class DType(str):
         """Integer or boolean: the types that bit-wise operators accept."""
         return self.kind in ("int", "uint", "bool")
 
+    @property
+    def is_packed(self) -> bool:
+        """Several elements in one word."""
+        return self.kind == "packed"
+
 
 bool_ = DType("bool", np.uint8, "bool")
 int8 = DType("int8", np.int8, "int")
@@ -65,7 +70,7 @@ float8_e4m3 = DType("float8_e4m3", ml_dtypes.float8_e4m3, "float")
 float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, "float")
 float8_e5m2 = DType("float8_e5m2", ml_dtypes.float8_e5m2, "float")
 float8_e8m0fnu = DType("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu, "float")
-# Four elements in one word, for the MX matmul of trn3. The names exist; tensors of them do not yet.
+# Four elements in one word, the first one in the lowest bits (see engines/mx_format.py).
 float8_e5m2_x4 = DType("float8_e5m2_x4", np.uint32, "packed")
 float8_e4m3fn_x4 = DType("float8_e4m3fn_x4", np.uint32, "packed")
 float4_e2m1fn_x4 = DType("float4_e2m1fn_x4", np.uint16, "packed")
@@ -91,6 +96,14 @@ ALL_DTYPES: tuple[DType, ...] = (
     float4_e2m1fn_x4,
 )
 
+FLOATS: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if dtype.is_float)
+
+# The types with which engines compute.
+COMPUTABLE: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if not dtype.is_packed)
+
+# The types of instructions that move bits and do not compute: the packed ones too, with which engines do not compute.
+MOVABLE: frozenset[DType] = frozenset(ALL_DTYPES)
+
 _BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
 
 # NKI_PRECISE_FP=0 keeps these in float32 (``nki/guides/nki_simulator.rst``, "Precise Floating-Point Mode").
@@ -101,19 +114,14 @@ def as_dtype(value: Any) -> DType:
     """The NKI type named by an NKI type, a string, a numpy type or a torch type.
 
     Raises:
-        NotImplementedError: for the packed x4 types.
         TypeError: for anything else that is no NKI data type.
     """
     if isinstance(value, DType):
-        dtype = value
-    else:
-        name = str(value) if isinstance(value, str) else _foreign_name(value)
-        if name not in _BY_NAME:
-            raise TypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
-        dtype = _BY_NAME[name]
-    if dtype.kind == "packed":
-        raise NotImplementedError(f"nl.{dtype}: tensors of packed x4 types are not implemented in the simulator yet")
-    return dtype
+        return value
+    name = str(value) if isinstance(value, str) else _foreign_name(value)
+    if name not in _BY_NAME:
+        raise TypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
+    return _BY_NAME[name]
 
 
 def _named(name: str) -> DType:

@@ -34,19 +34,23 @@ PLAIN = [
     ("float32", 32, np.float32, "float"),
     ("bool", 8, np.uint8, "bool"),
 ]
-PACKED = [("float8_e5m2_x4", 32), ("float8_e4m3fn_x4", 32), ("float4_e2m1fn_x4", 16)]
+PACKED = [
+    ("float8_e5m2_x4", 32, np.uint32),
+    ("float8_e4m3fn_x4", 32, np.uint32),
+    ("float4_e2m1fn_x4", 16, np.uint16),
+]
 
 
 @pytest.mark.parametrize(("name", "bits", "numpy_type", "kind"), PLAIN, ids=[row[0] for row in PLAIN])
 def test_types_have_the_documented_widths(name: str, bits: int, numpy_type: Any, kind: str) -> None:
     dtype = as_dtype(name)
     assert (dtype.itemsize * 8, dtype.numpy, dtype.kind) == (bits, np.dtype(numpy_type), kind)
-    assert dtype.is_float == (kind == "float")
+    assert dtype.is_float == (kind == "float") and not dtype.is_packed
     assert dtype.is_integer == (kind in ("int", "uint", "bool"))
 
 
 def test_the_tables_name_every_type() -> None:
-    assert sorted(ALL_DTYPES) == sorted([name for name, *_ in PLAIN] + [name for name, _ in PACKED])
+    assert sorted(ALL_DTYPES) == sorted([name for name, *_ in PLAIN] + [name for name, *_ in PACKED])
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
@@ -92,11 +96,12 @@ def test_what_is_no_type_of_nki_is_refused(value: Any) -> None:
     assert refused(TypeError, lambda: as_dtype(value)) == expected
 
 
-@pytest.mark.parametrize(("name", "bits"), PACKED)
-def test_packed_types_exist_but_make_no_tensors(name: str, bits: int) -> None:
-    assert getattr(nl, name).itemsize * 8 == bits
-    expected = f"nl.{name}: tensors of packed x4 types are not implemented in the simulator yet"
-    assert refused(NotImplementedError, lambda: as_dtype(name)) == expected
+@pytest.mark.parametrize(("name", "bits", "numpy_type"), PACKED)
+def test_packed_types_are_words_and_neither_floats_nor_integers(name: str, bits: int, numpy_type: Any) -> None:
+    dtype = as_dtype(name)
+    assert dtype is getattr(nl, name)
+    assert (dtype.itemsize * 8, dtype.numpy, dtype.kind) == (bits, np.dtype(numpy_type), "packed")
+    assert dtype.is_packed and not dtype.is_float and not dtype.is_integer
 
 
 def test_low_precision_types_are_those_of_the_precise_mode() -> None:

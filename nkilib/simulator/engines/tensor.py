@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from .. import dtypes as dt
 from ..blocks import free_size
-from ..casts import store_float
 from ..core import Core
 from ..enums import engine as engines
 from ..enums import matmul_perf_mode, nc_version
@@ -22,7 +21,7 @@ from ..instruction import Call, instruction
 from ..memory import MemoryRegion
 from ..operands import PSUM, SBUF, Operand, output
 from ..tensor import NkiTensor
-from ..written import WrittenMap
+from .psum_accumulate import accumulate_in_psum
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 _WIDE = frozenset({dt.float32, dt.tfloat32})
@@ -71,7 +70,7 @@ def nc_matmul(
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
         _transpose_by_matmul(dst, left, right)
         return
-    _accumulate(core, dst, left.astype(np.float32).T @ right.astype(np.float32), accumulate)
+    accumulate_in_psum(core, dst, left.astype(np.float32).T @ right.astype(np.float32), accumulate)
 
 
 def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
@@ -179,29 +178,6 @@ def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDAr
     if right.shape[0] != right.shape[1] or not np.array_equal(right.astype(np.float64), identity):
         raise NkiValidationError("is_transpose=True needs an identity matrix as 'moving'")
     dst.array[...] = left.T.reshape(dst.shape)
-
-
-def _accumulate(core: Core, dst: NkiTensor, product: npt.NDArray[np.float32], accumulate: bool | None) -> None:
-    values = product.reshape(dst.shape)
-    if accumulate is None or accumulate:
-        summed = _elements_in(dst.storage.accumulated, dst)
-        if core.generation.version is nc_version.gen4:
-            summed |= _elements_in(dst.storage.written, dst)
-        if accumulate and not summed.all():
-            raise NkiValidationError(
-                f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
-                f"elements of {dst} were not written by a matmul, start with accumulate=False"
-            )
-        values = np.where(summed, values + dst.array.astype(np.float32), values)
-    store_float(dst.array, values, dst.dtype)
-    dst.storage.accumulated.mark(dst.layout, dst.array.itemsize)
-
-
-def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Which elements of ``dst`` the map holds."""
-    if elements.is_full:
-        return np.ones(dst.shape, np.bool_)
-    return np.asarray(elements.mask_of(dst.layout, dst.array.itemsize).all(axis=-1))
 
 
 def _transpose_engine(values: dict[str, Any]) -> engines:
