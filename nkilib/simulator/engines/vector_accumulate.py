@@ -5,85 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import dtypes as dt
 from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
-from ..core import Core
 from ..enums import engine as engines
 from ..enums import nc_version
 from ..enums import reduce_cmd as commands
-from ..errors import NkiValidationError, UninitializedReadError
+from ..errors import NkiValidationError
 from ..instruction import Call, instruction
 from ..operands import Operand, not_both_in_psum, output, same_tile_size, vector
-from ..operators import ARITHMETIC_REDUCTIONS, OPERATORS, operator_key
+from ..operators import OPERATORS, operator_key
 from ..tensor import NkiTensor
-from .accumulate import lanes_of, read_accumulators
+from .accumulate import read_accumulators
 from .elementwise import ScalarOperator
+from .reduction import RegisterReduction
 
-_FLOATS = frozenset(dtype for dtype in dt.ALL_DTYPES if dtype.is_float)
 _EXPONENTIAL_SOURCES = frozenset(
     {dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32}
     | {dt.int8, dt.int16, dt.int32, dt.uint8, dt.uint16, dt.uint32}
 )
 _EXPONENTIAL_RESULTS = (_EXPONENTIAL_SOURCES | {dt.tfloat32}) - {dt.uint32}
 _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32, dt.tfloat32})
-
-
-class _Reduction:
-    """The accumulator side of one instruction: which command, which operator, and the partial results of its rows."""
-
-    def __init__(
-        self,
-        core: Core,
-        data: NkiTensor,
-        command: commands,
-        key: str,
-        allowed: tuple[commands, ...],
-        initial: Any = None,
-    ) -> None:
-        if command not in allowed:
-            names = ", ".join(item.name for item in allowed)
-            raise NkiValidationError(f"reduce_cmd must be one of {names}, got {command!r}")
-        self._registers = core.vector_accumulators
-        self._lanes = lanes_of(data)
-        self._command = command
-        self._ufunc = ARITHMETIC_REDUCTIONS[key].ufunc
-        self._identity = ARITHMETIC_REDUCTIONS[key].identity
-        self._partial = np.empty(data.shape[0], np.float32)
-        # Read now: dst may overwrite the tile that it comes from.
-        self._initial = None if initial is None else column(initial, slice(0, data.shape[0])).reshape(-1)
-
-    @property
-    def is_active(self) -> bool:
-        return self._command is not commands.idle
-
-    def add_rows(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
-        if self.is_active:
-            self._partial[rows] = self._ufunc.reduce(values, axis=1)
-
-    def finish(self, core: Core) -> None:
-        """Bring the rows' results into the registers as the command says.
-
-        Raises:
-            UninitializedReadError: if the command continues from registers that hold nothing defined, with
-                ``uninitialized="error"``.
-        """
-        if self._command is commands.idle:
-            # "Even when reduce_cmd is set to idle, the accumulator state may still be modified."
-            self._registers.forget(self._lanes)
-            return
-        before: Any = np.float32(self._identity)
-        if self._command is commands.reduce:
-            before = self._registers.values[self._lanes]
-            if core.options.uninitialized == "error" and not self._registers.known[self._lanes].all():
-                raise UninitializedReadError(
-                    "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
-                    "reset_reduce"
-                )
-        elif self._command is commands.load_reduce:
-            before = self._initial
-        self._registers.set(self._lanes, self._ufunc(before, self._partial))
 
 
 @instruction(
@@ -120,7 +62,7 @@ def tensor_scalar_reduce(
     if key not in ("add", "multiply", "maximum", "minimum"):
         raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {reduce_op!r}")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = _Reduction(call.core, data, reduce_cmd, key, allowed, reduce_init)
+    reduction = RegisterReduction(call.core, data, reduce_cmd, key, allowed, reduce_init)
     if (reduce_init is not None) != (reduce_cmd is commands.load_reduce):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
     source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
@@ -129,7 +71,7 @@ def tensor_scalar_reduce(
         step.apply_float(source.load(rows), step.load(rows), values)
         reduction.add_rows(rows, values)
         result.store(rows, values)
-    reduction.finish(call.core)
+    reduction.finish()
     read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
 
 
@@ -137,9 +79,9 @@ def tensor_scalar_reduce(
     operands=(
         output("dst"),
         Operand("predicate", dtypes=frozenset({dt.int8, dt.uint8, dt.int16, dt.uint16})),
-        Operand("on_true", dtypes=frozenset(dt.ALL_DTYPES) - {dt.tfloat32, dt.int32, dt.uint32}),
+        Operand("on_true", dtypes=dt.COMPUTABLE - {dt.tfloat32, dt.int32, dt.uint32}),
         vector("on_false", "on_true", accepts_scalar=True),
-        vector("reduce_res", "on_true", is_output=True, is_optional=True, dtypes=_FLOATS),
+        vector("reduce_res", "on_true", is_output=True, is_optional=True, dtypes=dt.FLOATS),
     ),
     on=(engines.vector,),
 )
@@ -165,7 +107,7 @@ def select_reduce(
     not_both_in_psum(tiles, "on_true", "predicate")
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
-    reduction = _Reduction(
+    reduction = RegisterReduction(
         call.core, on_true, reduce_cmd, "maximum", (commands.idle, commands.reset_reduce, commands.reduce)
     )
     if reduce_res is not None and not reduction.is_active:
@@ -178,7 +120,7 @@ def select_reduce(
         np.copyto(values, picked)
         reduction.add_rows(rows, values)
         result.store(rows, values)
-    reduction.finish(call.core)
+    reduction.finish()
     read_accumulators(call.core, call.core.vector_accumulators, on_true, reduce_res)
 
 
@@ -205,7 +147,7 @@ def exponential(
     """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     allowed = (commands.idle, commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = _Reduction(call.core, src, reduce_cmd, "add", allowed, reduce_init)
+    reduction = RegisterReduction(call.core, src, reduce_cmd, "add", allowed, reduce_init)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
     if is_initial and reduce_cmd is not commands.load_reduce:
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
@@ -218,5 +160,5 @@ def exponential(
         np.exp(values, out=values)
         reduction.add_rows(rows, values)
         result.store(rows, values)
-    reduction.finish(call.core)
+    reduction.finish()
     read_accumulators(call.core, call.core.vector_accumulators, src, reduce_res)
