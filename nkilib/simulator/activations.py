@@ -18,6 +18,8 @@ from . import special_functions as special
 Float32s = npt.NDArray[np.float32]
 # Takes a float32 array and an array to write the result to; the two may be the same.
 Activation = Callable[[Float32s, Float32s], Any]
+# Takes its parameter, a number or a column of one a row, in between.
+ParametricActivation = Callable[[Float32s, Any, Float32s], Any]
 
 # Constants of the approximations of GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2).
 _GELU_TANH_CUBIC = 0.044715
@@ -106,5 +108,13 @@ ACTIVATIONS: dict[str, Activation] = {
     "mish": _with_limits(_through_float64(lambda x: x * np.tanh(special.softplus(x))), 0.0, np.inf),
 }
 
-# Documented, but its slope is an argument (relu_param) of nisa.activate2 only.
-NEEDS_PARAMETER = frozenset({"prelu"})
+
+def _prelu(x: Float32s, slope: Any, out: Float32s) -> None:
+    """``x`` where it is positive, else ``slope * x``; with a slope of 0 that is relu, at -inf too."""
+    scaled = np.multiply(x, slope)
+    np.copyto(scaled, np.float32(0.0), where=(x == -np.inf) & (slope == 0))
+    np.copyto(out, np.where(x > 0, x, scaled))
+
+
+# Their parameter (relu_param) is an argument of nisa.activate2 only.
+PARAMETRIC: dict[str, ParametricActivation] = {"prelu": _prelu}

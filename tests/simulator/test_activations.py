@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nl
-from nkilib.simulator.activations import ACTIVATIONS, NEEDS_PARAMETER
+from nkilib.simulator.activations import ACTIVATIONS, PARAMETRIC
 
 from .activation_formulas import CASES, is_close
 
@@ -28,8 +28,8 @@ def test_the_table_is_the_documented_one() -> None:
     )
     documented = set(names.split(" "))
     assert set(ACTIVATIONS) == set(CASES)
-    assert set(ACTIVATIONS) | NEEDS_PARAMETER == documented
-    assert {"prelu"} == NEEDS_PARAMETER
+    assert set(ACTIVATIONS) | set(PARAMETRIC) == documented
+    assert set(PARAMETRIC) == {"prelu"}
     for name in documented:
         assert repr(getattr(nl, name)) == f"nl.{name}"
 
@@ -53,6 +53,18 @@ def test_values_far_out_are_near_the_limits(name: str) -> None:
     assert not any(math.isnan(value) for value in far)
     for value, limit in ((far[0], CASES[name].below), (far[3], CASES[name].above)):
         assert value == limit or (math.isinf(limit or 0.0) and abs(value) >= 1e38 and value * (limit or 0.0) > 0)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("slope", [0.0, 0.25, -2.0])
+def test_prelu(slope: float, in_place: bool) -> None:
+    """`x` where it is positive, else `slope * x`, whose limit at -inf is 0 for a slope of 0."""
+    x = np.array([-math.inf, -4.0, 0.0, 3.0, math.inf, math.nan], np.float32)
+    out = x if in_place else np.empty_like(x)
+    with np.errstate(invalid="ignore"):
+        PARAMETRIC["prelu"](x, np.float32(slope), out)
+    assert out[:5].tolist() == [-math.inf * slope if slope else 0.0, -4 * slope, 0.0, 3.0, math.inf]
+    assert math.isnan(out[5])
 
 
 @pytest.mark.parametrize("name", set(CASES) - {"relu"})

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from .. import dtypes as dt
-from ..activations import ACTIVATIONS, NEEDS_PARAMETER
+from ..activations import ACTIVATIONS, PARAMETRIC
 from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from ..core import Core
 from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
-from ..errors import NkiValidationError, UninitializedReadError
+from ..errors import NkiValidationError
 from ..instruction import Call, instruction
 from ..operands import Operand, output, same_tile_size, vector
-from ..operators import operator_key
+from ..operators import ARITHMETIC, operator_key
 from ..tensor import NkiTensor
-from .accumulate import lanes_of, read_accumulators
-
-_COMMANDS = (reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce)
-_RESETTING = (reduce_cmd.reset, reduce_cmd.reset_reduce)
-_REDUCING = (reduce_cmd.reduce, reduce_cmd.reset_reduce)
+from .accumulate import read_accumulators
+from .scalar_accumulate import ScalarAccumulation
 
 _OPERANDS = (
     output("dst"),
@@ -32,7 +27,7 @@ _OPERANDS = (
         "data",
         accepts_scalar=True,
         is_optional=True,
-        dtypes=frozenset(dt.ALL_DTYPES) - {dt.tfloat32},
+        dtypes=dt.COMPUTABLE - {dt.tfloat32},
     ),
     vector("scale", "data", accepts_scalar=True, dtypes=frozenset({dt.float32})),
     vector("reduce_res", "data", is_output=True, is_optional=True),
@@ -57,7 +52,7 @@ def activation(
     to what they hold (the prose of the documentation; its pseudo-code would add the old value twice), ``reset`` only
     sets them to 0, ``idle`` leaves them. ``reduce_res`` receives the registers afterwards.
     """
-    _activate(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
+    _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
 @instruction(operands=_OPERANDS, on=(engines.scalar,))
@@ -72,10 +67,10 @@ def activation_reduce(
     scale: Any = 1.0,
 ) -> None:
     """:func:`activation` with ``reduce_cmd=reset_reduce``."""
-    _activate(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
+    _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
 
-def _activate(
+def _activation(
     core: Core,
     dst: NkiTensor,
     op: Any,
@@ -87,77 +82,82 @@ def _activate(
     command: reduce_cmd,
 ) -> None:
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
-    key = _check_function(core, op, bias)
-    _check_reduction(reduce_op, command)
-    function = ACTIVATIONS[key]
-    sums = np.empty(data.shape[0], np.float32)
+    key = activation_key(op)
+    if key in PARAMETRIC:
+        raise NkiValidationError(f"op={op!r} has a parameter, which nisa.activate2 (trn3) takes as relu_param")
+    _check_bias(core, key, bias)
+    accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",))
+    steps = []
+    if isinstance(scale, NkiTensor) or scale != 1.0:
+        steps.append(Step("multiply", scale))
+    if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
+        steps.append(Step("add", bias))
+    activate(core, dst, key, data, steps, accumulation, reduce_res)
+
+
+class Step(NamedTuple):
+    """A step before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
+
+    Attributes:
+        key: of a binary operator, in ``ARITHMETIC``.
+        operand: a number, or a tensor of one element a partition.
+        is_reversed: whether the operand comes first.
+    """
+
+    key: str
+    operand: Any
+    is_reversed: bool = False
+
+
+def activate(
+    core: Core,
+    dst: NkiTensor,
+    key: str,
+    data: NkiTensor,
+    steps: Sequence[Step],
+    accumulation: ScalarAccumulation,
+    reduce_res: NkiTensor | None,
+    parameter: Any = 0.0,
+) -> None:
+    """The work of every activation instruction: the steps on ``data``, each rounded to float32, the function ``key``,
+    with its ``parameter`` if it has one, and the reduction into the registers, which ``reduce_res`` receives."""
     source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
     is_apart = result.is_apart_from(data)
-    for rows in row_blocks(dst, free_size(dst), data, bias, scale):
+    for rows in row_blocks(dst, free_size(dst), data, parameter, *(step.operand for step in steps)):
         values = result.open(rows)
         # Read before the data lands in dst, whose tile may hold them.
-        factor, summand = _column_unless(1.0, scale, rows), _column_unless(0.0, bias, rows)
+        operands = [column(step.operand, rows) for step in steps]
+        slope = column(parameter, rows)
         loaded = source.load(rows, values if is_apart else None)
-        function(_scaled(loaded, factor, summand, values), values)
-        if command in _REDUCING:
-            np.add.reduce(values, axis=1, out=sums[rows])
+        for step, operand in zip(steps, operands, strict=True):
+            left, right = (operand, loaded) if step.is_reversed else (loaded, operand)
+            ARITHMETIC[step.key](left, right, values)
+            loaded = values
+        if key in PARAMETRIC:
+            PARAMETRIC[key](loaded, slope, values)
+        else:
+            ACTIVATIONS[key](loaded, values)
+        accumulation.add_rows(rows, values)
         result.store(rows, values)
-    _accumulate(core, data, sums, command)
+    accumulation.finish()
     read_accumulators(core, core.scalar_accumulators, data, reduce_res)
 
 
-def _column_unless(neutral: float, operand: Any, rows: slice) -> Any:
-    """The scale or bias of some rows, or None where it is absent or the number that changes nothing."""
-    if operand is None or (not isinstance(operand, NkiTensor) and operand == neutral):
-        return None
-    return column(operand, rows)
+def activation_key(op: Any) -> str:
+    """The name of an activation function.
 
-
-def _scaled(
-    source: npt.NDArray[np.float32], factor: Any, summand: Any, out: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
-    """``source * factor + summand``, each step rounded to float32; a step that is None is left out."""
-    if factor is not None:
-        source = np.multiply(source, factor, out=out)
-    if summand is not None:
-        source = np.add(source, summand, out=out)
-    return source
-
-
-def _check_function(core: Core, op: Any, bias: Any) -> str:
+    Raises:
+        NkiValidationError: if ``op`` is none.
+    """
     key = operator_key("op", op)
-    if key in NEEDS_PARAMETER:
-        raise NotImplementedError(
-            f"nisa.activation: op={op!r} takes its slope from nisa.activate2, not implemented yet"
-        )
-    if key not in ACTIVATIONS:
+    if key not in ACTIVATIONS and key not in PARAMETRIC:
         raise NkiValidationError(f"op={op!r} is no activation function of the Scalar engine")
+    return key
+
+
+def _check_bias(core: Core, key: str, bias: Any) -> None:
     if core.generation.version is nc_version.gen2 and bias is not None:
         if not isinstance(bias, NkiTensor):
             raise NkiValidationError(f"bias must be a (P, 1) tensor on trn1, got {bias!r}")
         if key == "reciprocal":
             raise NkiValidationError("op=nl.reciprocal takes no bias on trn1")
-    return key
-
-
-def _check_reduction(reduce_op: Any, command: reduce_cmd) -> None:
-    if command not in _COMMANDS:
-        raise NkiValidationError(f"reduce_cmd must be idle, reset, reduce or reset_reduce, got {command!r}")
-    wants = command in _REDUCING
-    if reduce_op is not None and operator_key("reduce_op", reduce_op) != "add":
-        raise NkiValidationError(f"reduce_op must be nl.add, got {reduce_op!r}")
-    if wants and reduce_op is None:
-        raise NkiValidationError(f"reduce_cmd={command.name} needs reduce_op=nl.add")
-
-
-def _accumulate(core: Core, data: NkiTensor, sums: npt.NDArray[np.float32], command: reduce_cmd) -> None:
-    registers = core.scalar_accumulators
-    lanes = lanes_of(data)
-    if command in _RESETTING:
-        registers.set(lanes, np.float32(0.0))
-    if command in _REDUCING:
-        if core.options.uninitialized == "error" and not registers.known[lanes].all():
-            raise UninitializedReadError(
-                "reduce_cmd=reduce adds to accumulator registers that hold no defined value; start with reset_reduce"
-            )
-        registers.set(lanes, registers.values[lanes] + sums)

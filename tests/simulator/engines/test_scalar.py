@@ -41,13 +41,6 @@ def test_every_function_over_its_valid_range(name: str, target: str) -> None:
         assert is_close(name, x, got), (x, got, CASES[name].formula(x))
 
 
-def test_prelu_is_left_to_activate2() -> None:
-    with pytest.raises(NotImplementedError) as caught:
-        execute(lambda: nisa.activation(tile(2, 2), nl.prelu, tile(2, 2)))
-    message = "nisa.activation: op=nl.prelu takes its slope from nisa.activate2, not implemented yet"
-    assert str(caught.value) == message
-
-
 def test_it_runs_on_the_scalar_engine() -> None:
     assert engine_of(lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2))) == "scalar"
 
@@ -304,8 +297,8 @@ def test_registers_do_not_outlive_the_kernel() -> None:
 
     execute(resetting)
     message = (
-        "nisa.activation: reduce_cmd=reduce adds to accumulator registers that hold no defined value; start with "
-        "reset_reduce"
+        "nisa.activation: reduce_cmd=reduce continues from accumulator registers that hold no defined value; start "
+        "with reset_reduce"
     )
     assert refusal(adding, error=UNINITIALIZED) == message
 
@@ -338,6 +331,13 @@ def test_registers_that_were_never_set_read_as_nan_unless_that_is_an_error() -> 
         lambda: nisa.activation(tile(2, 2), nl.abs, tile(2, 2)),
     ),
     Rule(
+        "function with a parameter",
+        lambda: nisa.activation(tile(2, 2), nl.prelu, tile(2, 2)),
+        "nisa.activation: op=nl.prelu has a parameter, which nisa.activate2 (trn3) takes as relu_param",
+        lambda: nisa.activate2(tile(2, 2), nl.prelu, tile(2, 2), 0.0, 0.0, nl.bypass, nl.bypass, relu_param=0.5),
+        corrected_target="trn3",
+    ),
+    Rule(
         "operator",
         lambda: nisa.activation(tile(2, 2), np.exp, tile(2, 2)),
         "nisa.activation: op must be an operator such as nl.add, got <ufunc 'exp'>",
@@ -353,7 +353,7 @@ def test_registers_that_were_never_set_read_as_nan_unless_that_is_an_error() -> 
         "bias type",
         lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, dtype=nl.tfloat32)),
         "nisa.activation: operand 'bias' must have one of the types bfloat16, bool, float16, float32, "
-        "float4_e2m1fn_x4, float8_e4m3, float8_e4m3fn, float8_e4m3fn_x4, float8_e5m2, float8_e5m2_x4, float8_e8m0fnu, "
+        "float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, "
         "int16, int32, int8, uint16, uint32, uint8, got tensor [2, 1] tfloat32 in sbuf",
         lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, dtype=nl.bfloat16)),
     ),
