@@ -91,6 +91,39 @@ def test_a_core_may_end_after_the_last_barrier() -> None:
     assert first.ended().passed == 1 and first.error is None
 
 
+def test_cores_that_meet_receive_what_the_others_brought() -> None:
+    barrier = CoreBarrier(3)
+    received: dict[int, list[Any]] = {}
+
+    def core(number: int) -> None:
+        received[number] = barrier.meet("here", number)
+
+    threads = [threading.Thread(target=core, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert {number: sorted(others) for number, others in received.items()} == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+
+
+def test_cores_at_unlike_places_are_both_told() -> None:
+    barrier = CoreBarrier(2)
+    first = Waiter(barrier)
+    first.join(0.05)
+    with pytest.raises(BarrierError, match=r"^there: the other core waits in core_barrier instead; "):
+        barrier.meet("there")
+    assert str(first.ended().error).startswith("core_barrier: the other core waits in there instead; ")
+
+
+def test_a_core_that_left_with_an_error_does_not_count() -> None:
+    """Whoever comes next waits, or is told that nobody comes; it does not pass alone."""
+    barrier = CoreBarrier(2)
+    barrier.finish()
+    for _ in range(3):
+        with pytest.raises(BarrierError):
+            barrier.wait()
+
+
 # -- in kernels ------------------------------------------------------------------------------------------------
 
 

@@ -736,6 +736,17 @@ def copying(**options: Any) -> Body:
     return lambda: nisa.dma_copy(sbuf(2, 2), nl.zeros((2, 2), nl.float32, nl.private_hbm), **options)
 
 
+def pattern_of_two_rows(partitions: int, columns: int) -> Body:
+    """A gather of two rows with an offset of another shape, which only `dma_transpose` knows what to do with."""
+
+    def kernel() -> None:
+        data = nl.zeros((4, 2), nl.float32, nl.private_hbm)
+        offset = tile(partitions, columns, dtype=nl.int32)
+        nisa.dma_copy(sbuf(2, 2), data.ap([[2, 2], [1, 2]], vector_offset=offset))
+
+    return kernel
+
+
 @pytest.mark.parametrize("dge_mode", DGE, ids=lambda mode: mode.name)
 def test_a_static_copy_goes_with_every_dge_mode(dge_mode: Any) -> None:
     execute(copying(dge_mode=dge_mode))
@@ -858,16 +869,43 @@ def test_priorities_on_trn3(priority: Any) -> None:
         target="trn3",
     ),
     Rule(
+        "priority that is no integer",
+        copying(priority=1.0),
+        "nisa.dma_copy: priority is 0 to 3 and needs trn3, got 1.0 on trn3",
+        copying(priority=1),
+        target="trn3",
+    ),
+    Rule(
+        "priority that is a truth value",
+        copying(priority=True),
+        "nisa.dma_copy: priority is 0 to 3 and needs trn3, got True on trn3",
+        copying(priority=0),
+        target="trn3",
+    ),
+    Rule(
+        "more indices than rows",
+        pattern_of_two_rows(3, 1),
+        "nisa.dma_copy: operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor "
+        "[2, 2] float32 in private_hbm, got tensor [3, 1] int32 in sbuf",
+        pattern_of_two_rows(2, 1),
+    ),
+    Rule(
+        "several columns of indices",
+        pattern_of_two_rows(1, 2),
+        "nisa.dma_copy: operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor "
+        "[2, 2] float32 in private_hbm, got tensor [1, 2] int32 in sbuf",
+        pattern_of_two_rows(2, 1),
+    ),
+    Rule(
         "oob_mode",
         copying(oob_mode="skip"),
-        "nisa.dma_copy: oob_mode and dge_mode are members of nki.isa.oob_mode and dge_mode, got 'skip', "
-        "<dge_mode.unknown: 0>",
+        "nisa.dma_copy: oob_mode must be a member of nki.isa.oob_mode, got 'skip'",
         copying(oob_mode=SKIP),
     ),
     Rule(
         "dge_mode",
         copying(dge_mode=2),
-        "nisa.dma_copy: oob_mode and dge_mode are members of nki.isa.oob_mode and dge_mode, got <oob_mode.error: 0>, 2",
+        "nisa.dma_copy: dge_mode must be a member of nki.isa.dge_mode, got 2",
         copying(dge_mode=DGE.hwdge),
     ),
 )
