@@ -7,28 +7,30 @@ import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import NkiValidationError, OutOfRangeError
+from .registers import VirtualRegister
 
 if TYPE_CHECKING:
-    from .tensor import NkiTensor
+    from .view import View
 
 
 class DynamicSlice(NamedTuple):
-    """``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive)."""
+    """``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive); a register may be the start."""
 
-    start: int
+    start: int | VirtualRegister
     size: int
 
 
 class Picked(NamedTuple):
-    """What an index takes of one dimension."""
+    """What an index takes of one dimension; with a register, ``start`` is counted from what the register holds."""
 
     start: int
     length: int
     step: int
     is_integer: bool
+    register: VirtualRegister | None = None
 
 
-def resolve_key(tensor: NkiTensor, key: Any) -> list[Picked]:
+def resolve_key(tensor: View, key: Any) -> list[Picked]:
     """What ``tensor[key]`` takes of each dimension of ``tensor``.
 
     Raises:
@@ -46,11 +48,15 @@ def resolve_key(tensor: NkiTensor, key: Any) -> list[Picked]:
     return [_pick(tensor, dim, item) for dim, item in enumerate(keys)]
 
 
-def _pick(tensor: NkiTensor, dim: int, item: Any) -> Picked:
+def _pick(tensor: View, dim: int, item: Any) -> Picked:
     size = tensor.shape[dim]
     if isinstance(item, builtins.slice):
         return _pick_slice(tensor, dim, item)
+    if isinstance(item, VirtualRegister):
+        return Picked(0, 1, 1, True, item)
     if isinstance(item, DynamicSlice):
+        if isinstance(item.start, VirtualRegister):
+            return _pick_from_register(tensor, dim, item.start, _integer(tensor, dim, item.size, item))
         start, length = (_integer(tensor, dim, bound, item) for bound in item)
         if not 0 <= start <= start + length <= size:
             raise OutOfRangeError(f"nl.ds({start}, {length}) leaves dimension {dim} of {tensor}")
@@ -61,19 +67,29 @@ def _pick(tensor: NkiTensor, dim: int, item: Any) -> Picked:
     return Picked(index % size, 1, 1, True)
 
 
-def _integer(tensor: NkiTensor, dim: int, value: Any, item: Any) -> int:
+def _pick_from_register(tensor: View, dim: int, start: VirtualRegister, length: int) -> Picked:
+    if not 0 < length <= tensor.shape[dim]:
+        raise OutOfRangeError(f"nl.ds({start}, {length}) does not fit dimension {dim} of {tensor}")
+    return Picked(0, length, 1, False, start)
+
+
+def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
     """``value``, a part of the index ``item``, as an int. No boolean: numpy would take it for a mask."""
     try:
         if isinstance(value, bool):
             raise TypeError
         return operator.index(value)
     except TypeError:
+        if isinstance(value, VirtualRegister):
+            remedy = "; use nl.ds(register, size)"
+        else:
+            remedy = f"; use select({dim}, tensor)" if hasattr(value, "buffer") else ""
         raise NkiValidationError(
-            f"{tensor} can be indexed with integers, slices, ... and nl.ds, got {item!r} for dimension {dim}"
+            f"{tensor} can be indexed with integers, slices, ... and nl.ds, got {item!r} for dimension {dim}{remedy}"
         ) from None
 
 
-def _pick_slice(tensor: NkiTensor, dim: int, item: builtins.slice) -> Picked:
+def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> Picked:
     """A slice. Unlike Python's, one that leaves the tensor is an error: the device would read a neighbour."""
     size = tensor.shape[dim]
     step = 1 if item.step is None else _integer(tensor, dim, item.step, item)

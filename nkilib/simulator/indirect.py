@@ -1,4 +1,4 @@
-"""Views whose address is read from a tensor at run time."""
+"""Views whose address is read from a tensor or a register at run time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .core import current_core
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
+from .registers import VirtualRegister
 
 if TYPE_CHECKING:
     from .tensor import NkiTensor
@@ -16,42 +18,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Indirect:
-    """The dynamic part of an address.
+    """The dynamic part of an address. The index is read when an instruction uses the view, as the device does it.
 
     Attributes:
-        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view.
-        index: SBUF tensor of the index, shape (1, 1) or (P, 1).
+        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view;
+            ``"tensor"``: the index tensor holds the free element for each element of a row (``indirect``).
+        index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register in place of a scalar.
         stride: elements by which one step of the index moves.
         limit: the index must lie in [0, limit).
         source: name of the tensor that is indexed, for messages.
-        dim: dimension of the view that the indirection took the place of (None where ``select`` removed it).
+        dim: dimension of the view whose index a vector is, which is 0; None for the other kinds.
+        base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
+            the elements gathered into a dense tensor.
+        count: with ``"tensor"``, how many offsets are used.
     """
 
-    kind: Literal["scalar", "vector"]
-    index: NkiTensor
+    kind: Literal["scalar", "vector", "tensor"]
+    index: NkiTensor | VirtualRegister
     stride: int
     limit: int
     source: str
     dim: int | None
+    base: NkiTensor | None = None
+    count: int = 0
 
     def read(self) -> npt.NDArray[np.int64]:
-        """The index values, one a row, as int64; unsigned types keep their value.
+        """The index values in row-major order as int64; unsigned types keep their value.
 
         Raises:
             UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
         """
+        if isinstance(self.index, VirtualRegister):
+            return np.array([self.index.value(f"the index of {self.source}")], np.int64)
         tensor = self.index
         if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
             raise UninitializedReadError(f"index {tensor} is read before it was written")
+        if tensor.storage.life is not None:
+            tensor.storage.life.touch(current_core("an index tensor").instruction_number)
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
         """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
         limit = self.limit if limit is None else limit
+        if isinstance(self.index, VirtualRegister):
+            return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
         note = self.index.storage.index_note
         explained = f"{note.describe(row)}: " if note is not None else ""
+        column, partition = divmod(row, self.index.shape[0])
+        place = f"partition {partition}" + (f", column {column}," if column else "")
         return OutOfRangeError(
-            f"{explained}index {value} in partition {row} of {self.index} is out of range [0, {limit}) of {self.source}"
+            f"{explained}index {value} in {place} of {self.index} is out of range [0, {limit}) of {self.source}"
         )
 
 
@@ -80,19 +96,41 @@ class IndexNote:
         return f"row {row} has {self.what} {value}{outside}"
 
 
-def check_index_tensor(owner: str, index: Any, kind: str) -> None:
-    """Refuse an index that is no integer SBUF tensor of the documented shape.
+def check_index_tensor(owner: str, index: Any, kind: str, columns: int | None = 1) -> None:
+    """Refuse an index that is no integer SBUF tensor of the documented shape; ``columns`` is None for any number.
 
     Raises:
         NkiValidationError: naming ``owner`` and what is required.
     """
     shape = getattr(index, "shape", None)
-    wanted = "(1, 1)" if kind == "scalar" else "(P, 1)"
+    wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
     if shape is None or not hasattr(index, "buffer"):
         raise NkiValidationError(f"{owner}: the {kind} offset must be an SBUF tensor of shape {wanted}, got {index!r}")
     if str(index.buffer) != "sbuf" or not index.dtype.is_integer:
         raise NkiValidationError(f"{owner}: the {kind} offset must be an integer tensor in SBUF, got {index}")
-    if len(shape) != 2 or shape[1] != 1 or (kind == "scalar" and shape[0] != 1):
+    if len(shape) != 2 or columns not in (None, shape[1]) or (kind == "scalar" and shape[0] != 1):
         raise NkiValidationError(f"{owner}: the {kind} offset must have shape {wanted}, got {index}")
     if index.is_indirect():
         raise NkiValidationError(f"{owner}: the {kind} offset must not be an indirect view itself, got {index}")
+
+
+def check_scalar_index(owner: str, index: Any) -> None:
+    """Refuse an index that is neither a register nor an integer SBUF tensor of shape (1, 1).
+
+    Raises:
+        NkiValidationError: naming ``owner`` and what is required.
+    """
+    if not isinstance(index, VirtualRegister):
+        check_index_tensor(owner, index, "scalar")
+
+
+def check_offsets(owner: str, index: Any, partitions: int) -> None:
+    """Refuse offsets of a tensor indirection that are no integer SBUF tensor of shape (``partitions``, K).
+
+    Raises:
+        NkiValidationError: naming ``owner`` and what is required.
+    """
+    if not hasattr(index, "buffer") or str(index.buffer) != "sbuf" or not index.dtype.is_integer or index.is_indirect():
+        raise NkiValidationError(f"{owner}: the index must be a static integer tensor in SBUF, got {index!r}")
+    if len(index.shape) != 2 or index.shape[0] != partitions:
+        raise NkiValidationError(f"{owner}: the index must have shape ({partitions}, K), got {index}")

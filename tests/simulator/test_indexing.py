@@ -137,6 +137,16 @@ def test_an_index_of_another_kind_is_refused(broken: Any, dim: int, corrected: A
     assert tensor[corrected].ndim >= 1
 
 
+def test_an_index_tensor_is_for_select() -> None:
+    expected = (
+        f"{HBM} can be indexed with integers, slices, ... and nl.ds, got tensor [1, 1] int32 in sbuf for dimension 1; "
+        "use select(1, tensor)"
+    )
+    tensor, index = hbm(counted(*SHAPE)), indices(2)
+    assert refused(NkiValidationError, lambda: tensor[:, index]) == expected
+    assert tensor.select(1, index).shape == (5, 6)
+
+
 @pytest.mark.parametrize("key", [(0, 0, 0, 0), (..., 0, ...), (0, 0, 0, ..., 0)], ids=repr)
 def test_too_many_indices_are_refused(key: Any) -> None:
     expected = f"{HBM} has 3 dimensions, got the index {key!r}"

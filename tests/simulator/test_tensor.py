@@ -1,6 +1,8 @@
-"""``nkilib.simulator.tensor``: what a tensor says of itself, and its static views, against numpy's views.
+"""``nkilib.simulator.tensor``: what a tensor says of its layout, and its static views, against numpy's views.
 
-Views with a dynamic index are in ``test_dynamic_views.py``, the access pattern ``ap`` in ``test_access_pattern.py``.
+Views that split and merge dimensions are in ``test_reshaped_views.py``, those with a dynamic index in
+``test_dynamic_views.py``, ``test_register_views.py`` and ``test_tensor_indirection.py``, the access pattern ``ap`` in
+``test_access_pattern.py``; what a tensor prints is in ``test_tensor_text.py``.
 """
 
 from __future__ import annotations
@@ -494,25 +496,6 @@ def test_bits_of_a_type_held_in_float32_cannot_be_read() -> None:
     assert refused(NkiValidationError, lambda: t.ap(pattern, dtype=nl.int32)) == f"NkiTensor.ap: {message} int32"
     assert t.view(nl.bfloat16).array.dtype == np.float32
     assert empty(4, 6, dtype=nl.bfloat16).view(nl.int16).array.dtype == np.int16
-
-
-# -- views that are not there yet ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("expand_dim", (1,)),
-        ("squeeze_dim", (1,)),
-        ("reshape_dim", (1, (2, 3))),
-        ("flatten_dims", (0, 1)),
-        ("rearrange", (("a", "b"), ("b", "a"))),
-        ("indirect", (indices(1),)),
-    ],
-)
-def test_other_documented_views_say_that_they_are_missing(method: str, arguments: Any) -> None:
-    message = refused(NotImplementedError, lambda: getattr(plain(4, 6), method)(*arguments))
-    assert message.startswith(f"NkiTensor.{method} ") and "is not implemented in the simulator yet" in message
 
 
 def test_views_compose() -> None:

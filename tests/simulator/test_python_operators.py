@@ -1,0 +1,75 @@
+"""Python's operators on tensors are refused with the function to use; identity and hashing stay."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nkilib.nki import nl
+
+BINARY = [
+    (operator.add, "+", "nl.add"),
+    (operator.sub, "-", "nl.subtract"),
+    (operator.mul, "*", "nl.multiply"),
+    (operator.truediv, "/", "nl.divide"),
+    (operator.mod, "%", "nl.mod"),
+    (operator.pow, "**", "nl.power"),
+    (operator.matmul, "@", "nl.matmul"),
+    (operator.and_, "&", "nl.bitwise_and"),
+    (operator.or_, "|", "nl.bitwise_or"),
+    (operator.xor, "^", "nl.bitwise_xor"),
+    (operator.lshift, "<<", "nl.left_shift"),
+    (operator.rshift, ">>", "nl.right_shift"),
+]
+COMPARISONS = [
+    (operator.lt, "<", "nl.less"),
+    (operator.le, "<=", "nl.less_equal"),
+    (operator.gt, ">", "nl.greater"),
+    (operator.ge, ">=", "nl.greater_equal"),
+]
+UNARY = [(operator.neg, "-", "nl.negative"), (abs, "abs()", "nl.abs"), (operator.invert, "~", "nl.invert")]
+
+
+def tensor() -> Any:
+    return nl.NkiTensor((2, 3), nl.float32, None)
+
+
+def message(compute: Any, *operands: Any) -> str:
+    with pytest.raises(TypeError) as caught:
+        compute(*operands)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("compute", "symbol", "function"), BINARY + COMPARISONS, ids=lambda item: str(item))
+def test_operators_of_two_operands(compute: Any, symbol: str, function: str) -> None:
+    expected = f"tensor [2, 3] float32 in sbuf: Python's {symbol} is no operation of NKI on tensors; use {function}"
+    assert message(compute, tensor(), 2.0) == message(compute, tensor(), tensor()) == expected
+
+
+@pytest.mark.parametrize(("compute", "symbol", "function"), BINARY, ids=lambda item: str(item))
+@pytest.mark.parametrize("number", [2, 2.0, np.float32(2)], ids=repr)
+def test_a_number_first(compute: Any, symbol: str, function: str, number: Any) -> None:
+    assert f"Python's {symbol} is no operation" in message(compute, number, tensor())
+
+
+@pytest.mark.parametrize(("compute", "symbol", "function"), UNARY, ids=lambda item: str(item))
+def test_operators_of_one_operand(compute: Any, symbol: str, function: str) -> None:
+    assert message(compute, tensor()).endswith(f"Python's {symbol} is no operation of NKI on tensors; use {function}")
+
+
+def test_assignment_with_an_operator() -> None:
+    x = tensor()
+    with pytest.raises(TypeError, match=r"use nl\.add"):
+        x += 1
+
+
+def test_every_function_that_is_named_exists() -> None:
+    assert all(callable(getattr(nl, function.removeprefix("nl."))) for *_, function in BINARY + COMPARISONS + UNARY)
+
+
+def test_tensors_are_equal_to_themselves_only_and_hash() -> None:
+    x, y = tensor(), tensor()
+    assert (x == x) is True and (x == y) is False and len({x, y}) == 2
