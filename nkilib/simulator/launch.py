@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .arguments import Arguments
 from .barrier import CoreBarrier
+from .capacity import check_capacity
 from .core import Core, Launch, current_core_or_none, enter
 from .enums import nc_version
 from .errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
+from .memory import MemoryRegion
 from .options import current_options
+from .races import check_all_races
 from .record import active_records
+from .schedule import Edge, check_names, checked_edges
 
 # A logical NeuronCore is one physical core or two.
 LOGICAL_CORE_SIZES = (1, 2)
@@ -29,15 +34,17 @@ class Kernel:
     Attributes:
         func: the Python function.
         cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
+        schedule: extra order between instructions, from :meth:`with_schedule`.
     """
 
-    def __init__(self, func: Callable[..., Any], cores: int | None = None) -> None:
+    def __init__(self, func: Callable[..., Any], cores: int | None = None, schedule: Sequence[Edge] = ()) -> None:
         if not callable(func):
             raise TypeError(f"nki.jit decorates a function, got {func!r}")
         functools.update_wrapper(self, func)
         self.__name__: str = _name_of(func)
         self.func = func
         self.cores = cores
+        self.schedule = tuple(schedule)
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -45,12 +52,12 @@ class Kernel:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
-        return Kernel(self.func, int(cores))
+        return Kernel(self.func, int(cores), self.schedule)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
         if core is None:
-            return _run(self.func, self.cores, args, kwargs)
+            return _run(self, args, kwargs)
         if self.cores not in (None, core.launch.cores):
             raise NkiValidationError(
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
@@ -58,8 +65,17 @@ class Kernel:
             )
         return self.func(*args, **kwargs)
 
-    def with_schedule(self, *args: Any, **kwargs: Any) -> Kernel:
-        raise NotImplementedError("kernel.with_schedule is not implemented in the simulator yet")
+    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+        """This kernel with extra order between instructions, given by their ``name=``.
+
+        Args:
+            schedule: pairs ``(name, after)``; ``after`` is a name or a list of names that run before ``name``.
+
+        Raises:
+            NkiValidationError: if the pairs have another form or run in a circle; when the kernel runs, if an
+                instruction of that name does not exist.
+        """
+        return Kernel(self.func, self.cores, checked_edges(schedule))
 
     def __repr__(self) -> str:
         grid = "" if self.cores is None else f"[{self.cores}]"
@@ -74,11 +90,16 @@ def _name_of(func: Callable[..., Any]) -> str:
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
     """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit()``; calling it simulates it on the CPU.
 
+    The keyword ``mode`` of older releases is ignored with a warning, as NKI does.
+
     Raises:
-        NotImplementedError: for any keyword; the documentation names none.
+        TypeError: for any other keyword; the documentation names none.
     """
-    if kwargs:
-        raise NotImplementedError(f"nki.jit: the keyword {next(iter(kwargs))!r} is not implemented in the simulator")
+    if "mode" in kwargs:
+        warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
+    for name in kwargs.keys() - {"mode"}:
+        remedy = "; set NEURON_PLATFORM_TARGET_OVERRIDE instead" if name == "platform_target" else ""
+        raise TypeError(f"nki.jit() has no keyword {name!r}{remedy}")
     return jit if fn is None else Kernel(fn)
 
 
@@ -90,15 +111,15 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
 
-def _run(func: Callable[..., Any], cores: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    options = current_options()
-    count = cores or 1
+def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    func, options = kernel.func, current_options()
+    count = kernel.cores or 1
     if count > 1 and options.generation.version is nc_version.gen2:
         raise NkiValidationError(
             f"{_name_of(func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
             f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
-    launch = Launch(options, count, 0 if cores is None else 1, CoreBarrier(count))
+    launch = Launch(options, count, 0 if kernel.cores is None else 1, CoreBarrier(count))
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
     running = [_CoreRun(func, arguments, Core(number, launch)) for number in range(count)]
     try:
@@ -108,6 +129,10 @@ def _run(func: Callable[..., Any], cores: int | None, args: tuple[Any, ...], kwa
         for run in running:
             for record in active_records():
                 record.merge(run.core.record)
+    if kernel.schedule:
+        check_names(kernel.__name__, kernel.schedule, set().union(*(run.core.names for run in running)))
+    if count > 1:
+        check_all_races(*(run.core.shared_accesses for run in running))
     return arguments.results(running[0].result, options)
 
 
@@ -128,6 +153,7 @@ class _CoreRun:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
             with np.errstate(all="ignore"):
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
+            self._check_capacity()
             barrier.finish()
         except CoreAbortedError:
             pass
@@ -138,6 +164,14 @@ class _CoreRun:
             barrier.abort()
         finally:
             enter(None)
+
+    def _check_capacity(self) -> None:
+        core = self.core
+        if core.options.capacity == "ignore":
+            return
+        peaks = check_capacity(core.lives, core.generation)
+        core.record.sbuf_peak_bytes = peaks[MemoryRegion.sbuf]
+        core.record.psum_peak_bytes = peaks[MemoryRegion.psum]
 
 
 def _run_cores(running: list[_CoreRun], launch: Launch) -> None:

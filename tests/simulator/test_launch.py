@@ -117,11 +117,16 @@ def test_what_is_no_function_is_refused() -> None:
     assert refused(TypeError, lambda: nki.simulate("k")) == "nki.jit decorates a function, got 'k'"
 
 
-def test_what_is_not_there_yet() -> None:
-    message = refused(NotImplementedError, lambda: nki.jit(add, mode="jax"))
-    assert message == "nki.jit: the keyword 'mode' is not implemented in the simulator"
-    message = refused(NotImplementedError, lambda: nki.jit(add).with_schedule([]))
-    assert message == "kernel.with_schedule is not implemented in the simulator yet"
+def test_keywords_of_older_releases() -> None:
+    """``mode`` is ignored with a warning, as the migration guide says of NKI; the target has its own variable."""
+    with pytest.warns(DeprecationWarning, match=r"nki.jit\(mode=...\) is deprecated and ignored"):
+        kernel = nki.jit(add, mode="jax")
+    np.testing.assert_array_equal(kernel(X), nki.jit(add)(X))
+    with pytest.warns(DeprecationWarning):
+        assert nki.jit(mode="trace")(add)(X) is not None
+    message = refused(TypeError, lambda: nki.jit(add, platform_target="trn1"))
+    assert message == ("nki.jit() has no keyword 'platform_target'; set NEURON_PLATFORM_TARGET_OVERRIDE instead")
+    assert refused(TypeError, lambda: nki.jit(debug=True)) == "nki.jit() has no keyword 'debug'"
 
 
 def test_wrong_arguments_are_a_type_error_that_names_the_kernel() -> None:

@@ -1,0 +1,93 @@
+"""``kernel.with_schedule``: what is checked of the edges; results do not depend on them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nkilib.nki import nisa, nki, nl
+
+
+@nki.jit
+def kernel(x: Any) -> Any:
+    tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.dma_copy(tile, x, name="load")
+    inverse, sum_ = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, x.dtype)
+    nisa.reciprocal(inverse, tile, name="recip")
+    nisa.tensor_scalar(sum_, tile, nl.add, 1, name="plus1")
+    nisa.tensor_tensor(sum_, sum_, inverse, nl.add)
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, sum_)
+    return result
+
+
+X = np.array([[1, 2, 4]], np.float32)
+EXPECTED = [[3.0, 3.5, 5.25]]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [],
+        [("plus1", "recip")],
+        [("plus1", ["recip", "load"])],
+        [["plus1", ("recip",)]],
+        (("recip", "plus1"),),  # against program order: the two are independent, and a device may choose
+        [("plus1", "recip"), ("recip", "load"), ("plus1", "load")],
+    ],
+)
+def test_a_schedule_changes_no_result(schedule: Any) -> None:
+    assert kernel.with_schedule(schedule)(X).tolist() == EXPECTED
+    assert kernel[1].with_schedule(schedule)(X).tolist() == EXPECTED
+    assert kernel.with_schedule(schedule)[1](X).tolist() == EXPECTED
+
+
+def test_the_kernel_itself_has_no_schedule() -> None:
+    kernel.with_schedule([("no such name", "recip")])
+    assert kernel(X).tolist() == EXPECTED
+
+
+def refused(schedule: Any) -> str:
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        kernel.with_schedule(schedule)(X)
+    return str(caught.value)
+
+
+def test_names_that_no_instruction_has() -> None:
+    known = "names in this launch: 'load', 'plus1', 'recip'"
+    for schedule in ([("plus2", "recip")], [("recip", ["load", "plus2"])]):
+        assert refused(schedule) == (f"kernel: with_schedule names 'plus2', but no instruction has that name=; {known}")
+
+
+def test_a_name_may_belong_to_one_core_only() -> None:
+    def uneven(x: Any) -> Any:
+        if nl.program_id(0) == 1:
+            nisa.memset(nl.ndarray((1, 1), nl.float32), 0, name="second core only")
+        return x
+
+    nki.jit(uneven)[2].with_schedule([("second core only", [])])(X)
+
+
+@pytest.mark.parametrize("schedule", ["ab", 3, None])
+def test_a_schedule_is_a_list(schedule: Any) -> None:
+    assert refused(schedule) == f"with_schedule: the schedule must be a list of pairs of names, got {schedule!r}"
+
+
+@pytest.mark.parametrize("edge", ["ab", ("a",), ("a", "b", "c"), ("a", 3), (3, "a"), ("a", ["b", 3]), None])
+def test_an_edge_is_a_pair_of_names(edge: Any) -> None:
+    assert refused([edge]) == (
+        f"with_schedule: an edge must be (name, name) or (name, [names]), the names= of instructions; got {edge!r}"
+    )
+
+
+def test_edges_do_not_run_in_a_circle() -> None:
+    assert refused([("recip", "recip")]) == "with_schedule: the edges run in a circle: 'recip' after 'recip'"
+    message = refused([("plus1", "recip"), ("recip", "load"), ("load", "plus1")])
+    assert message.startswith("with_schedule: the edges run in a circle: ")
+    circle = message.partition("circle: ")[2].split(" after ")
+    assert circle[0] == circle[-1] and set(circle) == {"'load'", "'plus1'", "'recip'"}
+    after = {"'plus1'": "'recip'", "'recip'": "'load'", "'load'": "'plus1'"}
+    assert all(after[name] == next_ for name, next_ in itertools.pairwise(circle))
