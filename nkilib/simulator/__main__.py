@@ -1,0 +1,60 @@
+"""``python -m nkilib.simulator script.py [arguments]``: run a file that says ``import nki`` on the simulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from .install import install
+from .options import using
+
+_CHOICES = {
+    "target": ("trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4"),
+    "uninitialized": ("nan", "error"),
+    "capacity": ("error", "ignore"),
+    "races": ("error", "ignore"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nkilib.simulator",
+        usage="%(prog)s [options] (script.py | -m module) [arguments]",
+        description="Run a script or a module whose 'import nki' shall mean nkilib's simulator.",
+        epilog="An option that is left out keeps what the environment says, or its default: see docs/simulator.md.",
+    )
+    for name, choices in _CHOICES.items():
+        parser.add_argument(f"--{name}", choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
+    parser.add_argument(
+        "-m", dest="module", metavar="module", nargs=argparse.REMAINDER, help="run a module, as python -m"
+    )
+    parser.add_argument("script", nargs="?", help="the Python file to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it finds in sys.argv[1:]")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Install the simulator as ``nki`` and run what the command line names; ``None`` means that of this process."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (options.script is None) == (not options.module):
+        parser.error("name a script, or a module after -m")
+    install()
+    changes = {name: getattr(options, name) for name in _CHOICES if getattr(options, name) is not None}
+    with using(**changes):
+        if options.module:
+            name, *rest = options.module
+            sys.argv = [name, *rest]
+            sys.path.insert(0, "")
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [options.script, *options.arguments]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+            runpy.run_path(options.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Names that older public NKI kernels use and NKI 0.6 does not document. Nothing here is needed by new code.
+
+Each comes from a kernel that somebody published: ``nki.dtype`` as a type in annotations and as a module of types,
+``nki.typing.tensor`` in annotations, ``nki.isa.constants`` as the home of the enumerations, and ``nl.bool`` and
+``nl.range``. ``nki.experimental.while_loop`` stands in a note of the documentation.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from .. import dtypes, enums
+from ..ranges import while_loop
+from ..tensor import NkiTensor
+
+
+def _module(name: str, contents: dict[str, Any]) -> ModuleType:
+    module = ModuleType(name, f"Stands for the module ``{name}`` of older NKI releases.")
+    vars(module).update(contents, __all__=sorted(contents))
+    return module
+
+
+_TYPES = {str(dtype): dtype for dtype in dtypes.ALL_DTYPES}
+_CONSTANTS = ("dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
+
+# Whole modules, by the name under which kernels import them.
+MODULES: dict[str, ModuleType] = {
+    "nki.experimental": _module("nki.experimental", {"while_loop": while_loop}),
+    "nki.dtype": _module("nki.dtype", _TYPES),
+    "nki.typing": _module("nki.typing", {"tensor": NkiTensor}),
+    "nki.isa.constants": _module("nki.isa.constants", {name: getattr(enums, name) for name in _CONSTANTS}),
+}
+
+# Single names in documented modules. (A submodule above is an attribute of its parent as well.)
+_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "nki": {},
+    "nki.isa": {},
+    "nki.language": {"bool": dtypes.bool_, "range": range, "dtype": dtypes.DType, "tensor": NkiTensor},
+}
+
+# What was removed, and what took its place (nki/migration/index.rst).
+_REMOVED: dict[str, dict[str, str]] = {
+    "nki": {},
+    "nki.isa": {
+        "tensor_copy_dynamic_src": "nisa.tensor_copy with a view from ap(scalar_offset=...) or select()",
+        "tensor_copy_dynamic_dst": "nisa.tensor_copy with a view from ap(scalar_offset=...) or select()",
+    },
+    "nki.language": {
+        "arange": "slices, nl.ds(start, size) or NkiTensor.ap",
+        "mgrid": "slices, nl.ds(start, size) or NkiTensor.ap",
+        "par_dim": "a shape whose first dimension counts partitions",
+    },
+}
+
+
+def alias(module: str, name: str) -> Any:
+    """The object that older kernels know as ``module.name``.
+
+    Raises:
+        AttributeError: if there is none; for a name that was removed, with what took its place.
+    """
+    submodule = MODULES.get(f"{module}.{name}")
+    if submodule is not None:
+        return submodule
+    if name in _ATTRIBUTES[module]:
+        return _ATTRIBUTES[module][name]
+    instead = _REMOVED[module].get(name)
+    if instead is not None:
+        raise AttributeError(f"{module}.{name} was removed from NKI before release 0.6; use {instead}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")

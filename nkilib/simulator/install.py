@@ -1,0 +1,57 @@
+"""Let files that say ``import nki`` run on the simulator, unmodified."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def install() -> None:
+    """Make ``import nki``, ``nki.isa``, ``nki.language`` and ``nki.collectives`` give the simulator, in this process.
+
+    The modules of older releases in :mod:`nkilib.simulator.api.aliases` come with them. Calling it again changes
+    nothing. ``python -m nkilib.simulator script.py`` does this and runs a script.
+
+    Raises:
+        RuntimeError: if the real ``nki`` is installed, or another ``nki`` imported already: a Neuron machine must not
+            simulate unnoticed.
+    """
+    modules = _modules()
+    loaded = sys.modules.get("nki")
+    if loaded is modules["nki"]:
+        return
+    if loaded is not None:
+        raise RuntimeError(
+            f"nkilib.simulator.install: a module nki is imported already ({_origin(loaded)}); call install() before "
+            f"the first import of nki"
+        )
+    place = _real_nki()
+    if place:
+        raise RuntimeError(
+            f"nkilib.simulator.install: the real nki is installed ({place}), and 'import nki' shall mean that one. To "
+            f"simulate beside it, set NKILIB_BACKEND=simulator and say 'from nkilib.nki import nki, nisa, nl'"
+        )
+    sys.modules.update(modules)
+
+
+def _modules() -> dict[str, ModuleType]:
+    """What stands for every module of NKI, by its name. Imported here: the package itself must not need all of it."""
+    from .api import aliases, collectives, isa, language, nki
+
+    documented = {"nki": nki, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives}
+    return documented | aliases.MODULES
+
+
+def _origin(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or "made at run time"
+
+
+def _real_nki() -> str:
+    """Where the real NKI is, or an empty string. The stub on the public index has no ``nki.isa``."""
+    spec = find_spec("nki")
+    if spec is None or spec.submodule_search_locations is None:
+        return ""
+    has_isa = PathFinder.find_spec("nki.isa", spec.submodule_search_locations) is not None
+    return str(spec.origin or spec.submodule_search_locations[0]) if has_isa else ""

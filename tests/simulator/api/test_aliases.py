@@ -1,0 +1,63 @@
+"""Names of older NKI releases: what public kernels still say works, what was removed says what to use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator.api.aliases import MODULES
+
+
+def test_types_and_ranges() -> None:
+    assert nl.bool is nl.bool_
+    assert nl.range is range
+    assert isinstance(nl.float32, nl.dtype)
+    assert nl.tensor is nl.NkiTensor
+
+
+def test_nki_dtype_is_an_annotation_and_a_module_of_types() -> None:
+    older: Any = nki
+    assert older.dtype is MODULES["nki.dtype"]
+    assert older.dtype.bfloat16 is nl.bfloat16
+    assert set(older.dtype.__all__) >= {"float32", "int8", "float8_e4m3", "bool"}
+
+
+def test_nki_typing_has_the_tensor() -> None:
+    older: Any = nki
+    assert older.typing.tensor is nl.NkiTensor
+
+
+def test_nki_isa_constants_has_the_enumerations() -> None:
+    older: Any = nisa
+    for name in older.constants.__all__:
+        assert getattr(older.constants, name) is getattr(nisa, name)
+    assert {"dge_mode", "oob_mode", "reduce_cmd", "engine"} <= set(older.constants.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        (nl, "arange", "nki.language.arange was removed from NKI before release 0.6; use slices, nl.ds(start, size)"),
+        (nl, "mgrid", "nki.language.mgrid was removed from NKI before release 0.6; use slices"),
+        (nl, "par_dim", "nki.language.par_dim was removed from NKI before release 0.6; use a shape whose first"),
+        (
+            nisa,
+            "tensor_copy_dynamic_src",
+            "nki.isa.tensor_copy_dynamic_src was removed from NKI before release 0.6; use",
+        ),
+        (nl, "no_such_name", "module 'nki.language' has no attribute 'no_such_name'"),
+        (nisa, "no_such_name", "module 'nki.isa' has no attribute 'no_such_name'"),
+        (nki, "no_such_name", "module 'nki' has no attribute 'no_such_name'"),
+    ],
+)
+def test_a_name_that_is_gone(module: Any, name: str, message: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert str(caught.value).startswith(message)
+
+
+def test_older_names_are_no_public_names() -> None:
+    for module in (nki, nisa, nl):
+        assert not {"bool", "range", "dtype", "typing", "constants", "tensor"} & set(module.__all__)

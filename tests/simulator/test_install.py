@@ -1,0 +1,157 @@
+"""``nkilib.simulator.install()`` and ``python -m nkilib.simulator``: files that say ``import nki`` run unmodified."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fresh_python import CHECKOUT, run_fresh
+
+KERNEL = """
+import numpy as np
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.language import NKIObject
+from nki.isa.constants import dge_mode, oob_mode
+from nki.typing import tensor
+import nki.collectives as collectives
+import nki.dtype as types
+
+
+@nki.jit
+def double(x: tensor, dtype: nki.dtype = nl.float32):
+    tile = nl.ndarray(x.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+    result = nl.ndarray(x.shape, dtype=dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=tile)
+    return result
+
+
+print(double(np.arange(3, dtype=np.float32).reshape(1, 3)).tolist(), types.bfloat16, nisa.get_nc_version().name)
+"""
+PRINTED = "[[0.0, 2.0, 4.0]] bfloat16 gen3"
+INSTALL = "import nkilib.simulator\nnkilib.simulator.install()\n"
+
+
+def make_package(root: Path, name: str, source: str = "", **parts: str) -> Path:
+    """A directory with the package ``name`` and, by name, its subpackages."""
+    for path, text in {"": source, **parts}.items():
+        directory = root / name / path
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "__init__.py").write_text(text)
+    return root
+
+
+def test_import_nki_gives_the_simulator() -> None:
+    outcome = run_fresh(INSTALL + KERNEL)
+    assert (outcome.error, outcome.output) == ("", PRINTED)
+
+
+def test_nothing_is_installed_by_importing_the_simulator() -> None:
+    outcome = run_fresh(
+        "import nkilib.simulator, nkilib.nki, sys\nprint([n for n in sys.modules if n.startswith('nki.')])"
+    )
+    assert (outcome.error, outcome.output) == ("", "[]")
+
+
+def test_installing_again_changes_nothing() -> None:
+    outcome = run_fresh(INSTALL + "import nki\nbefore = nki\n" + INSTALL + "import nki\nprint(nki is before)")
+    assert (outcome.error, outcome.output) == ("", "True")
+
+
+def test_both_ways_lead_to_the_same_modules() -> None:
+    outcome = run_fresh(INSTALL + "import nki.isa, nkilib.nki\nprint(nki.isa is nkilib.nki.nisa, nkilib.nki.SIMULATED)")
+    assert (outcome.error, outcome.output) == ("", "True True")
+
+
+def test_the_stub_of_the_public_index_is_passed_over(tmp_path: Path) -> None:
+    stub = make_package(tmp_path, "nki", "raise ImportError('wrong package')")
+    outcome = run_fresh(INSTALL + KERNEL, before=[stub])
+    assert (outcome.error, outcome.output) == ("", PRINTED)
+
+
+def test_the_real_nki_is_never_hidden(tmp_path: Path) -> None:
+    real = make_package(tmp_path, "nki", isa="", language="")
+    outcome = run_fresh(INSTALL, before=[real])
+    place = tmp_path / "nki" / "__init__.py"
+    assert outcome.error == (
+        f"RuntimeError: nkilib.simulator.install: the real nki is installed ({place}), and 'import nki' shall mean "
+        "that one. To simulate beside it, set NKILIB_BACKEND=simulator and say 'from nkilib.nki import nki, nisa, nl'"
+    )
+
+
+def test_an_nki_that_is_imported_already_is_not_replaced(tmp_path: Path) -> None:
+    other = make_package(tmp_path, "nki")
+    outcome = run_fresh("import nki\n" + INSTALL, before=[other])
+    assert outcome.error.startswith("RuntimeError: nkilib.simulator.install: a module nki is imported already (")
+    assert outcome.error.endswith("; call install() before the first import of nki")
+
+
+# -- The command -------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m nkilib.simulator`` in ``directory``."""
+    kept = {name: value for name, value in os.environ.items() if name != "NEURON_PLATFORM_TARGET_OVERRIDE"}
+    return subprocess.run(
+        [sys.executable, "-m", "nkilib.simulator", *arguments],
+        env=kept | {"PYTHONPATH": str(CHECKOUT)} | environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_command_runs_a_script_with_its_arguments(tmp_path: Path) -> None:
+    """Its own directory comes first on the path, as with ``python script.py``."""
+    (tmp_path / "beside.py").write_text("WORD = 'found'")
+    (tmp_path / "script.py").write_text(KERNEL + "import sys, beside\nprint(sys.argv[1:], __name__, beside.WORD)")
+    process = command(str(tmp_path / "script.py"), "--rows", "3", directory=tmp_path.parent)
+    assert (process.stderr, process.returncode) == ("", 0)
+    assert process.stdout.splitlines() == [PRINTED, "['--rows', '3'] __main__ found"]
+
+
+def test_the_command_runs_a_module(tmp_path: Path) -> None:
+    package = make_package(tmp_path, "kernels")
+    (package / "kernels" / "double.py").write_text(KERNEL + "import sys\nprint(sys.argv[1:], __name__)")
+    process = command("-m", "kernels.double", "-x", directory=tmp_path)
+    assert (process.stderr, process.returncode) == ("", 0)
+    assert process.stdout.splitlines() == [PRINTED, "['-x'] __main__"]
+
+
+def test_options_of_the_command_are_those_of_the_simulation(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(KERNEL)
+    process = command("--target", "trn3", "--uninitialized", "error", "script.py", directory=tmp_path)
+    assert (process.stderr, process.stdout) == ("", PRINTED.replace("gen3", "gen4") + "\n")
+
+
+def test_without_options_the_environment_holds(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(KERNEL)
+    process = command("script.py", directory=tmp_path, NEURON_PLATFORM_TARGET_OVERRIDE="trn3", NKI_SIMULATOR="1")
+    assert (process.stderr, process.stdout) == ("", PRINTED.replace("gen3", "gen4") + "\n")
+
+
+def test_an_error_of_the_kernel_names_its_line_and_ends_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KERNEL.replace("op0=nl.multiply", "op0=nl.exp"))
+    process = command(str(script), directory=tmp_path)
+    line = 1 + script.read_text().splitlines().index(
+        "    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.exp, operand0=2.0)"
+    )
+    assert process.returncode == 1
+    assert f"NkiValidationError: {script}:{line}: nisa.tensor_scalar: op0=nl.exp" in process.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("-m",)])
+def test_the_command_wants_something_to_run(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    process = command(*arguments, directory=tmp_path)
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1] == "python -m nkilib.simulator: error: name a script, or a module after -m"
