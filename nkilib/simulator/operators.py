@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import update_wrapper
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .activations import ACTIVATIONS, NEEDS_PARAMETER
+from .activations import ACTIVATIONS, PARAMETRIC
 from .core import current_generation
 from .enums import nc_version
 from .errors import NkiValidationError
@@ -134,24 +135,36 @@ _SINCE_TRN3 = frozenset({"abs_max", "abs_min"})
 # nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
 _ALIASES = {"max": "maximum", "min": "minimum", "sum": "add"}
 
+# Where an instruction may leave out a step, the operator that says so.
+BYPASS = "bypass"
+
+# The mean over partitions: an operator of ``tensor_partition_reduce`` alone.
+AVERAGE = "average"
+
 
 class Operator:
     """A function of ``nki.language`` that instructions accept as ``op``, for instance ``nl.add`` or ``nl.exp``.
 
-    Called as a function, on tiles, it is not implemented yet.
+    Called, it works on tiles, with the function that :mod:`nkilib.simulator.language.functions` binds to it.
     """
-
-    __slots__ = ("__name__", "key")
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
         self.key = _ALIASES.get(name, name)
+        self._function: Callable[..., Any] | None = None
+
+    def bind(self, function: Callable[..., Any]) -> None:
+        """Make ``function`` what a call does, and give its signature and documentation."""
+        self._function = function
+        update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"nki.language.{self.__name__} as a function on tiles is not implemented in the simulator yet; "
-            f"pass it as op= to a nisa instruction"
-        )
+        if self._function is None:
+            raise NotImplementedError(
+                f"nki.language.{self.__name__} is an operator only, not implemented in the simulator yet as a function "
+                "on tiles; pass it as op= to a nisa instruction"
+            )
+        return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"nl.{self.__name__}"
@@ -182,6 +195,16 @@ def is_unary(key: str) -> bool:
 OPERATORS: dict[str, Operator] = {
     name: Operator(name)
     for name in sorted(
-        {*ARITHMETIC, *ARITHMETIC_UNARY, *BITWISE, *BITWISE_UNARY, *ACTIVATIONS, *NEEDS_PARAMETER, *_ALIASES}
+        {
+            *ARITHMETIC,
+            *ARITHMETIC_UNARY,
+            *BITWISE,
+            *BITWISE_UNARY,
+            *ACTIVATIONS,
+            *PARAMETRIC,
+            *_ALIASES,
+            BYPASS,
+            AVERAGE,
+        }
     )
 }

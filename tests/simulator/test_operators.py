@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -84,14 +85,24 @@ def test_an_operator_is_named_after_its_function() -> None:
         assert getattr(nl, name) is operator
 
 
-@pytest.mark.parametrize("name", ["add", "exp", "max", "bitwise_and"])
-def test_as_a_function_on_tiles_it_is_not_implemented(name: str) -> None:
+def test_an_operator_without_a_function_says_so() -> None:
     with pytest.raises(NotImplementedError) as caught:
-        getattr(nl, name)(1, 2)
+        Operator("prelu")(1, 2)
     assert str(caught.value) == (
-        f"nki.language.{name} as a function on tiles is not implemented in the simulator yet; pass it as op= to a nisa "
-        "instruction"
+        "nki.language.prelu is an operator only, not implemented in the simulator yet as a function on tiles; pass it "
+        "as op= to a nisa instruction"
     )
+
+
+def test_an_operator_calls_the_function_that_is_bound_to_it() -> None:
+    def function(x: int, y: int = 3) -> int:
+        """Text."""
+        return x - y
+
+    operator = Operator("minus")
+    operator.bind(function)
+    assert operator(7) == 4 and operator(y=1, x=2) == 1
+    assert inspect.signature(operator) == inspect.signature(function) and operator.__doc__ == "Text."
 
 
 @pytest.mark.parametrize("op", [None, "add", np.add, max, nisa.reciprocal, Operator], ids=repr)

@@ -1,0 +1,1 @@
+"""The functions of ``nki.language`` that work on tiles: each runs one or more instructions and returns a new tile."""

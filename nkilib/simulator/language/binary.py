@@ -1,0 +1,100 @@
+"""Element-wise operators with two operands: which instruction computes them.
+
+- A tile with a number, or with a float32 tile of one element a partition: ``nisa.tensor_scalar`` on the Vector engine,
+  whose arithmetic is float32 (integers are exact up to 2^24).
+- Two tiles: ``nisa.tensor_tensor`` on the Vector engine, or on GpSimd where all three are 32-bit integers (then exact)
+  and for ``power``. Sizes of 1 are broadcast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..api import isa as nisa
+from ..dtypes import DType, as_dtype, float32
+from ..errors import NkiValidationError
+from ..memory import MemoryRegion
+from ..operators import OPERATORS, Operator, is_bitwise
+from ..tensor import NkiTensor
+from .broadcasting import common_shape, free_view, spread
+from .promotion import promoted, with_number
+from .tiles import as_tile, cast_copy, in_sbuf, is_column, is_number, new_tile
+
+# Comparisons "default to the input tile dtype", so with any number (docstrings of nl.equal and its relatives); logical
+# operators, whose docstrings leave it open, do as well.
+_TYPE_OF_TILE = frozenset(
+    {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
+    | {"logical_and", "logical_or", "logical_xor"}
+)
+
+
+def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+    """``x <name> y`` as a new tile of type ``dtype``.
+
+    Raises:
+        NkiValidationError: if neither operand is a tile, one of them is in HBM, or the shapes do not broadcast.
+    """
+    operator = OPERATORS[name]
+    if is_number(x) and is_number(y):
+        raise NkiValidationError(f"x or y must be a tile, got {x!r} and {y!r}")
+    if is_number(y):
+        return _with_number(operator, as_tile("x", x), y, False, dtype)
+    if is_number(x):
+        return _with_number(operator, as_tile("y", y), x, True, dtype)
+    return _of_tiles(operator, as_tile("x", x), as_tile("y", y), dtype)
+
+
+def result_type(x: Any, y: Any) -> DType:
+    """The type of an arithmetic result whose caller gives none."""
+    if is_number(y):
+        return with_number(x.dtype, y)
+    if is_number(x):
+        return with_number(y.dtype, x)
+    return promoted(x.dtype, y.dtype)
+
+
+def _with_number(operator: Operator, data: NkiTensor, number: Any, is_reversed: bool, dtype: Any) -> NkiTensor:
+    if is_bitwise(operator.key):
+        bits = new_tile(data.shape, data.dtype)
+        nisa.tensor_scalar(bits, data, operator, number, is_reversed)
+        return _cast(bits, dtype)
+    default = data.dtype if operator.key in _TYPE_OF_TILE else with_number(data.dtype, number)
+    result = new_tile(data.shape, default if dtype is None else as_dtype(dtype))
+    nisa.tensor_scalar(result, data, operator, number, is_reversed)
+    return result
+
+
+def _of_tiles(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> NkiTensor:
+    shape = common_shape(x, y)
+    is_bits = is_bitwise(operator.key)
+    wanted = promoted(x.dtype, y.dtype) if dtype is None or is_bits else as_dtype(dtype)
+    result = new_tile(shape, wanted)
+    partitions = shape[0]
+    x, y = (tile if tile.shape[0] == partitions else spread(tile, partitions) for tile in (x, y))
+    if not is_bits and _is_vector_for(y, x, shape):
+        nisa.tensor_scalar(result, x, operator, y)
+    elif not is_bits and _is_vector_for(x, y, shape):
+        nisa.tensor_scalar(result, y, operator, x, reverse0=True)
+    else:
+        nisa.tensor_tensor(result, *_sources(operator, x, y, shape), operator)
+    return _cast(result, dtype)
+
+
+def _is_vector_for(vector: NkiTensor, data: NkiTensor, shape: tuple[int, ...]) -> bool:
+    """Whether ``tensor_scalar`` takes ``vector`` as its operand with ``data``."""
+    return is_column(vector) and vector.dtype == float32 and data.shape == shape and not is_column(data)
+
+
+def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
+    """Both operands in the result's shape and where ``tensor_tensor`` can read them."""
+    if operator.key == "power":
+        # It runs on GpSimd, which has no access to PSUM.
+        x, y = in_sbuf(x), in_sbuf(y)
+    elif x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
+        y = in_sbuf(y)
+    return free_view(x, shape), free_view(y, shape)
+
+
+def _cast(tile: NkiTensor, dtype: Any) -> NkiTensor:
+    """``tile``, copied where another type is asked for."""
+    return tile if dtype is None or as_dtype(dtype) == tile.dtype else cast_copy(tile, as_dtype(dtype))

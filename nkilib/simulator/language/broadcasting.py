@@ -1,0 +1,78 @@
+"""Broadcasting: along free dimensions by views with stride 0, from one partition to many by the Tensor engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..creation import full, ndarray
+from ..errors import NkiValidationError
+from ..layout import Layout
+from ..memory import MemoryRegion
+from ..operands import start_partition
+from ..tensor import NkiTensor
+from ..tile_size import TileSize
+from .tiles import cast_copy, new_tile
+
+# Types that the Tensor engine multiplies by one without changing them; the others take a detour.
+_MATMUL_TYPES = frozenset({dt.float32, dt.tfloat32, dt.bfloat16, dt.float16})
+
+
+def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
+    """The shape to which tiles broadcast: dimension by dimension the one size that is not 1.
+
+    Raises:
+        NkiValidationError: if there are several, or unlike numbers of dimensions.
+    """
+    sizes = [set(dimension) - {1} for dimension in zip(*(tile.shape for tile in tiles), strict=False)]
+    if len({tile.ndim for tile in tiles}) > 1 or any(len(others) > 1 for others in sizes):
+        raise NkiValidationError(
+            "tiles must have equal numbers of dimensions, each of the same size or of size 1, got "
+            + " and ".join(map(repr, tiles))
+        )
+    return tuple(others.pop() if others else 1 for others in sizes)
+
+
+def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
+    """``x`` with its free dimensions of size 1 repeated as often as ``shape`` has them; a view."""
+    if x.shape[1:] == tuple(shape[1:]):
+        return x
+    strides = [0 if old != new else stride for old, new, stride in zip(x.shape, shape, x.strides, strict=True)]
+    return x.with_layout(Layout((x.shape[0], *shape[1:]), (x.strides[0], *strides[1:]), x.offset))
+
+
+def spread(x: NkiTensor, partitions: int) -> NkiTensor:
+    """A new tile with the only partition of ``x`` in each of its ``partitions``.
+
+    A matmul with ones does it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each product has
+    one term, so that floats stay as they are. Integers go through float32, those of 32 bits in halves of 16.
+    """
+    is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and start_partition(x) == 0
+    row = x if is_ready else cast_copy(x, x.dtype)
+    result = new_tile((partitions, *x.shape[1:]), x.dtype)
+    source, target = _flat(row), _flat(result)
+    if x.dtype.is_integer and x.dtype.itemsize == dt.int32.itemsize:
+        source, target = source.view(dt.uint16), target.view(dt.uint16)
+    if source.dtype not in _MATMUL_TYPES:
+        source = cast_copy(source, dt.float32)
+    ones = full((1, partitions), 1.0, source.dtype)
+    width = TileSize.gemm_moving_fmax
+    for start in range(0, source.shape[1], width):
+        columns = slice(start, min(start + width, source.shape[1]))
+        product = ndarray((partitions, columns.stop - start), dt.float32, MemoryRegion.psum)
+        nisa.nc_matmul(product, ones, source[:, columns], is_stationary_onezero=True, accumulate=False)
+        nisa.tensor_copy(target[:, columns], product)
+    return result
+
+
+def _flat(x: NkiTensor) -> NkiTensor:
+    return x.reshape((x.shape[0], prod(x.shape[1:])))
+
+
+def broadcast(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
+    """``x`` in the given shape: itself or a view where its partitions suffice, else a view of a new tile."""
+    if x.shape[0] != shape[0]:
+        x = spread(x, shape[0])
+    return free_view(x, shape)

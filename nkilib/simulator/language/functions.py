@@ -1,0 +1,21 @@
+"""What ``nl.add``, ``nl.exp``, ``nl.max`` and the others do when they are called on tiles.
+
+Importing this module gives each operator its function; the operators themselves know nothing of tiles.
+"""
+
+from __future__ import annotations
+
+from ..operators import OPERATORS
+from . import elementwise, reductions, shapes, trigonometry
+
+for _name, _function in {
+    **elementwise.FUNCTIONS,
+    "copy": shapes.copy,
+    "max": reductions.max_over,
+    "min": reductions.min_over,
+    "sin": trigonometry.sin,
+    "sum": reductions.sum_over,
+}.items():
+    OPERATORS[_name].bind(_function)
+
+__all__ = ["OPERATORS"]

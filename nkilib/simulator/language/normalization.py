@@ -1,0 +1,67 @@
+"""``softmax`` and ``rms_norm``, each a few instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..dtypes import as_dtype
+from ..errors import NkiValidationError
+from ..operators import OPERATORS
+from ..tensor import NkiTensor
+from .binary import binary
+from .elementwise import activated, reciprocal
+from .reductions import Axes, first_reduced, reduced
+from .tiles import as_tile, language_function, new_tile
+
+
+@language_function
+def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
+    """``exp(x - max) / sum(exp(x - max))`` over ``axis``, as ``torch.softmax``.
+
+    ``axis`` is the last free dimension or several up to it. Computed in float32; the result is a new tile in SBUF of
+    type ``dtype``, by default that of ``x``.
+    """
+    tile = as_tile("x", x)
+    wanted = tile.dtype if dtype is None else as_dtype(dtype)
+    powers = new_tile(tile.shape, dt.float32)
+    if first_reduced(tile, axis) > 1:
+        highest = reduced("maximum", tile, axis, dt.float32, True, dt.float32)
+        nisa.activation(powers, OPERATORS["exp"], binary("subtract", tile, highest, dt.float32))
+        total = reduced("add", powers, axis, dt.float32, True, dt.float32)
+        return binary("multiply", powers, reciprocal(total), wanted)
+    # One row a partition: the activation subtracts the maximum and sums by itself.
+    lowest = reduced("maximum", tile, axis, dt.float32, False, dt.float32, negate=True)
+    total = new_tile((tile.shape[0], 1), dt.float32)
+    nisa.activation_reduce(powers, OPERATORS["exp"], tile, OPERATORS["add"], total, bias=lowest)
+    result = powers if wanted == dt.float32 else new_tile(tile.shape, wanted)
+    nisa.tensor_scalar(result, powers, OPERATORS["multiply"], reciprocal(total))
+    return result
+
+
+@language_function
+def rms_norm(
+    x: NkiTensor,
+    w: NkiTensor,
+    axis: Axes,
+    n: int,
+    epsilon: float = 1e-06,
+    dtype: Any = None,
+    compute_dtype: Any = None,
+) -> NkiTensor:
+    """``x / sqrt(sum(x * x) / n + epsilon) * w``, the sum over ``axis``, as ``torch.nn.functional.rms_norm``.
+
+    ``w`` is a tile of the shape of ``x`` or one that broadcasts to it. ``compute_dtype`` is the type of the tiles in
+    between, float32 unless given (each instruction computes in float32). The result is a new tile in SBUF of type
+    ``dtype``, by default that of ``x``.
+    """
+    tile, weight = as_tile("x", x), as_tile("w", w)
+    if n <= 0:
+        raise NkiValidationError(f"n, the number of values of the mean, must be positive, got {n!r}")
+    between = dt.float32 if compute_dtype is None else as_dtype(compute_dtype)
+    total = reduced("add", activated("square", tile, between), axis, between, True, between)
+    mean = new_tile(total.shape, between)
+    nisa.tensor_scalar(mean, total, OPERATORS["multiply"], 1.0 / n, op1=OPERATORS["add"], operand1=epsilon)
+    normalized = binary("multiply", tile, activated("rsqrt", mean), between)
+    return binary("multiply", normalized, weight, tile.dtype if dtype is None else dtype)

@@ -1,0 +1,28 @@
+"""``nl.device_print``."""
+
+from __future__ import annotations
+
+from ..core import current_core
+from ..errors import NkiValidationError
+from ..memory import MemoryRegion
+from ..operands import resolve_scalar_offset
+from ..tensor import NkiTensor
+from .tiles import language_function
+
+
+@language_function
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
+    """Print ``print_prefix`` and the values of ``tensor``, in SBUF or HBM, at once; on two cores also which core it is.
+
+    Elements never written show as ``--``. Nothing is recorded, and the elements do not count as read.
+    """
+    core = current_core("nl.device_print")
+    if not isinstance(print_prefix, str):
+        raise NkiValidationError(f"print_prefix must be a string, got {print_prefix!r}")
+    if not isinstance(tensor, NkiTensor) or tensor.buffer is MemoryRegion.psum:
+        raise NkiValidationError(f"tensor must be in sbuf or HBM, got {tensor!r}; bring it there with nl.copy")
+    if tensor.is_indirect():
+        tensor = resolve_scalar_offset("tensor", tensor)
+    place = f" (core {core.number})" if core.launch.cores > 1 else ""
+    # In one piece: the other core may print at the same time.
+    print(f"{print_prefix}{place}: {tensor!s}\n", end="", flush=True)

@@ -1,0 +1,116 @@
+"""Reductions over the last free dimensions of a tile, by ``nisa.tensor_reduce`` on the Vector engine in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..dtypes import DType, as_dtype
+from ..errors import NkiValidationError
+from ..operators import OPERATORS
+from ..tensor import NkiTensor
+from .binary import binary
+from .tiles import as_tile, language_function, new_tile
+
+# An axis or several, counted from the end where negative.
+Axes = int | Sequence[int]
+
+
+def first_reduced(x: NkiTensor, axis: Any) -> int:
+    """The first of the reduced dimensions of ``x``, which are all that follow.
+
+    Raises:
+        NkiValidationError: unless ``axis`` names the last free dimensions, in any order.
+    """
+    given = axis if isinstance(axis, tuple | list) else [axis]
+    try:
+        axes = sorted(index(item) + (x.ndim if item < 0 else 0) for item in given)
+    except TypeError:
+        axes = []
+    if not axes or axes != list(range(x.ndim - len(axes), x.ndim)) or axes[0] < 1:
+        raise NkiValidationError(
+            f"axis must be the last free dimension {x.ndim - 1} of {x}, or several up to it, and not the partition "
+            f"dimension 0; got {axis!r}"
+        )
+    return axes[0]
+
+
+def reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
+    """The shape of a reduction over the dimensions from ``first`` on; a tile keeps at least one free dimension."""
+    kept = x.shape[:first]
+    if keepdims:
+        return kept + (1,) * (x.ndim - first)
+    return kept if len(kept) > 1 else (*kept, 1)
+
+
+def reduced(
+    name: str, x: NkiTensor, axis: Any, dtype: Any, keepdims: bool, default: DType, negate: bool = False
+) -> NkiTensor:
+    """A new tile with the reduction of ``x`` by an operator."""
+    first = first_reduced(x, axis)
+    result = new_tile(reduced_shape(x, first, keepdims), default if dtype is None else as_dtype(dtype))
+    nisa.tensor_reduce(result, OPERATORS[name], x, tuple(range(first, x.ndim)), negate=negate)
+    return result
+
+
+def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
+    def function(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
+        tile = as_tile("x", x)
+        return reduced(operator, tile, axis, dtype, keepdims, tile.dtype)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""{summary}
+
+    ``axis`` is the last free dimension or several up to it, the partition dimension excluded. They are left out of the
+    result, or of size 1 with ``keepdims``; where no free dimension would be left, the result is (P, 1). Its type is
+    ``dtype``, by default that of ``x``.
+    """
+    return language_function(function)
+
+
+# In this module under other names than those of nki.language, which hide builtins.
+sum_over = _over("add", "sum", "The sum over ``axis``, as ``torch.sum``.")
+max_over = _over("maximum", "max", "The largest element over ``axis``, as ``torch.amax``.")
+min_over = _over("minimum", "min", "The smallest element over ``axis``, as ``torch.amin``.")
+prod_over = _over("multiply", "prod", "The product over ``axis``, as ``torch.prod``.")
+
+
+@language_function
+def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
+    """The mean over ``axis``, as ``torch.mean``: the float32 sum, scaled. The other arguments are as in ``sum``."""
+    tile = as_tile("x", x)
+    return _scaled_sum(tile, axis, tile.dtype if dtype is None else dtype, keepdims)
+
+
+def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTensor:
+    count = prod(x.shape[first_reduced(x, axis) :])
+    total = reduced("add", x, axis, dt.float32, keepdims, dt.float32)
+    return binary("multiply", total, 1.0 / count, dtype)
+
+
+@language_function
+def var(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
+    """The mean over ``axis`` of the squared distance from the mean, as ``torch.var(..., correction=0)``.
+
+    The reduced dimensions always stay, at size 1: ``keepdims`` is ignored, as the documentation says. In float32, the
+    mean first and then the distances from it.
+    """
+    tile = as_tile("x", x)
+    center = _scaled_sum(tile, axis, dt.float32, True)
+    distance = binary("subtract", tile, center, dt.float32)
+    nisa.activation(distance, OPERATORS["square"], distance)
+    return _scaled_sum(distance, axis, tile.dtype if dtype is None else dtype, True)
+
+
+@language_function
+def all_over(x: NkiTensor, axis: Axes, dtype: Any = None) -> NkiTensor:
+    """1 where no element over ``axis`` is 0, else 0, as ``torch.all``. The other arguments are as in ``sum``."""
+    tile = as_tile("x", x)
+    return reduced("logical_and", tile, axis, dtype, False, tile.dtype)
+
+
+all_over.__name__ = all_over.__qualname__ = "all"

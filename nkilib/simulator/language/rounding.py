@@ -1,0 +1,143 @@
+"""Rounding to integers, and the quotients and remainders that build on it: several instructions each.
+
+The engines have no such operator. They do round when they cast to int32, to the nearest integer here; the functions
+hold for any direction of that rounding.
+"""
+
+from __future__ import annotations
+
+from math import copysign, inf
+from typing import Any
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..errors import NkiValidationError
+from ..operators import OPERATORS
+from ..tensor import NkiTensor
+from .binary import binary, result_type
+from .elementwise import activated
+from .tiles import TileOrNumber, as_tile, cast_copy, is_number, language_function, new_tile
+
+# From here on every float32 is an integer.
+_ALL_INTEGERS = float(2**23)
+
+
+def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
+    """What to subtract from ``x`` to get an integer below (``less``, ``add``) or above (``greater``, ``subtract``).
+
+    It is ``d + (d < 0)`` or ``d - (d > 0)``, where ``d = x - integer`` is exact and less than 1 in magnitude; 0 for
+    values that are integers, infinities and NaN among them.
+    """
+    # One tile takes the clipped values, the difference and the excess in turn.
+    values = new_tile(x.shape, dt.float32)
+    nisa.tensor_scalar(
+        values, x, OPERATORS["minimum"], _ALL_INTEGERS, op1=OPERATORS["maximum"], operand1=-_ALL_INTEGERS
+    )
+    integer = cast_copy(values, dt.int32)
+    nisa.tensor_tensor(values, values, integer, OPERATORS["subtract"])
+    nisa.scalar_tensor_tensor(values, values, OPERATORS[comparison], 0.0, OPERATORS[combination], values, reverse1=True)
+    return values
+
+
+def _rounded(x: NkiTensor, comparison: str, combination: str, dtype: Any) -> NkiTensor:
+    tile = as_tile("x", x)
+    if tile.dtype.is_integer:
+        return cast_copy(tile, tile.dtype if dtype is None else dt.as_dtype(dtype))
+    return binary("subtract", tile, _excess(tile, comparison, combination), tile.dtype if dtype is None else dtype)
+
+
+@language_function
+def floor(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """The largest integer that is not above ``x``, as ``torch.floor``; by default of the type of ``x``."""
+    return _rounded(x, "less", "add", dtype)
+
+
+@language_function
+def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """The smallest integer that is not below ``x``, as ``torch.ceil``; by default of the type of ``x``."""
+    return _rounded(x, "greater", "subtract", dtype)
+
+
+@language_function
+def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """``x`` without its fraction, as ``torch.trunc``; by default of the type of ``x``."""
+    tile = as_tile("x", x)
+    if tile.dtype.is_integer:
+        return floor(tile, dtype)
+    magnitude = floor(activated("abs", tile, dt.float32))
+    return binary("multiply", magnitude, activated("sign", tile, dt.float32), tile.dtype if dtype is None else dtype)
+
+
+def _inverse(y: Any) -> Any:
+    """``1 / y`` in float32: a number, or a tile."""
+    if is_number(y):
+        # 0 gives an infinity, as in a tile, and no error.
+        return copysign(inf, y) if y == 0 else 1.0 / y
+    inverse = new_tile(y.shape, dt.float32)
+    nisa.reciprocal(inverse, y)
+    return inverse
+
+
+def _operands(x: Any, y: Any) -> tuple[Any, Any]:
+    """Both operands, numbers or tiles.
+
+    Raises:
+        NkiValidationError: if neither is a tile.
+    """
+    if is_number(x) and is_number(y):
+        raise NkiValidationError(f"x or y must be a tile, got {x!r} and {y!r}")
+    return (x if is_number(x) else as_tile("x", x)), (y if is_number(y) else as_tile("y", y))
+
+
+def _magnitude(value: Any) -> Any:
+    return abs(value) if is_number(value) else activated("abs", value, dt.float32)
+
+
+def _sign(value: Any) -> Any:
+    return (value > 0) - (value < 0) if is_number(value) else activated("sign", value, dt.float32)
+
+
+@language_function
+def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
+    """``x / y``, as ``torch.div``: ``x`` times the reciprocal of ``y``, off by two units in the last place at most.
+
+    Less precise where the reciprocal is a subnormal number. Either operand may be a number, but not both; dimensions of
+    size 1 are broadcast. Integers give float32.
+    """
+    x, y = _operands(x, y)
+    kind = result_type(x, y)
+    default = kind if kind.is_float else dt.float32
+    return binary("multiply", x, _inverse(y), default if dtype is None else dtype)
+
+
+def _remainder(x: Any, y: Any) -> NkiTensor:
+    """``x - y * floor(x / y)`` in float32, corrected where the inexact quotient was off by one: with the sign of ``y``
+    and smaller than it."""
+    quotient = floor(binary("multiply", x, _inverse(y), dt.float32))
+    rest = binary("subtract", x, binary("multiply", quotient, y, dt.float32), dt.float32)
+    is_too_large = binary("greater_equal", activated("abs", rest), _magnitude(y))
+    rest = binary("subtract", rest, binary("multiply", is_too_large, y, dt.float32), dt.float32)
+    has_wrong_sign = binary("less", binary("multiply", rest, y, dt.float32), 0.0)
+    return binary("add", rest, binary("multiply", has_wrong_sign, y, dt.float32), dt.float32)
+
+
+@language_function
+def mod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
+    """The remainder of ``x / y`` with the sign of ``y``, as ``torch.remainder`` and Python's ``%``.
+
+    Computed in float32: exact for integers up to 2^24, else off by ``|x| * 2^-23`` at most, for ``|x / y|`` up to 2^22.
+    ``y`` is finite; NaN where it is 0.
+    """
+    x, y = _operands(x, y)
+    return cast_copy(_remainder(x, y), result_type(x, y) if dtype is None else dt.as_dtype(dtype))
+
+
+@language_function
+def fmod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
+    """The remainder of ``x / y`` with the sign of ``x``, as ``torch.fmod`` and C's ``fmod``.
+
+    Precise as :func:`mod`, and as that one NaN where ``y`` is 0.
+    """
+    x, y = _operands(x, y)
+    rest = _remainder(_magnitude(x), _magnitude(y))
+    return binary("multiply", rest, _sign(x), result_type(x, y) if dtype is None else dtype)

@@ -1,0 +1,98 @@
+"""Copies, views and selections of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..creation import full
+from ..dtypes import DType, as_dtype
+from ..errors import NkiValidationError
+from ..layout import Layout
+from ..tensor import NkiTensor
+from .binary import binary, result_type
+from .broadcasting import broadcast, common_shape
+from .tiles import TileOrNumber, as_tile, cast_copy, in_sbuf, is_number, language_function, new_tile
+
+_PREDICATES = frozenset({dt.uint8, dt.uint16, dt.uint32})
+
+
+@language_function
+def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """``x`` in a new tile in SBUF, by default of the type of ``x``; brings a matmul's result out of PSUM."""
+    tile = as_tile("x", x)
+    return cast_copy(tile, tile.dtype if dtype is None else as_dtype(dtype))
+
+
+@language_function
+def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
+    """A view of ``x`` with a dimension of size 1 at position ``axis``, as ``torch.unsqueeze``.
+
+    Raises:
+        NkiValidationError: for position 0 on chip, which is that of the partition dimension.
+    """
+    if not isinstance(x, NkiTensor) or x.is_indirect():
+        raise NkiValidationError(f"x must be a tile with a static address, got {x!r}")
+    at = index(axis) + (x.ndim + 1 if axis < 0 else 0)
+    least = 1 if x.is_on_chip() else 0
+    if not least <= at <= x.ndim:
+        raise NkiValidationError(f"axis must be in [{least}, {x.ndim}] for {x}, got {axis}")
+    shape, strides = list(x.shape), list(x.strides)
+    shape.insert(at, 1)
+    strides.insert(at, 1)
+    return x.with_layout(Layout(tuple(shape), tuple(strides), x.offset))
+
+
+@language_function
+def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
+    """``x`` with its dimensions of size 1 repeated to ``shape``, as ``torch.broadcast_to`` for equal ranks.
+
+    ``x`` itself if shape and type are those of ``x``, else a new tile in SBUF. From one partition to many it takes a
+    matmul with ones, which copies floats exactly and integers in pieces.
+    """
+    tile, sizes = as_tile("x", x), tuple(map(index, shape))
+    wanted = tile.dtype if dtype is None else as_dtype(dtype)
+    if tile.shape == sizes and tile.dtype == wanted:
+        return tile
+    sizes_match = len(sizes) == tile.ndim and all(old in (1, new) for old, new in zip(tile.shape, sizes, strict=True))
+    if not sizes_match:
+        raise NkiValidationError(
+            f"shape must have the {tile.ndim} dimensions of {tile}, each of the same size or where that is 1, got "
+            f"{list(sizes)}"
+        )
+    result = new_tile(sizes, wanted)
+    nisa.tensor_copy(result, broadcast(tile, sizes))
+    return result
+
+
+@language_function
+def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
+    """``x`` where ``condition`` is not 0, else ``y``, as ``torch.where``.
+
+    ``x`` and ``y`` may be numbers; dimensions of size 1 are broadcast. The result is a new tile in SBUF of type
+    ``dtype``, by default that which holds the values of both (of two numbers, float32).
+    """
+    predicate = as_tile("condition", condition)
+    x, y = (value if is_number(value) else as_tile(name, value) for name, value in (("x", x), ("y", y)))
+    tiles = [value for value in (x, y) if isinstance(value, NkiTensor)]
+    shape = common_shape(predicate, *tiles)
+    default = result_type(x, y) if tiles else dt.float32
+    wanted = default if dtype is None else as_dtype(dtype)
+    if predicate.dtype not in _PREDICATES:
+        predicate = binary("not_equal", predicate, 0, dt.uint8)
+    result = _filled(y, shape, wanted)
+    source = broadcast(x if x.dtype == wanted else cast_copy(x, wanted), shape) if isinstance(x, NkiTensor) else x
+    nisa.tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))
+    return result
+
+
+def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
+    """A new tile with the elements of a tile, or with a number everywhere."""
+    if not isinstance(value, NkiTensor):
+        return full(shape, value, dtype)
+    result = new_tile(shape, dtype)
+    nisa.tensor_copy(result, broadcast(value, shape))
+    return result

@@ -1,0 +1,74 @@
+"""Sine, cosine and tangent of any angle: the Scalar engine knows the sine on [-pi, pi] only.
+
+The angle is first brought into that range by subtracting a multiple of 2 pi, in three parts with few enough bits that
+the products are exact (Cody and Waite): the reduced angle is off by at most 2^-22 for |x| up to 2^18. It leaves the
+range by |x| * 2^-23 at most, since the multiple is rounded from a float32; there the engine's polynomial continues.
+"""
+
+from __future__ import annotations
+
+from math import pi
+from typing import Any
+
+from .. import dtypes as dt
+from ..api import isa as nisa
+from ..creation import full
+from ..operators import OPERATORS
+from ..tensor import NkiTensor
+from .binary import binary
+from .elementwise import reciprocal
+from .tiles import as_tile, language_function, new_tile, result_tile
+
+# 2 pi = 6.28125 + 127 / 65536 + the rest; the first two have 8 significant bits at most, so that their products with a
+# multiple below 2^16 are exact in float32.
+_TURN = (6.28125, 127 / 65536, 2 * pi - 6.28125 - 127 / 65536)
+
+
+def _reduced(x: NkiTensor) -> NkiTensor:
+    """``x`` minus the nearest multiple of 2 pi, in float32."""
+    turns = new_tile(x.shape, dt.int32)
+    nisa.tensor_scalar(turns, x, OPERATORS["multiply"], 1 / (2 * pi))
+    angle, rest = x, new_tile(x.shape, dt.float32)
+    for part in _TURN:
+        nisa.scalar_tensor_tensor(rest, turns, OPERATORS["multiply"], part, OPERATORS["subtract"], angle, reverse1=True)
+        angle = rest
+    return rest
+
+
+def _sine(angle: NkiTensor, dtype: Any) -> NkiTensor:
+    result = result_tile(angle.shape, dtype, dt.float32)
+    nisa.activation(result, OPERATORS["sin"], angle)
+    return result
+
+
+def _cosine(angle: NkiTensor, dtype: Any) -> NkiTensor:
+    """The sine of ``pi / 2 - |angle|``, which is within [-pi / 2, pi / 2]."""
+    magnitude = new_tile(angle.shape, dt.float32)
+    nisa.activation(magnitude, OPERATORS["abs"], angle)
+    result = result_tile(angle.shape, dtype, dt.float32)
+    quarter = full((angle.shape[0], 1), pi / 2, dt.float32)
+    nisa.activation(result, OPERATORS["sin"], magnitude, bias=quarter, scale=-1.0)
+    return result
+
+
+@language_function
+def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """The sine of finite ``x`` of any size, as ``torch.sin``; the operator ``nl.sin`` is right on [-pi, pi] only."""
+    tile = as_tile("x", x)
+    return _sine(_reduced(tile), tile.dtype if dtype is None else dtype)
+
+
+@language_function
+def cos(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """The cosine of finite ``x`` of any size, as ``torch.cos``."""
+    tile = as_tile("x", x)
+    return _cosine(_reduced(tile), tile.dtype if dtype is None else dtype)
+
+
+@language_function
+def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """The tangent of finite ``x`` of any size, as ``torch.tan``: sine by cosine."""
+    tile = as_tile("x", x)
+    angle = _reduced(tile)
+    slope = reciprocal(_cosine(angle, dt.float32))
+    return binary("multiply", _sine(angle, dt.float32), slope, tile.dtype if dtype is None else dtype)

@@ -1,0 +1,527 @@
+"""Element-wise functions: values, broadcasting, types of results, engines, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nkilib.nki import nisa, nl
+from nkilib.simulator.language.promotion import promoted
+
+from ..kernels import Result, Rule, Tile, normal, rules, run, tile
+from .calls import EPSILON, call, check_call, outcome, wide
+
+F32, I32 = np.float32, np.int32
+
+# Truth in float64.
+BINARY = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "divide": np.divide,
+    "mod": np.mod,
+    "fmod": np.fmod,
+}
+BITWISE = {
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+    "left_shift": np.left_shift,
+    "right_shift": np.right_shift,
+}
+
+# No order of operands gives the same results, and there are ties and zeros.
+X = np.array([[1.5, -2.0, 3.0, 0.0], [0.25, 7.0, -7.5, 4.0]], F32)
+Y = np.array([[2.0, -3.0, 3.0, 0.5], [-1.0, 2.0, 2.0, -0.75]], F32)
+
+
+def close(result: Any, expected: Any, ulps: float) -> bool:
+    """Whether a float32 result is within so many units in the last place of the largest expected magnitude nearby."""
+    return bool(np.all(np.abs(wide(result) - wide(expected)) <= 2 * ulps * EPSILON * np.maximum(1, np.abs(expected))))
+
+
+# -- values of the functions of two operands ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_two_tiles(name: str) -> None:
+    """Values of few bits: each result is exact, but for the quotient, which goes by way of a reciprocal."""
+    expected = BINARY[name](wide(X), wide(Y))
+    result = call(lambda x, y: getattr(nl, name)(x, y), X, Y)
+    assert close(result, expected, 2 if name == "divide" else 0)
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("number", [3.0, -0.5, 2])
+def test_a_number_on_either_side(name: str, number: float) -> None:
+    function, truth = getattr(nl, name), BINARY[name]
+    budget = 2 if name == "divide" else 0
+    assert close(call(lambda x: function(x, number), X), truth(wide(X), number), budget)
+    assert close(call(lambda y: function(number, y), Y), truth(number, wide(Y)), budget)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_one_element_a_partition_on_either_side(name: str) -> None:
+    function, truth, budget = getattr(nl, name), BINARY[name], 2 if name == "divide" else 0
+    column = np.array([[2.0], [-0.75]], F32)
+    assert close(call(lambda x, y: function(x, y), X, column), truth(wide(X), column), budget)
+    assert close(call(lambda x, y: function(x, y), column, Y), truth(wide(column), wide(Y)), budget)
+
+
+@pytest.mark.parametrize("name", BITWISE)
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int16], ids=lambda dtype: dtype.__name__)
+def test_bits(name: str, dtype: Any) -> None:
+    x, y = np.array([[12, 7, 100], [1, 0, 85]], dtype), np.array([[1, 3, 2], [0, 5, 1]], dtype)
+    function, truth = getattr(nl, name), BITWISE[name]
+    for got, expected in (
+        (outcome(lambda x, y: function(x, y), x, y), truth(x, y)),
+        (outcome(lambda x: function(x, 3), x), truth(x, dtype(3))),
+        (outcome(lambda y: function(96, y), y), truth(dtype(96), y)),
+    ):
+        assert got.values.tolist() == expected.astype(dtype).tolist()
+        assert got.dtype == np.dtype(dtype).name and got.engines == {"vector": 1}
+
+
+def test_bits_of_a_column_and_of_a_row() -> None:
+    x, column, row = np.array([[1, 2], [4, 8]], I32), np.array([[3], [12]], I32), np.array([[5, 6]], I32)
+    assert call(lambda x, y: nl.bitwise_and(x, y), x, column).tolist() == [[1, 2], [4, 8]]
+    assert call(lambda x, y: nl.bitwise_or(x, y), x, row).tolist() == [[5, 6], [5, 14]]
+    assert call(lambda x, y: nl.left_shift(x, y), column, row).tolist() == [[96, 192], [384, 768]]
+
+
+def test_bits_cast_to_another_type_afterwards() -> None:
+    x = np.array([[300, -1]], I32)
+    assert call(lambda x: nl.bitwise_and(x, 0x1FF, dtype=nl.float32), x).tolist() == [[300.0, 511.0]]
+    assert call(lambda x, y: nl.bitwise_or(x, y, dtype=nl.int16), x, np.array([[1, 0]], I32)).tolist() == [[301, -1]]
+
+
+def test_powers() -> None:
+    """The engine's power is rounded once: half a unit, and one for the library's function."""
+    x, y = np.array([[3.0, 2.0, 9.0]], F32), np.array([[2.0, -1.0, 0.5]], F32)
+    assert close(call(lambda x, y: nl.power(x, y), x, y), [[9, 0.5, 3]], 1)
+    assert close(call(lambda x: nl.power(x, 3), x), [[27, 8, 729]], 1)
+    assert close(call(lambda y: nl.power(2.0, y), y), [[4, 0.5, math.sqrt(2)]], 1)
+
+
+def test_magnitudes_keep_their_sign_and_a_tie_gives_y() -> None:
+    x, y = np.array([[-5.0, 1.0, 2.0]], F32), np.array([[3.0, -1.0, -4.0]], F32)
+    assert call(lambda x, y: nl.abs_max(x, y), x, y, target="trn3").tolist() == [[-5, -1, -4]]
+    assert call(lambda x, y: nl.abs_min(x, y), x, y, target="trn3").tolist() == [[3, -1, 2]]
+    assert call(lambda x: nl.abs_max(x, -1.0), x, target="trn3").tolist() == [[-5, -1, 2]]
+    assert call(lambda x: nl.abs_max(-1.0, x), x, target="trn3").tolist() == [[-5, 1, 2]]
+
+
+def test_remainders_have_the_sign_of_one_operand() -> None:
+    """As Python's % and as C's fmod; exact multiples leave 0, although the quotient is not exact."""
+    x = np.array([[7.0, -7.0, 49.0, 5.5, -0.25, 1e6]], F32)
+    assert call(lambda x: nl.mod(x, 3.0), x).tolist() == [[1, 2, 1, 2.5, 2.75, 1]]
+    assert call(lambda x: nl.mod(x, -3.0), x).tolist() == [[-2, -1, -2, -0.5, -0.25, -2]]
+    assert call(lambda x: nl.fmod(x, -3.0), x).tolist() == [[1, -1, 1, 2.5, -0.25, 1]]
+    assert call(lambda x: nl.mod(x, 49.0), x)[0, 2] == 0
+    assert np.isnan(call(lambda x: nl.mod(x, 0.0), x)).all()
+
+
+@given(st.integers(-(2**23), 2**23), st.integers(1, 5000), st.booleans())
+def test_remainders_of_integers_are_exact(x: int, y: int, is_negative: bool) -> None:
+    y = -y if is_negative else y
+    tiles = np.full((1, 2), x, I32), np.full((1, 2), y, I32)
+    assert call(lambda x, y: nl.mod(x, y), *tiles).tolist() == [[x % y] * 2]
+    assert call(lambda x, y: nl.fmod(x, y), *tiles).tolist() == [[math.fmod(x, y)] * 2]
+
+
+def test_integers_divide_into_floats() -> None:
+    got = outcome(lambda x, y: nl.divide(x, y), np.array([[7, -1]], I32), np.array([[2, 4]], I32))
+    assert got.dtype == nl.float32 and close(got.values, [[3.5, -0.25]], 2)
+
+
+def test_the_error_of_a_quotient() -> None:
+    """A reciprocal and a product are rounded, each by 2^-24 of the value at most."""
+    x, y = normal(64, 300, seed=15), normal(64, 300, seed=16)
+    for result, truth in (
+        (call(lambda x, y: nl.divide(x, y), x, y), wide(x) / wide(y)),
+        (call(lambda x: nl.divide(x, 0.7), x), wide(x) / 0.7),
+        (call(lambda y: nl.divide(0.7, y), y), 0.7 / wide(y)),
+    ):
+        assert np.all(np.abs(wide(result) - truth) <= 2.01 * EPSILON * np.abs(truth) + 2.0**-149)
+
+
+@pytest.mark.parametrize("name", ["mod", "fmod"])
+def test_the_error_of_a_remainder(name: str) -> None:
+    """|x| * 2^-23, on the circle that 0 and y close: next to a multiple of y, it may be on the other side."""
+    x, y = normal(32, 300, seed=17, scale=1e4), normal(32, 300, seed=18) + F32(0.5)
+    y[np.abs(y) < 0.01] = 1
+    result = wide(call(lambda x, y: getattr(nl, name)(x, y), x, y))
+    away = np.abs(result - getattr(np, name)(wide(x), wide(y)))
+    assert np.all(np.minimum(away, np.abs(np.abs(y) - away)) <= np.abs(x) * 2 * EPSILON)
+    assert np.all(np.abs(result) <= np.abs(y)) and np.all(result * (y if name == "mod" else x) >= 0)
+
+
+def test_division_by_zero_is_infinite() -> None:
+    x = np.array([[1.0, -2.0]], F32)
+    assert call(lambda x: nl.divide(x, 0.0), x).tolist() == [[math.inf, -math.inf]]
+    assert call(lambda x: nl.divide(x, -0.0), x).tolist() == [[-math.inf, math.inf]]
+    assert call(lambda x: nl.divide(3.0, x), np.zeros((1, 2), F32)).tolist() == [[math.inf, math.inf]]
+
+
+def test_nan_and_infinities() -> None:
+    x = np.array([[math.nan, math.inf, -math.inf, 1.0]], F32)
+    result = call(lambda x: nl.maximum(x, 0.0), x)
+    assert math.isnan(result[0, 0]) and result[0, 1:].tolist() == [math.inf, 0, 1]
+    assert call(lambda x: nl.equal(x, x), x).tolist() == [[0, 1, 1, 1]]
+    assert call(lambda x: nl.greater(x, 0.5), x).tolist() == [[0, 1, 0, 1]]
+
+
+# -- shapes and places of operands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "y_shape"),
+    [
+        ((128, 96), (128, 96)),
+        ((128, 96), (128, 1)),
+        ((128, 96), (1, 96)),
+        ((128, 96), (1, 1)),
+        ((128, 1), (1, 96)),
+        ((1, 5), (1, 5)),
+        ((1, 96), (64, 1)),
+        ((3, 4, 1, 6), (3, 1, 5, 6)),
+        ((3, 4, 5), (1, 1, 5)),
+        ((3, 4, 5), (3, 1, 1)),
+    ],
+    ids=repr,
+)
+def test_dimensions_of_size_one_are_broadcast(x_shape: tuple[int, ...], y_shape: tuple[int, ...]) -> None:
+    """The partition dimension too. Differences of float32 values are rounded once."""
+    x, y = normal(*x_shape, seed=1), normal(*y_shape, seed=2)
+    for first, second in ((x, y), (y, x)):
+        result = call(lambda x, y: nl.subtract(x, y), first, second)
+        assert result.tolist() == (first - second).tolist()
+
+
+@pytest.mark.parametrize("places", [(nl.psum, nl.sbuf), (nl.sbuf, nl.psum), (nl.psum, nl.psum)], ids=repr)
+@pytest.mark.parametrize("name", ["subtract", "power", "divide"])
+def test_operands_in_psum(places: tuple[Any, Any], name: str) -> None:
+    """Wherever the instruction itself could not read them, too: both in PSUM, or GpSimd."""
+    x, y = np.array([[4.0, 9.0]], F32), np.array([[0.5, 2.0]], F32)
+    got = outcome(lambda x, y: getattr(nl, name)(x, y), Tile(x, buffer=places[0]), Tile(y, buffer=places[1]))
+    assert got.buffer == nl.sbuf
+    assert close(got.values, {"subtract": x - y, "power": x**y, "divide": x / y}[name], 2)
+
+
+def test_views_and_operands_that_stay_as_they_are() -> None:
+    def body(dst: Any, data: Any) -> None:
+        before = nl.copy(data)
+        half = nl.add(data[:, ::2], data[:, 1::2])
+        nisa.tensor_copy(dst[:, 0:2], half)
+        nisa.tensor_copy(dst[:, 2:4], nl.subtract(before, data)[:, 0:2])
+
+    assert run(body, [X], Result((2, 4))).tolist() == [[-0.5, 3, 0, 0], [7.25, -3.5, 0, 0]]
+
+
+def test_an_indirect_view() -> None:
+    def body(dst: Any, data: Any, index: Any) -> None:
+        row = data.reshape((2, 2, 2)).select(1, index)
+        nisa.tensor_copy(dst, nl.add(row, 1.0))
+
+    assert run(body, [X, np.array([[1]], I32)], Result((2, 2))).tolist() == [[4, 1], [-6.5, 5]]
+
+
+# -- types of results --------------------------------------------------------------------------------------------------
+
+# By hand: the narrowest type with the values of both.
+PROMOTIONS = [
+    ("float32", "float32", "float32"),
+    ("float32", "bfloat16", "float32"),
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("bfloat16", "float16", "float32"),
+    ("tfloat32", "bfloat16", "float32"),
+    ("tfloat32", "float32", "float32"),
+    ("float8_e4m3", "bfloat16", "bfloat16"),
+    ("float8_e4m3", "float8_e5m2", "bfloat16"),
+    ("float8_e4m3", "float16", "float16"),
+    ("int32", "bfloat16", "bfloat16"),
+    ("uint8", "float32", "float32"),
+    ("int8", "int32", "int32"),
+    ("uint8", "uint16", "uint16"),
+    ("uint8", "int8", "int16"),
+    ("uint8", "int16", "int16"),
+    ("int8", "uint16", "int32"),
+    ("uint16", "int16", "int32"),
+    ("bool", "int32", "int32"),
+    ("bool", "bool", "bool"),
+    ("uint32", "uint8", "uint32"),
+]
+
+
+def named(name: str) -> Any:
+    return getattr(nl, {"bool": "bool_"}.get(name, name))
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), PROMOTIONS)
+def test_unlike_types_are_promoted(first: str, second: str, expected: str) -> None:
+    assert promoted(named(first), named(second)) == promoted(named(second), named(first)) == expected
+
+
+def test_the_type_of_the_result() -> None:
+    """That of the tile with a number, but a float makes floats of integers; ``dtype`` overrides."""
+    half, whole = np.ones((2, 3), ml_dtypes.bfloat16), np.ones((2, 3), I32)
+    cases: list[tuple[Any, list[Any], Any]] = [
+        (lambda x: nl.add(x, 1.5), [half], nl.bfloat16),
+        (lambda x: nl.add(1, x), [half], nl.bfloat16),
+        (lambda x: nl.add(x, 1), [whole], nl.int32),
+        (lambda x: nl.add(x, 0.5), [whole], nl.float32),
+        (lambda x: nl.add(np.float32(0.5), x), [whole], nl.float32),
+        (lambda x, y: nl.add(x, y), [half, whole], nl.bfloat16),
+        (lambda x, y: nl.add(x, y, dtype=nl.float32), [half, whole], nl.float32),
+        (lambda x: nl.multiply(x, 2.0, dtype=nl.float16), [half], nl.float16),
+        (lambda x: nl.less(x, 2.5), [whole], nl.int32),
+        (lambda x: nl.less(x, 2.5, dtype=nl.uint8), [half], nl.uint8),
+        (lambda x: nl.logical_and(x, 1.0), [whole], nl.int32),
+        (lambda x: nl.exp(x), [half], nl.bfloat16),
+        (lambda x: nl.exp(x, dtype=nl.float32), [half], nl.float32),
+        (lambda x: nl.floor(x), [half], nl.bfloat16),
+        (lambda x: nl.divide(x, 3), [half], nl.bfloat16),
+        (lambda x: nl.mod(x, 3), [whole], nl.int32),
+    ]
+    for number, (function, inputs, expected) in enumerate(cases):
+        got = outcome(function, *inputs)
+        assert (number, got.dtype) == (number, expected) and got.buffer == nl.sbuf
+
+
+def test_results_are_computed_in_float32_and_cast_once() -> None:
+    """256 + 1 + ... in bfloat16 would stay at 256."""
+    x = np.full((1, 2), 256.0, ml_dtypes.bfloat16)
+    assert call(lambda x: nl.add(x, 1.0, dtype=nl.float32), x).tolist() == [[257, 257]]
+    assert call(lambda x: nl.add(x, 1.0), x).astype(F32).tolist() == [[256, 256]]
+    assert call(lambda x: nl.multiply(x, 200, dtype=nl.int16), x).tolist() == [[32767, 32767]]
+
+
+def test_two_tiles_of_32_bit_integers_are_exact_and_a_number_is_not() -> None:
+    """GpSimd computes with integers, the Vector engine in float32 (docstrings of tensor_tensor and tensor_scalar)."""
+    x = np.array([[2**30 + 1, 2**24 + 1]], I32)
+    got = outcome(lambda x, y: nl.add(x, y), x, np.array([[2, 2]], I32))
+    assert got.values.tolist() == [[2**30 + 3, 2**24 + 3]] and got.engines == {"gpsimd": 1}
+    assert call(lambda x, y: nl.add(x, y), x, np.array([[2]], I32)).tolist() == [[2**30 + 3, 2**24 + 3]]
+    assert call(lambda x: nl.add(x, 2), x).tolist() == [[2**30, 2**24 + 2]]
+
+
+# -- which instructions ------------------------------------------------------------------------------------------------
+
+COLUMN = np.ones((2, 1), F32)
+
+INSTRUCTIONS: list[tuple[str, Any, list[Any], dict[str, int], dict[str, int]]] = [
+    ("two tiles", lambda x, y: nl.add(x, y), [X, Y], {"tensor_tensor": 1}, {"vector": 1}),
+    ("a number", lambda x: nl.add(x, 2), [X], {"tensor_scalar": 1}, {"vector": 1}),
+    ("a column", lambda x, y: nl.add(x, y), [X, COLUMN], {"tensor_scalar": 1}, {"vector": 1}),
+    (
+        "a bfloat16 column",
+        lambda x, y: nl.add(x, y),
+        [X, COLUMN.astype(ml_dtypes.bfloat16)],
+        {"tensor_tensor": 1},
+        {"vector": 1},
+    ),
+    ("power", lambda x, y: nl.power(x, y), [abs(X), Y], {"tensor_tensor": 1}, {"gpsimd": 1}),
+    ("exp", lambda x: nl.exp(x), [X], {"activation": 1}, {"scalar": 1}),
+    ("relu", lambda x: nl.relu(x), [X], {"activation": 1}, {"scalar": 1}),
+    ("reciprocal", lambda x: nl.reciprocal(x), [X], {"reciprocal": 1}, {"vector": 1}),
+    ("divide", lambda x, y: nl.divide(x, y), [X, Y], {"reciprocal": 1, "tensor_tensor": 1}, {"vector": 2}),
+    ("divide by a number", lambda x: nl.divide(x, 3), [X], {"tensor_scalar": 1}, {"vector": 1}),
+    ("negative", lambda x: nl.negative(x), [X], {"tensor_scalar": 1}, {"vector": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "instructions", "engines"),
+    [case[1:] for case in INSTRUCTIONS],
+    ids=[case[0] for case in INSTRUCTIONS],
+)
+def test_instructions(function: Any, inputs: list[Any], instructions: Any, engines: Any) -> None:
+    got = outcome(function, *inputs)
+    assert (got.instructions, got.engines) == (instructions, engines)
+
+
+def test_a_row_reaches_the_partitions_through_the_tensor_engine() -> None:
+    got = outcome(lambda x, y: nl.add(x, y), X, Y[:1])
+    assert got.engines["tensor"] == 1 and got.instructions["tensor_tensor"] == 1
+
+
+# -- examples of the documentation -------------------------------------------------------------------------------------
+
+EXAMPLES: dict[str, tuple[Any, float]] = {
+    "add tiles": (lambda full: nl.add(full(3.0), full(2.0)), 5.0),
+    "add a number": (lambda full: nl.add(full(3.0), 2.0), 5.0),
+    "subtract tiles": (lambda full: nl.subtract(full(10.0), full(3.0)), 7.0),
+    "subtract a number": (lambda full: nl.subtract(full(10.0), 3.0), 7.0),
+    "multiply tiles": (lambda full: nl.multiply(full(3.0), full(4.0)), 12.0),
+    "multiply by a number": (lambda full: nl.multiply(full(3.0), 4.0), 12.0),
+    "maximum of tiles": (lambda full: nl.maximum(full(3.0), full(5.0)), 5.0),
+    "maximum with a number": (lambda full: nl.maximum(full(3.0), 5.0), 5.0),
+    "minimum of tiles": (lambda full: nl.minimum(full(3.0), full(5.0)), 3.0),
+    "minimum with a number": (lambda full: nl.minimum(full(3.0), 5.0), 3.0),
+    "abs_max": (lambda full: nl.abs_max(full(-5.0), full(3.0, 1)), -5.0),
+    "abs_max of a tie": (lambda full: nl.abs_max(full(1.0), full(-1.0, 1)), -1.0),
+    "abs_min": (lambda full: nl.abs_min(full(5.0), full(-3.0, 1)), -3.0),
+    "abs_min of a tie": (lambda full: nl.abs_min(full(1.0), full(-1.0, 1)), -1.0),
+    "abs": (lambda full: nl.abs(full(-1.0)), 1.0),
+    "abs in float16": (lambda full: nl.abs(full(-1.0), dtype=nl.float16), 1.0),
+    "square": (lambda full: nl.square(full(3.0)), 9.0),
+    "power": (lambda full: nl.power(full(3.0), full(2.0)), 9.0),
+    "exp": (lambda full: nl.exp(full(0.0)), 1.0),
+    "log": (lambda full: nl.log(full(1.0)), 0.0),
+    "sqrt": (lambda full: nl.sqrt(full(4.0)), 2.0),
+    "rsqrt": (lambda full: nl.rsqrt(full(4.0)), 0.5),
+    "reciprocal": (lambda full: nl.reciprocal(full(4.0)), 0.25),
+    "sin": (lambda full: nl.sin(full(0.0)), 0.0),
+    "cos": (lambda full: nl.cos(full(0.0)), 1.0),
+    "tan": (lambda full: nl.tan(full(0.0)), 0.0),
+    "arctan": (lambda full: nl.arctan(full(0.0)), 0.0),
+    "ceil": (lambda full: nl.ceil(full(3.2)), 4.0),
+    "ceil of a negative number": (lambda full: nl.ceil(full(-3.7)), -3.0),
+    "floor": (lambda full: nl.floor(full(3.7)), 3.0),
+    "floor of a negative number": (lambda full: nl.floor(full(-3.2)), -4.0),
+    "trunc": (lambda full: nl.trunc(full(3.7)), 3.0),
+    "trunc of a negative number": (lambda full: nl.trunc(full(-3.7)), -3.0),
+    "negative": (lambda full: nl.negative(full(5.0)), -5.0),
+    "negative of a negative number": (lambda full: nl.negative(full(-3.0)), 3.0),
+    "sign": (lambda full: nl.sign(full(-5.0)), -1.0),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_the_documentation(name: str) -> None:
+    """All values that the docstrings show, on tiles of 128 x 512; compared with nl.equal, as they do."""
+    example, expected = EXAMPLES[name]
+
+    def body(dst: Any) -> None:
+        result = example(lambda value, size=512: nl.full((128, size), value, dtype=nl.float32, buffer=nl.sbuf))
+        nisa.tensor_copy(dst, nl.equal(result, nl.full((128, 512), expected, dtype=nl.float32)))
+
+    assert run(body, [], Result((128, 512)), target="trn3").all()
+
+
+# -- operators that are functions --------------------------------------------------------------------------------------
+
+
+def test_a_function_is_an_operator_and_has_the_signature_of_the_documentation() -> None:
+    assert repr(nl.add) == "nl.add" and nl.add.__name__ == "add" and nl.max.__name__ == "max"
+    assert list(inspect.signature(nl.add).parameters) == ["x", "y", "dtype"]
+    assert list(inspect.signature(nl.max).parameters) == ["x", "axis", "dtype", "keepdims"]
+    assert "torch.add" in nl.add.__doc__ and "torch.amax" in nl.max.__doc__
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "equal", "left_shift", "exp", "sin", "sum", "copy", "mean", "where", "floor", "matmul", "rms_norm"]
+)
+def test_functions_are_documented_and_annotated(name: str) -> None:
+    function = getattr(nl, name)
+    parameters = inspect.signature(function).parameters.values()
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters)
+    assert "``" in function.__doc__ and function.__name__ == name
+
+
+def test_an_operator_is_both_op_and_function() -> None:
+    def body(dst: Any, x: Any, y: Any) -> None:
+        nisa.tensor_tensor(dst, nl.add(x, y), y, op=nl.add)
+
+    assert run(body, [X, Y], Result((2, 4))).tolist() == (X + 2 * Y).tolist()
+
+
+@pytest.mark.parametrize("name", ["prelu", "bypass", "average"])
+def test_operators_without_a_function_say_so(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"^nki.language.{name} is an operator only.*pass it as op="):
+        getattr(nl, name)(1)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def hbm() -> Any:
+    return nl.ndarray((2, 4), nl.float32, nl.shared_hbm)
+
+
+@rules(
+    Rule(
+        "one operand is a tile",
+        lambda: nl.add(1, 2.0),
+        "nl.add: x or y must be a tile, got 1 and 2.0",
+        lambda: nl.add(tile(2, 4), 2.0),
+    ),
+    Rule(
+        "one operand of a quotient is a tile",
+        lambda: nl.divide(1, 2),
+        "nl.divide: x or y must be a tile, got 1 and 2",
+        lambda: nl.divide(1, tile(2, 4, value=1)),
+    ),
+    Rule(
+        "an operand is on chip",
+        lambda: nl.add(hbm(), 1.0),
+        "nl.add: x must be a tile in sbuf or psum, got tensor [2, 4] float32 in shared_hbm: load it first, with "
+        "nl.load",
+        lambda: nl.add(tile(2, 4), 1.0),
+    ),
+    Rule(
+        "an operand is a tile",
+        lambda: nl.exp("x"),
+        "nl.exp: x must be a tile, got 'x'",
+        lambda: nl.exp(tile(2, 4)),
+    ),
+    Rule(
+        "shapes broadcast",
+        lambda: nl.add(tile(2, 4), tile(2, 3)),
+        "nl.add: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 4] "
+        "float32 in sbuf and tensor [2, 3] float32 in sbuf",
+        lambda: nl.add(tile(2, 4), tile(2, 1)),
+    ),
+    Rule(
+        "ranks are equal",
+        lambda: nl.add(tile(2, 4), tile(2, 1, 4)),
+        "nl.add: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 4] "
+        "float32 in sbuf and tensor [2, 1, 4] float32 in sbuf",
+        lambda: nl.add(tile(2, 1, 4), tile(2, 3, 4)),
+    ),
+    Rule(
+        "a type holds both",
+        lambda: nl.add(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.uint32)),
+        "nl.add: no type holds the values of both int32 and uint32: say which one with dtype=",
+        lambda: nl.add(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.uint32), dtype=nl.int32),
+    ),
+    Rule(
+        "bits are of integers",
+        lambda: nl.bitwise_and(tile(2, 4), 1),
+        "nisa.tensor_scalar: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor [2, 4] "
+        "float32 in sbuf",
+        lambda: nl.bitwise_and(tile(2, 4, dtype=nl.int32), 1),
+    ),
+    Rule(
+        "magnitudes are compared on trn3",
+        lambda: nl.abs_max(tile(2, 4), 1.0),
+        "nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2",
+        lambda: nl.abs_max(tile(2, 4), 1.0),
+        corrected_target="trn3",
+    ),
+)
+def test_refusals(rule: Rule) -> None:
+    check_call(rule)
+
+
+def test_there_are_no_masks() -> None:
+    with pytest.raises(TypeError, match="mask"):
+        nl.add(1, 2, mask=None)
