@@ -4,19 +4,32 @@ The modules that stand for ``nki``, ``nki.isa`` and ``nki.language`` are in :mod
 them from :mod:`nkilib.nki`. This module holds what AWS's API does not have.
 """
 
-from .errors import BarrierError, NkiValidationError, OutOfRangeError, UninitializedReadError
+from .errors import (
+    BarrierError,
+    CapacityError,
+    NkiValidationError,
+    OutOfRangeError,
+    RaceError,
+    RegisterTypeError,
+    UninitializedReadError,
+)
 from .explain import explain_index
+from .install import install
 from .options import Options, using
 from .record import Record, recording
 
 __all__ = [
     "BarrierError",
+    "CapacityError",
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
+    "RaceError",
     "Record",
+    "RegisterTypeError",
     "UninitializedReadError",
     "explain_index",
+    "install",
     "recording",
     "using",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -26,25 +25,25 @@ def free_size(tensor: NkiTensor) -> int:
     return prod(tensor.shape[1:])
 
 
-def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> Iterator[slice]:
+def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
     """Slices of partitions, each of about ``BLOCK_ELEMENTS`` elements if a partition has ``width``.
 
     One slice of all partitions where a source shares the destination's storage other than as the very same view: all
     of it must be read before anything is stored.
     """
     rows = destination.shape[0]
-    step = rows if _overlaps(destination, sources) else max(1, BLOCK_ELEMENTS // max(1, width))
-    for start in range(0, rows, max(1, step)):
-        yield slice(start, min(rows, start + step))
+    if rows * width <= BLOCK_ELEMENTS or _overlaps(destination, sources):
+        return [slice(0, rows)]
+    step = max(1, BLOCK_ELEMENTS // width)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
 
 def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
-    return any(
-        isinstance(source, NkiTensor)
-        and source.storage is destination.storage
-        and (source.layout != destination.layout or source.dtype != destination.dtype)
-        for source in sources
-    )
+    for source in sources:  # a plain loop: every instruction comes here, and a generator costs a microsecond
+        is_shared = isinstance(source, NkiTensor) and source.storage is destination.storage
+        if is_shared and (source.layout != destination.layout or source.dtype != destination.dtype):
+            return True
+    return False
 
 
 class SourceRows:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,20 @@ from .barrier import CoreBarrier
 from .dtypes import DType
 from .errors import NkiValidationError
 from .generations import PARTITIONS, Generation
+from .live_ranges import LiveRange
+from .loops import Loops
+from .memory import MemoryRegion
 from .options import Options, current_options
+from .races import SharedAccesses
+from .random_state import RandomState
 from .record import Record
 from .storage import Storage
+
+if TYPE_CHECKING:
+    from .tensor_indirection import IndirectOperand
+
+if TYPE_CHECKING:
+    from .tensor import NkiTensor
 
 
 @dataclass
@@ -28,6 +39,7 @@ class Launch:
     grid_dimensions: int
     barrier: CoreBarrier
     shared: list[Storage] = field(default_factory=list)
+    constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def shared_storage(
@@ -49,6 +61,13 @@ class Launch:
             )
         return storage
 
+    def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
+        """The constant named ``key``: the first core to ask makes it, the other one gets the same."""
+        with self.lock:
+            if key not in self.constants:
+                self.constants[key] = make()
+            return self.constants[key]
+
 
 class Accumulators:
     """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value."""
@@ -68,7 +87,16 @@ class Accumulators:
 
 
 class Core:
-    """One simulated core."""
+    """One simulated core.
+
+    Attributes:
+        instruction_number: number of the instruction that runs, from 1.
+        names: the ``name=`` of every instruction that had one.
+        lives: the life of every on-chip tensor that the kernel made.
+        loops: the dynamic loops and ``no_reorder`` regions that it is in.
+        random: the random number generators of its engines.
+        shared_accesses: what it did to shared HBM, if the launch has two cores and looks for races.
+    """
 
     def __init__(self, number: int, launch: Launch) -> None:
         self.number = number
@@ -76,10 +104,24 @@ class Core:
         self.options = launch.options
         self.generation: Generation = launch.options.generation
         self.record = Record()
+        self.instruction_number = 0
+        self.names: set[str] = set()
+        self.shared_accesses = SharedAccesses()
+        self._sees_races = launch.cores > 1 and launch.options.races == "error"
+        self.lives: list[LiveRange] = []
+        self.indirect_operands: list[IndirectOperand] = []
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
+        self.loops = Loops()
+        self.random = RandomState(number)
         self.shared_allocations = 0
+        self.shared_constants = 0
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+
+    def note_shared(self, base: NkiTensor, is_write: bool, rows: npt.NDArray[np.int64] | None = None) -> None:
+        """The core accesses ``base`` in HBM, or those of its rows that ``rows`` names."""
+        if self._sees_races and base.buffer is MemoryRegion.shared_hbm:
+            self.shared_accesses.note(base, is_write, rows)
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
         """A float32 work buffer of the core, reused from instruction to instruction; its content is arbitrary."""

@@ -11,8 +11,10 @@ from .core import Core, current_core
 from .dtypes import DType, as_dtype
 from .errors import NkiValidationError, add_location
 from .fill import fill
-from .generations import PARTITIONS, PSUM_PARTITION_BYTES
+from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
+from .live_ranges import LiveRange
 from .memory import HBM, ON_CHIP, MemoryRegion, as_region
+from .operands import allowed_starts
 from .storage import Storage
 from .tensor import NkiTensor
 
@@ -27,35 +29,45 @@ def ndarray(
     """A new tensor whose elements are unwritten.
 
     Args:
-        shape: sizes, all positive; on chip at least two, the first one of partitions (at most 128).
+        shape: sizes, all positive; on chip the first one counts partitions (at most 128), and a tensor has at least
+            two dimensions: ``(n,)`` makes ``(n, 1)``.
         dtype: type of an element.
         buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore make
             them in the same order.
         name: for messages.
-        address: not implemented; the simulator places tensors itself.
+        address: where the kernel places the tensor itself: the first partition, and the first byte in a partition.
+            The simulator gives every tensor its own memory; it refuses two placed ones that overlap while both are
+            needed (:class:`CapacityError`).
 
     Raises:
         NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
     """
     core = current_core("nl.ndarray")
-    if address is not None:
-        raise NotImplementedError("nl.ndarray: address= is not implemented in the simulator yet")
     kind, region = as_dtype(dtype), as_region(buffer)
     try:
-        sizes = _sizes(shape)
+        sizes = _sizes(shape, region)
         _check_shape(core, sizes, kind, region, name)
+        place = None if address is None else _checked_address(core, sizes, kind, region, address)
     except NkiValidationError as error:
         add_location(error, "nl.ndarray")
         raise
     storage = _allocate(core, sizes, kind, region, name)
-    return NkiTensor(sizes, kind, storage, region, name)
+    storage.scope = core.loops.scope
+    tensor = NkiTensor(sizes, kind, storage, region, name)
+    if region in ON_CHIP:
+        nbytes = prod(sizes[1:]) * kind.itemsize
+        storage.life = LiveRange(region, sizes[0], nbytes, repr(tensor), place)
+        core.lives.append(storage.life)
+    return tensor
 
 
-def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     try:
-        return tuple(index(size) for size in shape)
+        sizes = tuple(index(size) for size in shape)
     except TypeError:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
+    # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
+    return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
 
 
 def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
@@ -75,21 +87,53 @@ def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memor
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if region in HBM:
         return
-    if len(shape) < 2:
-        raise NkiValidationError(
-            f"{what} in {region}: an on-chip tensor has a partition and at least one free dimension"
-        )
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
             f"{what} in {region}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), "
             f"got {shape[0]}"
         )
     free_bytes = prod(shape[1:]) * dtype.itemsize
-    limit = core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
+    limit = _partition_bytes(core, region)
     if free_bytes > limit:
         raise NkiValidationError(
             f"{what} in {region}: {free_bytes} bytes a partition, a partition of {core.generation.name} has {limit}"
         )
+
+
+def _checked_address(
+    core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
+) -> tuple[int, int]:
+    """``address`` as two integers, if a tensor of this shape may lie there."""
+    try:
+        partition, low = (index(part) for part in address)
+    except (TypeError, ValueError):
+        raise NkiValidationError(
+            f"address must be (first partition, first byte in a partition), got {address!r}"
+        ) from None
+    if region in HBM:
+        raise NkiValidationError(f"address is for tensors in sbuf and psum, got one in {region}")
+    starts = allowed_starts(shape[0])
+    if partition not in starts:
+        raise NkiValidationError(
+            f"address: a tensor of {shape[0]} partitions starts at partition {' or '.join(map(str, starts))}, got "
+            f"{partition}"
+        )
+    nbytes = prod(shape[1:]) * dtype.itemsize
+    limit = _partition_bytes(core, region)
+    if low < 0 or low + nbytes > limit:
+        raise NkiValidationError(
+            f"address: bytes {low} to {low + nbytes} are not inside the {limit} bytes of a partition of {region}"
+        )
+    if region is MemoryRegion.psum and low % PSUM_BANK_BYTES:
+        raise NkiValidationError(
+            f"address: a tensor in psum starts at the beginning of a bank, a multiple of {PSUM_BANK_BYTES} bytes; got "
+            f"{low}"
+        )
+    return partition, low
+
+
+def _partition_bytes(core: Core, region: MemoryRegion) -> int:
+    return core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
 
 
 def full(

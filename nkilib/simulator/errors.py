@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from types import FrameType
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -21,7 +23,19 @@ class OutOfRangeError(NkiValidationError, IndexError):
 
 
 class UninitializedReadError(NkiValidationError):
-    """An element is read that was never written (only with ``uninitialized="error"``)."""
+    """A register is read that was never set, or, with ``uninitialized="error"``, an element that was never written."""
+
+
+class RegisterTypeError(NkiValidationError, TypeError):
+    """Python is asked to compute with a register, whose value only the device knows."""
+
+
+class CapacityError(NkiValidationError):
+    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap."""
+
+
+class RaceError(NkiValidationError):
+    """Two cores access the same elements of a shared tensor, one of them writing, without a barrier in between."""
 
 
 class BarrierError(NkiValidationError):
@@ -35,14 +49,23 @@ class CoreAbortedError(BaseException):
     """
 
 
+@functools.cache
+def _is_simulator(filename: str) -> bool:
+    return os.path.abspath(filename).startswith(_PACKAGE_DIRECTORY)
+
+
+def kernel_frame() -> FrameType | None:
+    """The innermost frame outside the simulator, which is at the line of the user's kernel."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_simulator(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def kernel_location() -> str:
-    """``file:line`` of the innermost frame outside the simulator, which is the line of the user's kernel."""
-    frame = sys._getframe(1)
-    while frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(_PACKAGE_DIRECTORY):
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is None:
-        return "<unknown>"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    """``file:line`` of :func:`kernel_frame`."""
+    frame = kernel_frame()
+    return "<unknown>" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
@@ -56,7 +79,7 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not os.path.abspath(code.co_filename).startswith(_PACKAGE_DIRECTORY):
+        if not _is_simulator(code.co_filename):
             place = f"{code.co_filename}:{traceback.tb_lineno}: "
         traceback = traceback.tb_next
     error.is_located = True  # type: ignore[attr-defined]

@@ -17,6 +17,8 @@ FREE_AXIS_MAX = 65535
 FREE_STRIDE_MAX = 32767
 # "accessing elements from up to four-dimensional arrays" within a partition (nki/deep-dives/nki-aps.rst).
 FREE_DIMENSIONS_MAX = 4
+# Partitions that one of the eight GpSimd cores reaches (docstring of nisa.nonzero_with_count).
+GPSIMD_CORE_PARTITIONS = 16
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,19 @@ from .core import Core, current_core
 from .enums import engine as Engine
 from .enums import nc_version
 from .errors import CoreAbortedError, NkiValidationError, add_location
+from .live_ranges import touch_output
 from .memory import MemoryRegion
 from .objects import NKIObject
 from .operands import Operand, check_engine_access, check_operand
 from .tensor import NkiTensor
+from .tensor_indirection import check_indirect_operands, with_indirection
 
 # Numbers instructions in the order in which they are issued.
 _NUMBERS = itertools.count()
+
+
+# Stands for a parameter without a default that a call has not given yet.
+_MISSING: Any = object()
 
 
 class Call(NamedTuple):
@@ -34,6 +40,9 @@ class Call(NamedTuple):
 
 class NkiInstruction(NKIObject):
     """The handle that every instruction returns; orders it after others with :meth:`depends_on`."""
+
+    # The dynamic loops around the instruction; see loops.py.
+    _scope: tuple[int, ...] = ()
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -47,8 +56,9 @@ class NkiInstruction(NKIObject):
             This instruction, so that calls chain.
 
         Raises:
-            NkiValidationError: if a producer is no instruction, or was not issued before this one, so that the
-                simulator has run the two the other way round.
+            NkiValidationError: if a producer is no instruction, was not issued before this one, so that the simulator
+                has run the two the other way round, or is in a dynamic loop, or an iteration of one, that this one is
+                not in.
         """
         try:
             for producer in producers:
@@ -66,6 +76,11 @@ class NkiInstruction(NKIObject):
             raise NkiValidationError(
                 f"{self} cannot wait for {producer}, which is not issued before it: the simulator runs instructions in "
                 f"program order"
+            )
+        if self._scope[: len(producer._scope)] != producer._scope:
+            raise NkiValidationError(
+                f"{self} cannot wait for {producer}, which is in a dynamic loop, or an iteration of one, that {self} "
+                f"is not in; both must be in the same iteration, or the producer in an enclosing scope"
             )
 
     def __repr__(self) -> str:
@@ -86,7 +101,7 @@ class Definition:
         signature: the public one, ``name=`` included.
         is_lane_bound: whether the rules which partitions an engine may access hold for its operands (not for DMA).
         is_matmul: whether a later matmul may add to what it leaves in PSUM.
-        names, defaults: the parameters of ``signature``.
+        names: the parameters of ``signature``.
     """
 
     name: str
@@ -98,35 +113,68 @@ class Definition:
     signature: inspect.Signature
     is_lane_bound: bool
     is_matmul: bool
-    names: tuple[str, ...] = field(default=())
-    defaults: dict[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = field(init=False)
+    # Worked out once, because every call needs them: defaults (or _MISSING) and positions in ``names``.
+    _defaults: tuple[Any, ...] = field(init=False)
+    _positions: dict[str, int] = field(init=False)
+    _required: tuple[int, ...] = field(init=False)
+    _engine_position: int | None = field(init=False)
+    checks: tuple[tuple[Operand, int, int], ...] = field(init=False)
+    outputs: tuple[tuple[Operand, int], ...] = field(init=False)
+    label: str = field(init=False)
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Parameters by name.
+    def __post_init__(self) -> None:
+        parameters = self.signature.parameters
+        empty = inspect.Parameter.empty
+        positions = {name: position for position, name in enumerate(parameters)}
+        known = {
+            "label": f"nisa.{self.name}",
+            "names": tuple(parameters),
+            "_positions": positions,
+            "_defaults": tuple(_MISSING if item.default is empty else item.default for item in parameters.values()),
+            "_required": tuple(positions[name] for name, item in parameters.items() if item.default is empty),
+            "_engine_position": positions.get("engine"),
+            "checks": tuple((rule, positions[rule.name], positions.get(rule.like, 0)) for rule in self.operands),
+            "outputs": tuple((rule, positions[rule.name]) for rule in self.operands if rule.is_output),
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values of all parameters, in the order of ``names``.
 
         Raises:
             TypeError: as Python would for a wrong call.
         """
-        values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-        is_complete = len(args) <= len(self.names) and values.keys() == self.signature.parameters.keys()
-        if not is_complete or not kwargs.keys().isdisjoint(self.names[: len(args)]):
+        given = len(args)
+        values = [*args, *self._defaults[given:]]
+        is_wrong = given > len(self.names)
+        for name, value in kwargs.items():
+            position = self._positions.get(name, -1)
+            if position < given:  # unknown, or given by position already
+                is_wrong = True
+                break
+            values[position] = value
+        if is_wrong or any(values[position] is _MISSING for position in self._required):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"nisa.{self.name}: {error}") from None
         return values
 
-    def pick_engine(self, core: Core, values: dict[str, Any]) -> Engine:
+    def pick_engine(self, values: list[Any]) -> Engine:
         """The engine that runs this call.
 
         Raises:
             NkiValidationError: if the caller asks for one that cannot run it.
         """
-        asked = values.get("engine", Engine.unknown)
+        asked = Engine.unknown if self._engine_position is None else values[self._engine_position]
+        if asked is Engine.unknown:
+            if self.choose_engine is None:
+                return self.engines[0]
+            return self.choose_engine(dict(zip(self.names, values, strict=True)))
         if not isinstance(asked, Engine):
             raise NkiValidationError(f"engine must be a member of nki.isa.engine, got {asked!r}")
-        if asked is Engine.unknown:
-            return self.choose_engine(values) if self.choose_engine is not None else self.engines[0]
         if asked not in self.engines:
             allowed = ", ".join(f"nki.isa.engine.{allowed.name}" for allowed in self.engines)
             raise NkiValidationError(f"engine must be one of {allowed}, got nki.isa.engine.{asked.name}")
@@ -149,24 +197,16 @@ def instruction(
 
     def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
         signature = _public_signature(function)
-        names = tuple(signature.parameters)
-        defaults = {
-            name: parameter.default
-            for name, parameter in signature.parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
         definition = Definition(
             function.__name__,
             function,
-            operands,
+            with_indirection(function.__name__, operands),
             on,
             since,
             choose_engine,
             signature,
             is_lane_bound,
             is_matmul,
-            names,
-            defaults,
         )
         REGISTRY[definition.name] = definition
 
@@ -195,46 +235,66 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     if core.launch.barrier.is_aborted:
         raise CoreAbortedError
     values = definition.bind(args, kwargs)
-    name = values.pop("name")
+    name = values[-1]
+    core.instruction_number += 1
     try:
         engine = _validate(core, definition, values)
-        definition.function(Call(core, engine), **values)
-        for operand in definition.operands:
-            if operand.is_output and not operand.marks_itself:
-                _mark_written(values[operand.name], definition.is_matmul)
+        definition.function(Call(core, engine), *values[:-1])
+        for rule, position in definition.outputs:
+            written = values[position]
+            if written is not None:
+                if not rule.marks_itself:
+                    mark_written(written, definition.is_matmul)
+                touch_output(written, core.instruction_number, definition.is_matmul or rule.may_leave)
+        for operand in core.indirect_operands:
+            operand.finish()
     except NkiValidationError as error:
         label = f" (name={name!r})" if name else ""
         cores = f" on core {core.number}" if core.launch.cores > 1 else ""
         add_location(error, f"nisa.{definition.name}{label}{cores}")
         raise
-    core.record.add(definition.name, engine.name)
-    return NkiInstruction(f"nisa.{definition.name}" + (f" {name}" if name else ""))
+    finally:
+        if core.indirect_operands:
+            core.indirect_operands = []
+    core.record.add(definition.name, engine._name_)  # `name` is a property, ten times as slow
+    handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
+    if name:
+        core.names.add(name)
+    if core.loops.scope:
+        handle._scope = core.loops.scope
+    return handle
 
 
-def _validate(core: Core, definition: Definition, values: dict[str, Any]) -> Engine:
+def _validate(core: Core, definition: Definition, values: list[Any]) -> Engine:
     if core.generation.version.value < definition.since.value:
         raise NkiValidationError(
             f"needs {definition.since.name} or newer; the target is {core.generation.name} "
             f"({core.generation.version.name}), set NEURON_PLATFORM_TARGET_OVERRIDE to change it"
         )
-    for operand in definition.operands:
-        values[operand.name] = check_operand(core, operand, values[operand.name], values)
-    engine = definition.pick_engine(core, values)
+    for rule, position, like in definition.checks:
+        values[position] = check_operand(core, rule, values[position], values[like])
+    engine = definition.pick_engine(values)
+    if core.indirect_operands:
+        parameters = dict(zip(definition.names, values, strict=True))
+        check_indirect_operands(definition.name, engine, parameters, core.indirect_operands)
     if definition.is_lane_bound:
-        for operand in definition.operands:
-            value = values[operand.name]
+        is_gpsimd = engine is Engine.gpsimd
+        for rule, position, _ in definition.checks:
+            value = values[position]
             if isinstance(value, NkiTensor):
-                check_engine_access(operand.name, value)
-                if engine is Engine.gpsimd and value.buffer is MemoryRegion.psum:
+                if not value._passed_engine_checks:
+                    check_engine_access(rule.name, value)
+                if is_gpsimd and value.buffer is MemoryRegion.psum:
                     raise NkiValidationError(
-                        f"operand {operand.name!r}: the GpSimd engine cannot access psum, got {value}"
+                        f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}"
                     )
     return engine
 
 
-def _mark_written(value: Any, is_matmul: bool) -> None:
-    if isinstance(value, NkiTensor):
-        storage = value.storage
-        storage.written.mark(value.layout, storage.width_of(value.dtype))
-        if value.buffer is MemoryRegion.psum and not is_matmul:
-            storage.accumulated.clear(value.layout, storage.width_of(value.dtype))
+def mark_written(tensor: NkiTensor, is_matmul: bool = False) -> None:
+    """Record that an instruction has written all of ``tensor``, and what that means for a later matmul in PSUM."""
+    storage = tensor.storage
+    if not storage.written.is_full:
+        storage.written.mark(tensor.layout, storage.width_of(tensor.dtype))
+    if tensor.buffer is MemoryRegion.psum and not is_matmul:
+        storage.accumulated.clear(tensor.layout, storage.width_of(tensor.dtype))

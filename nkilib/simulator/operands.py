@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .dtypes import DType
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
 from .layout import Layout, extent
 from .memory import ON_CHIP, MemoryRegion
 from .tensor import NkiTensor
+from .tensor_indirection import Rule, gather
 
 if TYPE_CHECKING:
     from .core import Core
@@ -34,10 +38,13 @@ class Operand:
         accepts_scalar: may be a Python number instead of a tensor.
         is_vector: must have shape (partitions of ``like``, 1).
         like: the operand whose partitions a vector must match.
-        dtypes: allowed types; None for all.
+        dtypes: allowed types; None for those with which engines compute: all but the packed ones.
         accepts_indirect: the instruction itself resolves indirect views, vector offsets included (DMA only).
-        marks_itself: the instruction itself marks what it wrote, because it may write only a part.
-        is_accessed: its elements are read or written; else it only names something to wait for.
+        marks_itself: the instruction itself marks what it wrote.
+        may_leave: it may leave elements of the view as they were.
+        is_accessed: its elements are read or written; else it only names something to wait for, or the instruction
+            reads a part of it and checks that this was written.
+        indirection: may be a view of ``NkiTensor.indirect``, as ``tensor_indirection.RULES`` says for the instruction.
     """
 
     name: str
@@ -51,6 +58,8 @@ class Operand:
     accepts_indirect: bool = False
     is_accessed: bool = True
     marks_itself: bool = False
+    may_leave: bool = False
+    indirection: Rule | None = None
 
 
 def output(name: str, **rules: Any) -> Operand:
@@ -63,8 +72,14 @@ def vector(name: str, like: str, **rules: Any) -> Operand:
     return Operand(name, is_vector=True, like=like, **rules)
 
 
-def check_operand(core: Core, rule: Operand, value: Any, values: dict[str, Any]) -> Any:
+def check_operand(core: Core, rule: Operand, value: Any, like: Any) -> Any:
     """``value`` if it satisfies ``rule``; a scalar-indirect view comes back resolved to where it points.
+
+    Args:
+        core: the core that runs the instruction.
+        rule: what the instruction demands.
+        value: what the caller gave.
+        like: the operand whose partitions a vector must match; not used for others.
 
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
@@ -77,28 +92,50 @@ def check_operand(core: Core, rule: Operand, value: Any, values: dict[str, Any])
     if value.buffer not in rule.regions:
         allowed = " or ".join(sorted(region.value for region in rule.regions))
         raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}")
-    if rule.dtypes is not None and value.dtype not in rule.dtypes:
+    if rule.dtypes is None:
+        if value.dtype.kind == "packed":
+            raise NkiValidationError(
+                f"operand {rule.name!r}: engines compute with {value.dtype} in nisa.nc_matmul_mx only, got {value}; "
+                f"view it as nl.{value.dtype.numpy} to work on its bits"
+            )
+    elif value.dtype not in rule.dtypes:
         allowed = ", ".join(sorted(rule.dtypes))
         raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
-    if value.is_indirect() and not rule.accepts_indirect:
-        value = resolve_scalar_offset(rule.name, value)
+    if value.is_indirect():
+        value = resolve_indirect(core, rule, value)
+    scope = value.storage.scope
+    if scope and core.loops.scope[: len(scope)] != scope:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: {value} was made in the body of a dynamic loop, or in another iteration of it, "
+            f"and cannot be used here; make it before the loop"
+        )
     if value.buffer in ON_CHIP:
         _check_tile(rule.name, value)
     if rule.is_vector:
-        _check_vector(rule, value, values[rule.like])
+        _check_vector(rule, value, like)
     if rule.is_output:
         if value.storage.is_read_only:
             raise NkiValidationError(
                 f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
                 "a torch tensor that does not require grad (.detach())"
             )
-    elif rule.is_accessed and not value.is_indirect():
-        check_written(core, rule.name, value)
+    else:
+        life = value.storage.life
+        if life is not None:
+            life.touch(core.instruction_number)
+        if rule.is_accessed and not value.is_indirect():
+            check_written(core, rule.name, value)
     return value
 
 
-def check_written(core: Core, name: str, tensor: NkiTensor) -> None:
+def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray[np.bool_] | None = None) -> None:
     """Refuse a read of unwritten elements, or give them the sentinel value, as the options say.
+
+    Args:
+        core: the core that reads.
+        name: of the operand, for the message.
+        tensor: the operand.
+        is_read: which of its elements are read, in its shape; None for all.
 
     Raises:
         UninitializedReadError: with ``uninitialized="error"``.
@@ -106,7 +143,7 @@ def check_written(core: Core, name: str, tensor: NkiTensor) -> None:
     storage = tensor.storage
     if storage.written.is_full:
         return
-    missing = storage.count_unwritten(tensor.layout, tensor.dtype)
+    missing = storage.count_unwritten(tensor.layout, tensor.dtype, is_read)
     if missing and core.options.uninitialized == "error":
         raise UninitializedReadError(
             f"operand {name!r}: {missing} of the {tensor.size} elements of {tensor} were never written"
@@ -147,6 +184,15 @@ def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
         NkiValidationError: naming the two operands and their sizes.
     """
     same_partitions(values, first, *others)
+    same_elements(values, first, *others)
+
+
+def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
+    """Require as many elements per partition as operand ``first`` has.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
     for other in others:
         if prod(values[first].shape[1:]) != prod(values[other].shape[1:]):
             raise NkiValidationError(
@@ -163,6 +209,19 @@ def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
     """
     if values[first].buffer is MemoryRegion.psum and values[second].buffer is MemoryRegion.psum:
         raise NkiValidationError(f"operands {first!r} and {second!r} must not both be in psum")
+
+
+def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
+    """Require one type of two ends of a copy if either is packed: its bits are moved as they are.
+
+    Raises:
+        NkiValidationError: naming both.
+    """
+    if first.dtype != second.dtype and (first.dtype.is_packed or second.dtype.is_packed):
+        raise NkiValidationError(
+            f"packed types are copied bit by bit and never cast: 'dst' and 'src' must have one type, got {first} and "
+            f"{second}; view one as the type of the other"
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -210,24 +269,46 @@ def check_free_pattern(name: str, tensor: NkiTensor) -> None:
             )
 
 
+def allowed_starts(partitions: int) -> tuple[int, ...]:
+    """The partitions in which a compute engine's access to ``partitions`` of them may start."""
+    return (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
+
+
+def possible_starts(tensor: NkiTensor) -> tuple[int, ...]:
+    """Where an on-chip view may start: in the partition where the kernel placed its tensor, or a compiler may do so."""
+    life, start = tensor.storage.life, start_partition(tensor)
+    if life is not None and life.address is not None:
+        return (life.address[0] + start,)
+    return tuple(first + start for first in allowed_starts(tensor.storage.shape[0]))
+
+
 def check_partitions(name: str, tensor: NkiTensor) -> None:
     """The rules which partitions a compute engine may access (trainium_inferentia2_arch.rst, Data Access).
 
     Raises:
         NkiValidationError: if they do not follow each other, or do not start where their number allows.
     """
+    check_consecutive_partitions(name, tensor)
+    start, partitions = start_partition(tensor), tensor.shape[0]
+    allowed = allowed_starts(partitions)
+    if start not in allowed:
+        raise NkiValidationError(
+            f"operand {name!r}: an access to {partitions} partitions must start at partition "
+            f"{' or '.join(map(str, allowed))}, got a start at {start} of {tensor}"
+        )
+
+
+def check_consecutive_partitions(name: str, tensor: NkiTensor) -> None:
+    """Require that the partitions of an on-chip view follow each other.
+
+    Raises:
+        NkiValidationError: if the view leaves some out.
+    """
     row = _partition_elements(tensor)
     if tensor.shape[0] > 1 and tensor.strides[0] != row:
         raise NkiValidationError(
             f"operand {name!r}: an access must take partitions that follow each other, got every "
             f"{tensor.strides[0] // row}th of {tensor}"
-        )
-    start, partitions = start_partition(tensor), tensor.shape[0]
-    allowed = (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
-    if start not in allowed:
-        raise NkiValidationError(
-            f"operand {name!r}: an access to {partitions} partitions must start at partition "
-            f"{' or '.join(map(str, allowed))}, got a start at {start} of {tensor}"
         )
 
 
@@ -248,6 +329,34 @@ def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: i
         raise OutOfRangeError(
             f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of partitions of {row}"
         )
+
+
+def _touch(core: Core, tensor: NkiTensor) -> None:
+    life = tensor.storage.life
+    if life is not None:
+        life.touch(core.instruction_number)
+
+
+def resolve_indirect(core: Core, rule: Operand, view: NkiTensor) -> NkiTensor:
+    """The tensor that an instruction works on in place of an indirect view; one that it resolves itself stays.
+
+    Raises:
+        OutOfRangeError: if it points outside the tensor.
+        NkiValidationError: if the instruction does not take a view of this kind.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    if isinstance(indirect.index, NkiTensor):
+        _touch(core, indirect.index)
+    if indirect.kind != "tensor":
+        return view if rule.accepts_indirect else resolve_scalar_offset(rule.name, view)
+    if rule.indirection is None or indirect.base is None:
+        raise NkiValidationError(f"operand {rule.name!r} must not be a view of indirect(), got {view}; copy it first")
+    check_engine_access(rule.name, indirect.base)
+    _touch(core, indirect.base)
+    operand = gather(rule.name, view, indirect, rule.indirection, rule.is_output)
+    core.indirect_operands.append(operand)
+    return operand.gathered
 
 
 def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:

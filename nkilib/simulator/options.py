@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from .generations import Generation, generation
 
+_ALLOWED = {"uninitialized": ("nan", "error"), "capacity": ("error", "ignore"), "races": ("error", "ignore")}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -23,18 +25,27 @@ class Options:
             an error of the algorithm can be told from a rounding.
         uninitialized: what a read of an element that was never written gives: ``"nan"`` (NaN, and 4 in integers, as
             in AWS's simulator) or ``"error"`` (:class:`UninitializedReadError`).
+        capacity: what happens at the end of a kernel whose live tensors do not fit SBUF or PSUM: ``"error"``
+            (:class:`CapacityError`) or ``"ignore"``, as in AWS's simulator.
+        races: what happens where the two cores access the same elements of a shared tensor, one of them writing,
+            without a barrier in between: ``"error"`` (:class:`RaceError`) or ``"ignore"``, as in AWS's simulator.
     """
 
     target: str = "trn2"
     precise_fp: bool = True
     uninitialized: Literal["nan", "error"] = "nan"
+    capacity: Literal["error", "ignore"] = "error"
+    races: Literal["error", "ignore"] = "error"
 
     def __post_init__(self) -> None:
         generation(self.target)
         if not isinstance(self.precise_fp, bool):
             raise TypeError(f"Options.precise_fp must be a bool, got {self.precise_fp!r}")
-        if self.uninitialized not in ("nan", "error"):
-            raise ValueError(f'Options.uninitialized must be "nan" or "error", got {self.uninitialized!r}')
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                choices = " or ".join(f'"{choice}"' for choice in allowed)
+                raise ValueError(f"Options.{name} must be {choices}, got {value!r}")
 
     @property
     def generation(self) -> Generation:

@@ -18,12 +18,16 @@ class Record:
         instructions_per_engine: number of instructions by engine: tensor, vector, scalar, gpsimd, dma, sync.
         hbm_read_bytes: bytes that DMA read from HBM.
         hbm_written_bytes: bytes that DMA wrote to HBM.
+        sbuf_peak_bytes, psum_peak_bytes: most bytes of a partition that live tensors took at one time, on any core
+            (0 with ``capacity="ignore"``).
     """
 
     instruction_counts: Counter[str] = field(default_factory=Counter)
     instructions_per_engine: Counter[str] = field(default_factory=Counter)
     hbm_read_bytes: int = 0
     hbm_written_bytes: int = 0
+    sbuf_peak_bytes: int = 0
+    psum_peak_bytes: int = 0
 
     def add(self, name: str, engine: str) -> None:
         """Count one instruction."""
@@ -31,11 +35,13 @@ class Record:
         self.instructions_per_engine[engine] += 1
 
     def merge(self, other: Record) -> None:
-        """Add the counts of another record, for instance of one core, to this one."""
+        """Add the counts of another record, for instance of one core, to this one; of peaks the higher one stays."""
         self.instruction_counts.update(other.instruction_counts)
         self.instructions_per_engine.update(other.instructions_per_engine)
         self.hbm_read_bytes += other.hbm_read_bytes
         self.hbm_written_bytes += other.hbm_written_bytes
+        self.sbuf_peak_bytes = max(self.sbuf_peak_bytes, other.sbuf_peak_bytes)
+        self.psum_peak_bytes = max(self.psum_peak_bytes, other.psum_peak_bytes)
 
 
 _ACTIVE: ContextVar[tuple[Record, ...]] = ContextVar("nkilib_simulator_records", default=())

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .dtypes import LOW_PRECISION, DType, float32
+from .dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from .layout import Layout
+from .live_ranges import LiveRange
 from .memory import ON_CHIP, MemoryRegion
 from .pool import ON_CHIP_POOL
 from .written import WrittenMap
 
 # What an element that was never written reads as: NaN, and this in integer types (AWS's simulator uses it too).
 INTEGER_SENTINEL = 4
+# The same for each of the four elements of a packed type: NaN, and 4 in the bits of FP4, which has no NaN.
+_PACKED_SENTINELS = {float8_e5m2_x4: 0x7E7E7E7E, float8_e4m3fn_x4: 0x7F7F7F7F, float4_e2m1fn_x4: 0x4444}
 
 
 class Storage:
@@ -27,6 +30,8 @@ class Storage:
         numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
         shape: the shape that it was made with; on chip, dimension 0 counts partitions.
         written: which elements have a value.
+        life: when it holds data that is needed, for a tensor that the kernel made on chip; else None.
+        scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
         index_note: how to explain an index read from here (see ``explain_index``), or None.
     """
 
@@ -37,9 +42,11 @@ class Storage:
         "dtype",
         "index_note",
         "is_read_only",
+        "life",
         "name",
         "numpy_dtype",
         "region",
+        "scope",
         "shape",
         "written",
     )
@@ -70,9 +77,11 @@ class Storage:
             self._bytes = data.reshape(-1).view(np.uint8)
         self.is_read_only = not self._bytes.flags.writeable
         self.written = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, data is not None)
-        # Elements that hold a matmul result: nc_matmul may add to these (see engines/tensor.py).
+        # Elements that hold a matmul result: a matmul may add to these (see engines/psum_accumulate.py).
         self.accumulated = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, False)
         self.index_note: Any = None
+        self.life: LiveRange | None = None
+        self.scope: tuple[int, ...] = ()
 
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
@@ -99,12 +108,13 @@ class Storage:
         """Elements of type ``dtype`` that the whole storage holds."""
         return self.nbytes // self.width_of(dtype)
 
-    def count_unwritten(self, layout: Layout, dtype: DType) -> int:
-        """How many elements of ``layout`` were never written, wholly or in part."""
+    def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
+        """How many elements of ``layout``, or of those ``among`` them, were never written, wholly or in part."""
         width = self.width_of(dtype)
         if self.written.is_written(layout, width):
             return 0
-        return int((~self.written.mask_of(layout, width).all(axis=-1)).sum())
+        unwritten = ~self.written.mask_of(layout, width).all(axis=-1)
+        return int((unwritten if among is None else unwritten & among).sum())
 
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
@@ -136,4 +146,6 @@ class Storage:
 
 def sentinel(dtype: DType) -> float:
     """What an element of ``dtype`` that was never written reads as."""
+    if dtype.is_packed:
+        return _PACKED_SENTINELS[dtype]
     return INTEGER_SENTINEL if dtype.is_integer else np.nan

@@ -17,43 +17,61 @@ class WrittenMap:
     A storage is at first wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
     ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
     writes. Two cores may mark different elements at the same time; making and refining the mask takes a lock.
+
+    Attributes:
+        is_full: whether everything is known to be written; a plain attribute, because every operand is asked.
     """
 
-    __slots__ = ("_is_full", "_lock", "_mask", "_nbytes", "_unit")
+    __slots__ = ("_lock", "_mask", "_nbytes", "_unit", "is_full")
 
     def __init__(self, nbytes: int, unit: int, written: bool) -> None:
         self._nbytes = nbytes
         self._unit = unit
-        self._is_full = written
+        self.is_full = written
         self._mask: npt.NDArray[np.bool_] | None = None
         self._lock = Lock()
 
     @property
-    def is_full(self) -> bool:
-        return self._is_full
+    def is_untouched(self) -> bool:
+        """Whether no element was ever written."""
+        return not self.is_full and self._mask is None
 
-    def mark(self, layout: Layout, itemsize: int) -> None:
-        """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value."""
-        if self._is_full:
+    def mark(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None = None) -> None:
+        """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value.
+
+        Or those only whose index in dimension 0 is among ``rows``.
+        """
+        if self.is_full:
             return
         covers_all = is_dense(layout.shape, layout.strides) and _count(layout) * itemsize == self._nbytes
-        if covers_all:
-            self._is_full = True
+        if covers_all and rows is None:
+            self.is_full = True
             return
         while True:
             mask = self._make_mask(itemsize)
-            self._elements(mask, layout, itemsize)[...] = True
+            self._elements(mask, layout, itemsize)[... if rows is None else rows] = True
             with self._lock:  # not while the other core refines the mask, for its copy may have missed the marks
                 if self._mask is mask:
                     return
 
     def clear(self, layout: Layout, itemsize: int) -> None:
         """Forget that the elements of ``layout`` were written."""
-        if self._is_full:
-            self._make_mask(itemsize)[...] = True
-            self._is_full = False
+        self._make_clearable(itemsize)
         if self._mask is not None:
             self.mask_of(layout, itemsize)[...] = False
+
+    def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
+        """Record that the elements of ``layout`` that are true in ``chosen`` now have a value."""
+        if chosen.all():
+            self.mark(layout, itemsize)
+        elif not self.is_full:
+            self.mask_of(layout, itemsize)[chosen] = True
+
+    def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
+        """Forget that the elements of ``layout`` that are true in ``chosen`` were written."""
+        self._make_clearable(itemsize)
+        if self._mask is not None:
+            self.mask_of(layout, itemsize)[chosen] = False
 
     def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
         """The writable mask of the elements of ``layout``; its last axis counts units within an element.
@@ -76,11 +94,17 @@ class WrittenMap:
 
     def is_written(self, layout: Layout, itemsize: int) -> bool:
         """Whether every element of ``layout`` was written."""
-        if self._is_full:
+        if self.is_full:
             return True
         if self._mask is None:
             return 0 in layout.shape
         return bool(self.mask_of(layout, itemsize).all())
+
+    def _make_clearable(self, itemsize: int) -> None:
+        """Say with a mask that everything was written, if it was."""
+        if self.is_full:
+            self._make_mask(itemsize)[...] = True
+            self.is_full = False
 
     def _make_mask(self, itemsize: int) -> npt.NDArray[Any]:
         with self._lock:

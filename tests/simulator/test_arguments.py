@@ -47,9 +47,10 @@ TORCH_TYPES = [
 
 
 def copy_of(x: Any) -> Any:
-    """A kernel: a new tensor with the values of x."""
+    """A kernel: a new tensor with the values of x; one of the cores copies them."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
-    nisa.dma_copy(result, x)
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(result, x)
     return result
 
 

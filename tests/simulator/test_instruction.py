@@ -36,6 +36,8 @@ DOCUMENTED = {
     "iota": ("gpsimd", nc_version.gen2),
     "nc_matmul": ("tensor", nc_version.gen2),
     "nc_transpose": ("tensor vector", nc_version.gen2),
+    "nc_matmul_mx": ("tensor", nc_version.gen4),
+    "quantize_mx": ("vector", nc_version.gen4),
     "core_barrier": ("gpsimd tensor vector scalar sync", nc_version.gen3),
 }
 

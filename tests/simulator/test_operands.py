@@ -145,7 +145,7 @@ def test_no_tensor_of_more_than_128_partitions_passes(buffer: Any) -> None:
         for partitions in (128, 129):
             storage = Storage((partitions, 1), nl.float32, buffer, "")
             tensor = NkiTensor((partitions, 1), nl.float32, storage, buffer)
-            check_operand(current_core("this"), Operand("dst", is_output=True), tensor, {})
+            check_operand(current_core("this"), Operand("dst", is_output=True), tensor, None)
 
     with pytest.raises(nisa.NkiValidationError) as caught:
         execute(kernel)

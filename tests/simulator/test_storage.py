@@ -13,7 +13,8 @@ from nkilib.simulator.dtypes import ALL_DTYPES, DType
 from nkilib.simulator.layout import Layout, dense
 from nkilib.simulator.storage import INTEGER_SENTINEL, Storage
 
-STORABLE = [dtype for dtype in ALL_DTYPES if dtype.kind != "packed"]
+# Packed types: tests/simulator/test_packed.py says what an unwritten word reads as.
+UNPACKED = [dtype for dtype in ALL_DTYPES if not dtype.is_packed]
 
 
 def make(shape: tuple[int, ...], dtype: DType, **settings: Any) -> Storage:
@@ -52,7 +53,7 @@ def test_a_read_only_array_makes_a_read_only_storage() -> None:
     assert not storage.array(dense((4,)), data.dtype).flags.writeable
 
 
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
 def test_without_precise_floating_point_low_precision_types_are_held_in_float32(dtype: DType) -> None:
     is_low = dtype in (nl.bfloat16, nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
     precise, wide = make((2, 3), dtype), make((2, 3), dtype, precise_fp=False)
@@ -67,7 +68,7 @@ def test_a_view_of_another_type_reads_that_types_bits() -> None:
     assert make((4,), nl.float32).numpy_type_of(nl.bfloat16) == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("dtype", UNPACKED, ids=str)
 @pytest.mark.parametrize("precise_fp", [True, False])
 def test_unwritten_elements_get_nan_or_four(dtype: DType, precise_fp: bool) -> None:
     storage = make((2, 3), dtype, precise_fp=precise_fp)
@@ -91,3 +92,14 @@ def test_the_written_half_of_an_element_keeps_its_bits() -> None:
     storage.fill_unwritten(dense((2,)), nl.float32)
     # float32 NaN is 0x7fc00000; little-endian, so the lower half comes first.
     assert [hex(half) for half in halves] == ["0x0", "0x1111", "0x0", "0x7fc0"]
+
+
+def test_unwritten_elements_are_counted_among_those_that_matter() -> None:
+    storage = make((2, 3), nl.float32)
+    whole = dense((2, 3))
+    storage.written.mark(Layout((1, 3), (3, 1), 0), 4)
+    assert storage.count_unwritten(whole, nl.float32) == 3
+    among = np.array([[True, True, True], [True, False, True]])
+    assert storage.count_unwritten(whole, nl.float32, among) == 2
+    assert storage.count_unwritten(whole, nl.float32, ~among) == 1
+    assert storage.count_unwritten(whole, nl.float32, np.zeros((2, 3), np.bool_)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from typing import Any
 
@@ -56,6 +57,29 @@ def test_the_map_agrees_with_a_model_of_bytes(starts_written: bool, steps: list[
         assert written.is_written(dense((BYTES,)), 1) == (len(model) == BYTES)
 
 
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from(["mark", "clear"]), accesses() | st.just(WHOLE), st.integers(0, 9)), max_size=6),
+)
+def test_chosen_elements_agree_with_a_model_of_bytes(starts_written: bool, steps: list[Any]) -> None:
+    """Seed 0 chooses every element, 1 none, the others some of them."""
+    written = WrittenMap(BYTES, 4, starts_written)
+    model = set(range(BYTES)) if starts_written else set()
+    for action, (layout, itemsize), seed in steps:
+        chosen = np.random.default_rng(seed).random(layout.shape) < {0: 1.0, 1: 0.0}.get(seed, 0.5)
+        getattr(written, f"{action}_where")(layout, itemsize, chosen)
+        touched = {
+            byte
+            for index in np.argwhere(chosen).tolist()
+            for byte in bytes_of(
+                Layout((1,), (1,), layout.offset + sum(map(operator.mul, index, layout.strides))), itemsize
+            )
+        }
+        model = model | touched if action == "mark" else model - touched
+        for start in range(BYTES):
+            assert written.is_written(Layout((1,), (1,), start), 1) == (start in model)
+
+
 def test_all_or_nothing_needs_no_mask() -> None:
     written = WrittenMap(BYTES, 4, False)
     assert not written.is_full and not written.is_written(*WHOLE)
@@ -95,6 +119,17 @@ def test_a_mark_survives_that_the_other_core_makes_the_map_finer() -> None:
     assert written.is_written(Layout((3,), (1,), 1), 4)
     assert written.is_written(Layout((1,), (1,), BYTES - 1), 1)
     assert not written.is_written(Layout((4,), (1,), 0), 4)
+
+
+def test_rows_are_marked_in_whatever_order_and_nothing_else() -> None:
+    """Rows 3 and 1 of four of two elements, also while the other core makes the map finer."""
+    for written in (WrittenMap(BYTES, 4, False), RefinedMeanwhile(BYTES, 4, False)):
+        written.mark(Layout((4, 2), (2, 1), 1), 4, np.array([3, 1, 3]))
+        marked = [written.is_written(Layout((1,), (1,), element), 4) for element in range(10)]
+        assert marked == [False, False, False, True, True, False, False, True, True, False]
+    written = WrittenMap(BYTES, 4, True)
+    written.mark(Layout((2, 1), (1, 1), 0), 4, np.array([0]))
+    assert written.is_full
 
 
 def test_two_cores_mark_what_they_write() -> None:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..engines.activate2 import activate2
+from ..engines.bn import bn_aggr, bn_stats
 from ..engines.dma import dma_copy
+from ..engines.dma_compute import dma_compute
+from ..engines.dma_transpose import dma_transpose
+from ..engines.gather import local_gather, nc_n_gather
 from ..engines.gpsimd import iota
+from ..engines.mx import nc_matmul_mx, quantize_mx
+from ..engines.nonzero import nonzero_with_count
+from ..engines.partition_reduce import tensor_partition_reduce
+from ..engines.predicated import tensor_copy_predicated
+from ..engines.random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
+from ..engines.registers import register_load, register_move, register_store
 from ..engines.scalar import activation, activation_reduce
+from ..engines.scan import tensor_scalar_cumulative, tensor_tensor_scan
+from ..engines.search import max8, nc_find_index8, nc_match_replace8
+from ..engines.select import affine_select, range_select
+from ..engines.sendrecv import sendrecv
+from ..engines.sequence import sequence_bounds
+from ..engines.shuffle import nc_stream_shuffle
 from ..engines.sync import core_barrier
 from ..engines.tensor import nc_matmul, nc_transpose
+from ..engines.topk import topk
 from ..engines.vector import (
     memset,
     reciprocal,
@@ -30,9 +48,9 @@ from ..enums import (
 )
 from ..errors import NkiValidationError
 from ..instruction import NkiInstruction
-from ..objects import NKIObject
-from ..pending import pending
 from ..programs import get_nc_sub_version, get_nc_version
+from ..registers import VirtualRegister, register_alloc
+from .aliases import alias
 
 # Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor
@@ -41,47 +59,6 @@ scalar_engine = engine.scalar
 gpsimd_engine = engine.gpsimd
 unknown_engine = engine.unknown
 
-
-class VirtualRegister(NKIObject):
-    """A register of an engine; not implemented yet."""
-
-    def __init__(self, state: Any = None, frozen: bool = False) -> None:
-        raise NotImplementedError("nki.isa.VirtualRegister is not implemented in the simulator yet")
-
-
-activate2 = pending("nki.isa.activate2")
-affine_select = pending("nki.isa.affine_select")
-bn_aggr = pending("nki.isa.bn_aggr")
-bn_stats = pending("nki.isa.bn_stats")
-dma_compute = pending("nki.isa.dma_compute")
-dma_transpose = pending("nki.isa.dma_transpose")
-dropout = pending("nki.isa.dropout")
-local_gather = pending("nki.isa.local_gather")
-max8 = pending("nki.isa.max8")
-nc_find_index8 = pending("nki.isa.nc_find_index8")
-nc_match_replace8 = pending("nki.isa.nc_match_replace8")
-nc_matmul_mx = pending("nki.isa.nc_matmul_mx")
-nc_n_gather = pending("nki.isa.nc_n_gather")
-nc_stream_shuffle = pending("nki.isa.nc_stream_shuffle")
-nonzero_with_count = pending("nki.isa.nonzero_with_count")
-quantize_mx = pending("nki.isa.quantize_mx")
-rand2 = pending("nki.isa.rand2")
-rand_get_state = pending("nki.isa.rand_get_state")
-rand_set_state = pending("nki.isa.rand_set_state")
-range_select = pending("nki.isa.range_select")
-register_alloc = pending("nki.isa.register_alloc")
-register_load = pending("nki.isa.register_load")
-register_move = pending("nki.isa.register_move")
-register_store = pending("nki.isa.register_store")
-rng = pending("nki.isa.rng")
-sendrecv = pending("nki.isa.sendrecv")
-sequence_bounds = pending("nki.isa.sequence_bounds")
-set_rng_seed = pending("nki.isa.set_rng_seed")
-tensor_copy_predicated = pending("nki.isa.tensor_copy_predicated")
-tensor_partition_reduce = pending("nki.isa.tensor_partition_reduce")
-tensor_scalar_cumulative = pending("nki.isa.tensor_scalar_cumulative")
-tensor_tensor_scan = pending("nki.isa.tensor_tensor_scan")
-topk = pending("nki.isa.topk")
 
 __all__ = [
     "NkiInstruction",
@@ -152,3 +129,9 @@ __all__ = [
     "unknown_engine",
     "vector_engine",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for a known one
+
+    def __getattr__(name: str) -> Any:
+        """A name of an older release; see ``aliases.py``."""
+        return alias("nki.isa", name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from ..creation import empty_like, full, ndarray, ones, zeros, zeros_like
 from ..dtypes import (
@@ -27,14 +27,28 @@ from ..dtypes import (
     uint32,
 )
 from ..indexing import DynamicSlice
+from ..language.constants import shared_constant, shared_identity_matrix
+from ..language.elementwise import logical_not, negative
+from ..language.functions import OPERATORS
+from ..language.linear import matmul, transpose
+from ..language.normalization import rms_norm, softmax
+from ..language.printing import device_print
+from ..language.random import dropout, rand, random_seed
+from ..language.reductions import all_over as all
+from ..language.reductions import mean, var
+from ..language.reductions import prod_over as prod
+from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
+from ..language.shapes import broadcast_to, expand_dims, where
+from ..language.transfer import gather_flattened, load, load_transpose2d, store
+from ..language.trigonometry import cos, tan
 from ..memory import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
 from ..objects import NKIObject
-from ..operators import OPERATORS
-from ..pending import pending
 from ..programs import num_programs, program_id, program_ndim
-from ..ranges import dynamic_range, static_range
+from ..ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
+from ..registers import VirtualRegister
 from ..tensor import NkiTensor
 from ..tile_size import TileSize
+from .aliases import alias
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
@@ -47,15 +61,17 @@ tile_size = TileSize()
 affine_range = static_range
 sequential_range = static_range
 
-# Operators: arguments of instructions; as functions on tiles they are not implemented yet.
+# Operators: arguments of instructions, and functions on tiles.
 abs = OPERATORS["abs"]
 abs_max = OPERATORS["abs_max"]
 abs_min = OPERATORS["abs_min"]
 add = OPERATORS["add"]
 arctan = OPERATORS["arctan"]
+average = OPERATORS["average"]
 bitwise_and = OPERATORS["bitwise_and"]
 bitwise_or = OPERATORS["bitwise_or"]
 bitwise_xor = OPERATORS["bitwise_xor"]
+bypass = OPERATORS["bypass"]
 copy = OPERATORS["copy"]
 equal = OPERATORS["equal"]
 erf = OPERATORS["erf"]
@@ -102,51 +118,10 @@ sum = OPERATORS["sum"]
 tanh = OPERATORS["tanh"]
 
 
-def ds(start: int, size: int) -> DynamicSlice:
+def ds(start: int | VirtualRegister, size: int) -> DynamicSlice:
     """The slice of ``size`` elements from ``start``, for use in an index expression."""
     return DynamicSlice(start, size)
 
-
-def no_reorder() -> AbstractContextManager[None]:
-    """A region whose instructions keep program order. The simulator keeps it everywhere."""
-    return nullcontext()
-
-
-all = pending("nki.language.all")
-average = pending("nki.language.average")
-broadcast_to = pending("nki.language.broadcast_to")
-bypass = pending("nki.language.bypass")
-ceil = pending("nki.language.ceil")
-cos = pending("nki.language.cos")
-device_print = pending("nki.language.device_print")
-divide = pending("nki.language.divide")
-dropout = pending("nki.language.dropout")
-expand_dims = pending("nki.language.expand_dims")
-floor = pending("nki.language.floor")
-fmod = pending("nki.language.fmod")
-fori_loop = pending("nki.language.fori_loop")
-gather_flattened = pending("nki.language.gather_flattened")
-load = pending("nki.language.load")
-load_transpose2d = pending("nki.language.load_transpose2d")
-logical_not = pending("nki.language.logical_not")
-matmul = pending("nki.language.matmul")
-mean = pending("nki.language.mean")
-mod = pending("nki.language.mod")
-negative = pending("nki.language.negative")
-prod = pending("nki.language.prod")
-rand = pending("nki.language.rand")
-random_seed = pending("nki.language.random_seed")
-rms_norm = pending("nki.language.rms_norm")
-shared_constant = pending("nki.language.shared_constant")
-shared_identity_matrix = pending("nki.language.shared_identity_matrix")
-softmax = pending("nki.language.softmax")
-store = pending("nki.language.store")
-tan = pending("nki.language.tan")
-transpose = pending("nki.language.transpose")
-trunc = pending("nki.language.trunc")
-var = pending("nki.language.var")
-where = pending("nki.language.where")
-while_loop = pending("nki.language.while_loop")
 
 __all__ = [
     "DType",
@@ -284,3 +259,9 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for a known one
+
+    def __getattr__(name: str) -> Any:
+        """A name of an older release; see ``aliases.py``."""
+        return alias("nki.language", name)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..dtypes import DType
 from ..launch import Kernel, jit, simulate
 from . import collectives, isa, language
+from .aliases import alias
 
 __all__ = ["DType", "Kernel", "collectives", "isa", "jit", "language", "simulate"]
+
+if not TYPE_CHECKING:  # a type checker would take every name for a known one
+
+    def __getattr__(name: str) -> Any:
+        """A name of an older release; see ``aliases.py``."""
+        return alias("nki", name)

@@ -16,6 +16,22 @@ from ..tensor import NkiTensor
 Float32s = npt.NDArray[np.float32]
 
 
+def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
+    """Bit-wise operators need integers, of one width since nothing is cast.
+
+    Raises:
+        NkiValidationError: naming the operand, or all of them if their widths differ.
+    """
+    for name, tile in tiles.items():
+        if not tile.dtype.is_integer:
+            raise NkiValidationError(f"operand {name!r} must be an integer tensor with a bit-wise operator, got {tile}")
+    if len({tile.dtype.itemsize for tile in tiles.values()}) > 1:
+        raise NkiValidationError(
+            "bit-wise operators cast nothing: the operands must have one width, got "
+            + ", ".join(map(repr, tiles.values()))
+        )
+
+
 class ScalarOperator:
     """``data <op> operand``, or ``operand <op> data`` if reversed; the operand is a number or one element a partition.
 

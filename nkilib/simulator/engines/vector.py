@@ -12,30 +12,39 @@ import numpy as np
 
 from ..blocks import ResultRows, SourceRows, free_size, row_blocks
 from ..casts import store_float, store_integer
-from ..dtypes import int32, uint32
+from ..dtypes import MOVABLE, int32, uint32
 from ..enums import engine as engines
 from ..enums import nc_version
 from ..errors import NkiValidationError
 from ..fill import fill
 from ..instruction import Call, instruction
 from ..memory import MemoryRegion
-from ..operands import Operand, not_both_in_psum, output, same_partitions, same_tile_size, vector
+from ..operands import (
+    Operand,
+    no_cast_of_packed,
+    not_both_in_psum,
+    output,
+    same_partitions,
+    same_tile_size,
+    vector,
+)
 from ..operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDUCTIONS, operator_key
 from ..tensor import NkiTensor
-from .elementwise import ScalarOperator
+from .elementwise import ScalarOperator, require_bit_patterns
 
 _INTEGERS_OF_GPSIMD = frozenset({int32, uint32})
 
 
 @instruction(
-    operands=(output("dst"), Operand("src")),
+    operands=(output("dst", dtypes=MOVABLE), Operand("src", dtypes=MOVABLE)),
     on=(engines.vector, engines.scalar, engines.gpsimd),
 )
 def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown) -> None:
     """Copy ``src`` to ``dst`` on chip.
 
-    Equal types are copied bit by bit, unlike ones through float32. The default engine is Vector. The Scalar engine has
-    no ``tensor_copy`` on trn1 (and copies bits as the others do from trn2 on: trainium2_arch.rst, Scalar Engine).
+    Equal types are copied bit by bit, unlike ones through float32; packed types are not cast. The default engine is
+    Vector. The Scalar engine has no ``tensor_copy`` on trn1 (and copies bits as the others do from trn2 on:
+    trainium2_arch.rst, Scalar Engine).
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     if call.engine is engines.scalar and call.core.generation.version is nc_version.gen2:
@@ -43,6 +52,7 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
     if dst.dtype == src.dtype:
         dst.array[...] = src.array.reshape(dst.shape)
         return
+    no_cast_of_packed(dst, src)
     source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), src):
         values = result.open(rows)
@@ -50,9 +60,9 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
         result.store(rows, values)
 
 
-@instruction(operands=(output("dst"),), on=(engines.vector, engines.gpsimd))
+@instruction(operands=(output("dst", dtypes=MOVABLE),), on=(engines.vector, engines.gpsimd))
 def memset(call: Call, dst: NkiTensor, value: Any, engine: engines = engines.unknown) -> None:
-    """Fill ``dst`` with the compile-time number ``value``."""
+    """Fill ``dst`` with the compile-time number ``value``, which is 0 for a packed type."""
     fill(dst, value)
 
 
@@ -83,7 +93,7 @@ def tensor_tensor(
     not_both_in_psum(tiles, "data1", "data2")
     key = operator_key("op", op)
     if key in BITWISE:
-        _require_bit_patterns(tiles)
+        require_bit_patterns(tiles)
         bits = np.empty(dst.shape, data1.array.dtype)
         BITWISE[key](data1.array.reshape(dst.shape), data2.array.reshape(dst.shape).astype(bits.dtype), bits)
         np.copyto(dst.array, bits, casting="unsafe")
@@ -105,18 +115,6 @@ def tensor_tensor(
         values = result.open(rows)
         ARITHMETIC[key](left.load(rows), right.load(rows), values)
         result.store(rows, values)
-
-
-def _require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
-    """Bit-wise operators need integers, of one width since nothing is cast."""
-    for name, tile in tiles.items():
-        if not tile.dtype.is_integer:
-            raise NkiValidationError(f"operand {name!r} must be an integer tensor with a bit-wise operator, got {tile}")
-    if len({tile.dtype.itemsize for tile in tiles.values()}) > 1:
-        raise NkiValidationError(
-            "bit-wise operators cast nothing: the operands must have one width, got "
-            + ", ".join(map(str, tiles.values()))
-        )
 
 
 def _tensor_scalar_engine(values: dict[str, Any]) -> engines:
@@ -196,7 +194,7 @@ def _check_tensor_scalar_engine(engine: engines, steps: list[ScalarOperator]) ->
 def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
     tiles = {"dst": dst, "data": data}
     tiles |= {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
-    _require_bit_patterns(tiles)
+    require_bit_patterns(tiles)
     value = data.array.reshape(dst.shape)
     for step in steps:
         out = np.empty(dst.shape, data.array.dtype)
@@ -263,7 +261,7 @@ def tensor_reduce(
     if key in BITWISE_REDUCTIONS:
         if negate:
             raise NkiValidationError("negate needs an arithmetic operator")
-        _require_bit_patterns({"dst": dst, "data": data})
+        require_bit_patterns({"dst": dst, "data": data})
         flat = np.ascontiguousarray(data.array).reshape(*kept, -1)
         dst.array[...] = BITWISE_REDUCTIONS[key].reduce(flat, axis=-1).reshape(dst.shape)
         return

@@ -20,6 +20,14 @@ from ..kernels import load, normal, store
 PARTITIONS, COLUMNS, WIDTH = 4, 24, 6
 COMMAND = nisa.reduce_cmd
 
+
+def backwards(width: int) -> Any:
+    """In a kernel: the indices of a gather that turns each partition round."""
+    made = nl.ndarray((PARTITIONS, width), nl.uint32)
+    nisa.iota(made, [[-1, width]], offset=width - 1)
+    return made
+
+
 # (dst, data, other tile, column, other column, predicate, reduce_res); the columns are float32.
 Instruction = Callable[[Any, Any, Any, Any, Any, Any, Any], Any]
 INSTRUCTIONS: dict[str, Instruction] = {
@@ -41,8 +49,31 @@ INSTRUCTIONS: dict[str, Instruction] = {
     "activation without scale": lambda dst, a, b, v, w, p, r: nisa.activation(dst, nl.abs, a, bias=w),
     "activation without bias": lambda dst, a, b, v, w, p, r: nisa.activation(dst, nl.copy, a, scale=v),
     "gelu": lambda dst, a, b, v, w, p, r: nisa.activation(dst, nl.gelu, a, bias=w),
+    "activate2": lambda dst, a, b, v, w, p, r: nisa.activate2(
+        dst, nl.prelu, a, v, w, nl.multiply, nl.subtract, v, True, True, nl.abs_max, r, COMMAND.reset_reduce
+    ),
+    "bn_stats": lambda dst, a, b, v, w, p, r: nisa.bn_stats(dst, a),
+    "bn_aggr": lambda dst, a, b, v, w, p, r: nisa.bn_aggr(dst[:, 0:2], a),
+    "nc_stream_shuffle": lambda dst, a, b, v, w, p, r: nisa.nc_stream_shuffle(
+        dst.view(nl.int16)[:, 0:WIDTH], a.view(nl.int16)[:, 0:WIDTH], [3, 0, 255, *[1] * 29]
+    ),
+    "nc_n_gather": lambda dst, a, b, v, w, p, r: nisa.nc_n_gather(
+        dst.view(nl.int16)[:, 0:WIDTH], a.view(nl.int16)[:, 0:WIDTH], backwards(WIDTH)
+    ),
     "tensor_reduce": lambda dst, a, b, v, w, p, r: nisa.tensor_reduce(
         dst[:, 0:2], nl.add, a.reshape((PARTITIONS, 2, 3)), 2
+    ),
+    "tensor_tensor_scan": lambda dst, a, b, v, w, p, r: nisa.tensor_tensor_scan(dst, a, b, v, nl.multiply, nl.add),
+    "tensor_scalar_cumulative": lambda dst, a, b, v, w, p, r: nisa.tensor_scalar_cumulative(
+        dst, a, nl.multiply, nl.add, v, w, COMMAND.load_reduce
+    ),
+    "tensor_partition_reduce": lambda dst, a, b, v, w, p, r: nisa.tensor_partition_reduce(dst[0:1], nl.add, a),
+    "tensor_copy_predicated": lambda dst, a, b, v, w, p, r: nisa.tensor_copy_predicated(
+        dst.view(nl.bfloat16)[:, 0:WIDTH], a.view(nl.bfloat16)[:, 0:WIDTH], p.view(nl.uint8), True
+    ),
+    "affine_select": lambda dst, a, b, v, w, p, r: nisa.affine_select(dst, [[1, WIDTH]], -1, a, 7.0, nl.less_equal),
+    "range_select": lambda dst, a, b, v, w, p, r: nisa.range_select(
+        dst, a, nl.greater_equal, nl.greater, v, w, reduce_res=r
     ),
     "bits": lambda dst, a, b, v, w, p, r: nisa.tensor_scalar(
         dst.view(nl.int16)[:, 0:WIDTH],
