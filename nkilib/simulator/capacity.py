@@ -67,20 +67,20 @@ def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[M
 
 def _peak(room: _Room, lives: Sequence[LiveRange]) -> int:
     """The most bytes of a partition that are needed at any time."""
-    spans = sorted((first, last, order) for order, life in enumerate(lives) for first, last in _spans(life))
-    live: dict[int, LiveRange] = {}
+    spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=lambda item: item[:2])
+    live: dict[int, LiveRange] = {}  # by the number of the span
     ends: list[tuple[int, int]] = []
     highest = 0
-    for first, last, order in spans:
+    for number, (first, last, life) in enumerate(spans):
         while ends and ends[0][0] < first:
             del live[heapq.heappop(ends)[1]]
-        _check_apart(room, lives[order], live.values())
-        live[order] = lives[order]
-        heapq.heappush(ends, (last, order))
+        _check_apart(room, life, live.values())
+        live[number] = life
+        heapq.heappush(ends, (last, number))
         if _could_exceed(room, live.values(), highest):
             height = _height(room, live.values())
             if height is None:
-                raise CapacityError(_overflow(room, lives[order], list(live.values())))
+                raise CapacityError(_overflow(room, life, list(live.values())))
             highest = max(highest, height)
     return highest
 
@@ -179,7 +179,7 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
         return
     mine = _where_placed(life)
     for other in live:
-        if other.address is not None and mine.overlaps(_where_placed(other)):
+        if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
             raise CapacityError(
                 f"{life.place}: {life} at address {life.address} of {room.region} overlaps {other} at address "
                 f"{other.address}, which is used later: place them apart, or use one of them after the other"

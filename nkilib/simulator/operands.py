@@ -157,6 +157,13 @@ def start_partition(tensor: NkiTensor) -> int:
     return tensor.offset // _partition_elements(tensor)
 
 
+def first_lane(tensor: NkiTensor) -> int:
+    """The partition of the hardware in which an on-chip view starts; a tensor that the kernel has not placed is taken
+    to start at partition 0."""
+    life, start = tensor.storage.life, start_partition(tensor)
+    return start if life is None or life.address is None else life.address[0] + start
+
+
 def _partition_elements(tensor: NkiTensor) -> int:
     """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
     storage = tensor.storage

@@ -315,6 +315,16 @@ def test_a_placed_tile_that_is_overwritten_as_a_whole_was_not_needed_in_between(
     assert "overlaps" in overflow(partly)
 
 
+def test_a_placed_tile_may_be_overwritten_by_what_is_computed_from_it() -> None:
+    def kernel() -> None:
+        placed = nl.ndarray((32, 2), nl.float32, address=(0, 0))
+        nisa.memset(placed, 1)
+        nisa.activation(placed, nl.copy, placed)
+        nisa.tensor_scalar(placed, placed, nl.add, 1.0)
+
+    assert peaks(kernel) == (8, 0)
+
+
 def test_a_placed_tile_that_is_read_where_it_is_overwritten_was_needed_until_then() -> None:
     def kernel() -> None:
         first = written(128, 1, address=(0, 0))

@@ -341,7 +341,7 @@ def test_both_cores_run_at_the_same_time() -> None:
 def test_print_and_f_strings(capsys: pytest.CaptureFixture[str]) -> None:
     def kernel(a_input: Any) -> None:
         print(f"adding tensors of type {a_input.dtype} and shape {a_input.shape} in {a_input.buffer}")
-        print(nl.ndarray((2, 3), nl.bfloat16, name="tile"), nl.add, nisa.engine.vector.name)
+        print(repr(nl.ndarray((2, 3), nl.bfloat16, name="tile")), nl.add, nisa.engine.vector.name)
         print(nisa.memset(nl.ndarray((2, 3), nl.bfloat16), 0, name="fill"))
 
     run(kernel, X)

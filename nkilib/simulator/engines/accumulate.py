@@ -7,13 +7,13 @@ import numpy as np
 from ..casts import store_float
 from ..core import Accumulators, Core
 from ..errors import UninitializedReadError
-from ..operands import start_partition
+from ..operands import first_lane
 from ..tensor import NkiTensor
 
 
 def lanes_of(data: NkiTensor) -> slice:
     """The registers that an instruction on ``data`` uses: those of its partitions."""
-    start = start_partition(data)
+    start = first_lane(data)
     return slice(start, start + data.shape[0])
 
 

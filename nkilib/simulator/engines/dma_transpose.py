@@ -23,6 +23,7 @@ from .dma_rows import as_rows, index_tensor, read, resolve, rows_of, write
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 # Elements of 2 bytes are transposed in blocks of 16 rows and up to 128 columns, the partitions that dst can have.
 _BLOCK_ROWS = 16
+_DIVISORS_OF_BLOCK_ROWS = (1, 2, 4, 8, 16)
 _BLOCK_ITEMSIZE = 2
 
 
@@ -109,9 +110,9 @@ def _check_direct(src: NkiTensor, dge_mode: enums.dge_mode) -> None:
     if src.ndim == 2:
         if rows != _BLOCK_ROWS:
             raise NkiValidationError(f"dge_mode=hwdge needs src.shape[0] == {_BLOCK_ROWS} in two dimensions, got {src}")
-    elif _BLOCK_ROWS % rows or rows * src.shape[-2] % _BLOCK_ROWS:
+    elif rows not in _DIVISORS_OF_BLOCK_ROWS or rows * src.shape[-2] % _BLOCK_ROWS:
         raise NkiValidationError(
-            f"dge_mode=hwdge needs src.shape[0] in (1, 2, 4, 8, 16) and src.shape[0] * src.shape[-2] divisible by "
+            f"dge_mode=hwdge needs src.shape[0] in {_DIVISORS_OF_BLOCK_ROWS} and src.shape[0] * src.shape[-2] divisible by "
             f"{_BLOCK_ROWS}, got {src}"
         )
 

@@ -34,7 +34,7 @@ from ..enums import engine as engines
 from ..enums import nc_version
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
-from ..operands import SBUF, Operand, output, same_tile_size, start_partition, vector
+from ..operands import SBUF, Operand, first_lane, output, same_tile_size, vector
 from ..random_state import STREAMS, WORDS
 from ..tensor import NkiTensor
 
@@ -46,7 +46,7 @@ _SEEDS = frozenset({int32, uint32, float32})
 
 
 def _lanes(tensor: NkiTensor) -> slice:
-    start = start_partition(tensor)
+    start = first_lane(tensor)
     return slice(start, start + tensor.shape[0])
 
 

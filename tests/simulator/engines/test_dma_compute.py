@@ -383,6 +383,10 @@ def _scatter_of_itself(data: Any, index: Any) -> Any:
     return data.vector_select(0, index), [data.vector_select(0, index), data.vector_select(0, index)]
 
 
+def _scatter_beside_its_own_rows(data: Any, index: Any) -> Any:
+    return data[0:2].vector_select(0, index), [tile(2, 2), data[0:2]]
+
+
 def _gather_into_hbm(data: Any, index: Any) -> Any:
     made = hbm(2, 2)
     return made, [data.vector_select(0, index), made]
@@ -534,6 +538,12 @@ UPDATE = (
         "scatter of the rows themselves",
         updating(_scatter_of_itself),
         UPDATE.format(ROWS, f"{ROWS}, {ROWS}"),
+        updating(_scatter),
+    ),
+    Rule(
+        "scatter with its rows as they stand",
+        updating(_scatter_beside_its_own_rows),
+        UPDATE.format(ROWS, f"{TILE}, {ROWS}"),
         updating(_scatter),
     ),
     Rule("gather into HBM", updating(_gather_into_hbm), UPDATE.format(ROWS, f"{ROWS}, {ROWS}"), updating(_gather)),
