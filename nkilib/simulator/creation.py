@@ -14,7 +14,7 @@ from .fill import fill
 from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from .live_ranges import LiveRange
 from .memory import HBM, ON_CHIP, MemoryRegion, as_region
-from .operands import allowed_starts
+from .partitions import allowed_starts
 from .storage import Storage
 from .tensor import NkiTensor
 

@@ -14,6 +14,7 @@ from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
 from .layout import Layout, extent
 from .memory import ON_CHIP, MemoryRegion
+from .partitions import allowed_starts, partition_elements, start_partition
 from .tensor import NkiTensor
 from .tensor_indirection import Rule, gather
 
@@ -152,24 +153,6 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
         storage.fill_unwritten(tensor.layout, tensor.dtype)
 
 
-def start_partition(tensor: NkiTensor) -> int:
-    """The partition of the tensor's own storage in which an on-chip view starts."""
-    return tensor.offset // _partition_elements(tensor)
-
-
-def first_lane(tensor: NkiTensor) -> int:
-    """The partition of the hardware in which an on-chip view starts; a tensor that the kernel has not placed is taken
-    to start at partition 0."""
-    life, start = tensor.storage.life, start_partition(tensor)
-    return start if life is None or life.address is None else life.address[0] + start
-
-
-def _partition_elements(tensor: NkiTensor) -> int:
-    """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
-    storage = tensor.storage
-    return prod(storage.shape[1:]) * storage.numpy_dtype.itemsize // storage.width_of(tensor.dtype)
-
-
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
     """Require that tensors have as many partitions as operand ``first``.
 
@@ -276,19 +259,6 @@ def check_free_pattern(name: str, tensor: NkiTensor) -> None:
             )
 
 
-def allowed_starts(partitions: int) -> tuple[int, ...]:
-    """The partitions in which a compute engine's access to ``partitions`` of them may start."""
-    return (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
-
-
-def possible_starts(tensor: NkiTensor) -> tuple[int, ...]:
-    """Where an on-chip view may start: in the partition where the kernel placed its tensor, or a compiler may do so."""
-    life, start = tensor.storage.life, start_partition(tensor)
-    if life is not None and life.address is not None:
-        return (life.address[0] + start,)
-    return tuple(first + start for first in allowed_starts(tensor.storage.shape[0]))
-
-
 def check_partitions(name: str, tensor: NkiTensor) -> None:
     """The rules which partitions a compute engine may access (trainium_inferentia2_arch.rst, Data Access).
 
@@ -311,7 +281,7 @@ def check_consecutive_partitions(name: str, tensor: NkiTensor) -> None:
     Raises:
         NkiValidationError: if the view leaves some out.
     """
-    row = _partition_elements(tensor)
+    row = partition_elements(tensor)
     if tensor.shape[0] > 1 and tensor.strides[0] != row:
         raise NkiValidationError(
             f"operand {name!r}: an access must take partitions that follow each other, got every "
@@ -329,7 +299,7 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
     """An index moves an on-chip view within its partitions, never into the neighbouring one."""
-    row = _partition_elements(view)
+    row = partition_elements(view)
     static = view.offset % row
     low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))
     if low < 0 or high >= row:

@@ -21,6 +21,7 @@ from .errors import NkiValidationError
 from .indirect import Indirect
 from .layout import Layout
 from .memory import MemoryRegion
+from .partitions import first_lane, first_partition
 from .storage import Storage
 from .tensor import NkiTensor
 from .written import WrittenMap
@@ -136,9 +137,12 @@ def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output
     source = base.flat_rows
     assert source is not None
     is_exact = source.dtype == base.dtype.numpy
-    storage = Storage(positions.shape, base.dtype, base.buffer, base.name, precise_fp=is_exact)
-    layout = Layout(positions.shape, (positions.shape[1], 1), 0)
-    gathered = NkiTensor(positions.shape, base.dtype, storage, base.buffer, base.name)
+    partitions, count = positions.shape
+    # In the partitions of the base, because these decide which accumulator registers an engine uses.
+    lane = first_lane(base)
+    storage = Storage((lane + partitions, count), base.dtype, base.buffer, base.name, precise_fp=is_exact)
+    layout = Layout(positions.shape, (count, 1), lane * count)
+    gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
     gathered.array[...] = np.take_along_axis(source, positions, 1)
     for marks, found in (
         (storage.written, base.storage.written),
@@ -147,7 +151,8 @@ def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output
         if not found.is_untouched:
             chosen = np.take_along_axis(_marks(found, _rows_layout(base), source.itemsize), positions, 1)
             marks.mark_where(layout, source.itemsize, chosen)
-    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(view.layout), is_output)
+    shifted = view.layout._replace(offset=view.offset + layout.offset)
+    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), is_output)
 
 
 def _positions(name: str, view: NkiTensor, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:
@@ -228,14 +233,6 @@ def _check_same_place(name: str, tensor: NkiTensor, other_name: str, other: NkiT
             f"operand {name!r} must start on the partition of {other_name}, which is {other_start}, got partition "
             f"{start} of {tensor}"
         )
-
-
-def first_partition(tensor: NkiTensor) -> int | None:
-    """The partition in which an on-chip tensor starts, or None where the kernel leaves that to the compiler."""
-    life = tensor.storage.life
-    if life is None or life.address is None:
-        return None
-    return life.address[0] + tensor.offset // tensor.strides[0]
 
 
 def _check_matmul(instruction: str, values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from ..casts import store_float
 from ..core import Accumulators, Core
 from ..errors import UninitializedReadError
-from ..operands import first_lane
+from ..partitions import first_lane
 from ..tensor import NkiTensor
 
 

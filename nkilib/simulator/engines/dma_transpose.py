@@ -112,8 +112,8 @@ def _check_direct(src: NkiTensor, dge_mode: enums.dge_mode) -> None:
             raise NkiValidationError(f"dge_mode=hwdge needs src.shape[0] == {_BLOCK_ROWS} in two dimensions, got {src}")
     elif rows not in _DIVISORS_OF_BLOCK_ROWS or rows * src.shape[-2] % _BLOCK_ROWS:
         raise NkiValidationError(
-            f"dge_mode=hwdge needs src.shape[0] in {_DIVISORS_OF_BLOCK_ROWS} and src.shape[0] * src.shape[-2] divisible by "
-            f"{_BLOCK_ROWS}, got {src}"
+            f"dge_mode=hwdge needs src.shape[0] in {_DIVISORS_OF_BLOCK_ROWS} and src.shape[0] * src.shape[-2] "
+            f"divisible by {_BLOCK_ROWS}, got {src}"
         )
 
 

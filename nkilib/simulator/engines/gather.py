@@ -13,7 +13,8 @@ from ..dtypes import MOVABLE, uint16, uint32
 from ..enums import engine as engines
 from ..errors import NkiValidationError, OutOfRangeError
 from ..instruction import Call, instruction
-from ..operands import SBUF, Operand, check_written, output, possible_starts, same_partitions, same_tile_size
+from ..operands import SBUF, Operand, check_written, output, same_partitions, same_tile_size
+from ..partitions import possible_starts
 from ..tensor import NkiTensor
 
 # Partitions to which one of the eight cores of GpSimd is connected.

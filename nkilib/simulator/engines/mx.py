@@ -29,10 +29,9 @@ from ..operands import (
     check_free_pattern,
     check_written,
     output,
-    start_partition,
 )
+from ..partitions import first_partition, start_partition
 from ..tensor import NkiTensor
-from ..tensor_indirection import first_partition
 from .mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
 from .psum_accumulate import accumulate_in_psum
 

@@ -34,7 +34,8 @@ from ..enums import engine as engines
 from ..enums import nc_version
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
-from ..operands import SBUF, Operand, first_lane, output, same_tile_size, vector
+from ..operands import SBUF, Operand, output, same_tile_size, vector
+from ..partitions import first_lane
 from ..random_state import STREAMS, WORDS
 from ..tensor import NkiTensor
 

@@ -12,7 +12,8 @@ from ..dtypes import MOVABLE
 from ..enums import engine as engines
 from ..errors import NkiValidationError, OutOfRangeError
 from ..instruction import Call, instruction, mark_written
-from ..operands import Operand, allowed_starts, check_written, output, possible_starts, same_elements
+from ..operands import Operand, check_written, output, same_elements
+from ..partitions import allowed_starts, possible_starts
 from ..tensor import NkiTensor
 
 _QUADRANT = 32

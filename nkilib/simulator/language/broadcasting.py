@@ -11,7 +11,7 @@ from ..creation import full, ndarray
 from ..errors import NkiValidationError
 from ..layout import Layout
 from ..memory import MemoryRegion
-from ..operands import start_partition
+from ..partitions import start_partition
 from ..tensor import NkiTensor
 from ..tile_size import TileSize
 from .tiles import cast_copy, new_tile
