@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ BLOCK_ELEMENTS = 256 * 1024
 
 def free_size(tensor: NkiTensor) -> int:
     """Elements per partition."""
-    return prod(tensor.shape[1:])
+    return tensor.free_size
 
 
 def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:

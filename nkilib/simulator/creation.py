@@ -55,8 +55,7 @@ def ndarray(
     storage.scope = core.loops.scope
     tensor = NkiTensor(sizes, kind, storage, region, name)
     if region in ON_CHIP:
-        nbytes = prod(sizes[1:]) * kind.itemsize
-        storage.life = LiveRange(region, sizes[0], nbytes, repr(tensor), place)
+        storage.life = LiveRange(tensor, place)
         core.lives.append(storage.life)
     return tensor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class engine(Enum):
@@ -50,12 +50,17 @@ class matmul_perf_mode(Enum):
     double_row = "double_row"
 
 
-class nc_version(Enum):
-    """Generation of the NeuronCore."""
+class nc_version(IntEnum):
+    """Generation of the NeuronCore. Kernels compare it, with ``<`` too, with another one or with its number."""
 
     gen2 = 2
     gen3 = 3
     gen4 = 4
+
+    def __str__(self) -> str:
+        return f"nc_version.{self.name}"
+
+    __format__ = Enum.__format__
 
 
 class dma_engine(Enum):

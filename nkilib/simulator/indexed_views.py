@@ -43,6 +43,10 @@ class IndexedViews(View):
             OutOfRangeError: if an index leaves the tensor.
             NkiValidationError: if the key is of another kind or indexes the dimension of an indirect access.
         """
+        if self._indirect is None and type(key) is tuple:
+            view = self._of_slices(key)
+            if view is not None:
+                return view
         picked = resolve_key(self, key)
         if self._indirect is not None:
             self._check_direct(picked, self._indirect)
@@ -53,6 +57,25 @@ class IndexedViews(View):
         shape = [picked[dim].length for dim in kept]
         strides = [self.strides[dim] * picked[dim].step for dim in kept]
         return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
+
+    def _of_slices(self, key: tuple[Any, ...]) -> NkiTensor | None:
+        """``self[key]`` where the key is one slice a dimension, without steps, between non-negative integers, inside.
+
+        Most keys are; :meth:`__getitem__` takes the long way for the others, and for what is wrong.
+        """
+        if len(key) != len(self.shape):
+            return None
+        offset, shape = self.offset, []
+        for item, size, stride in zip(key, self.shape, self.strides, strict=True):
+            if type(item) is not slice or item.step is not None:
+                return None
+            start = 0 if item.start is None else item.start
+            stop = size if item.stop is None else item.stop
+            if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= size:
+                return None
+            offset += start * stride
+            shape.append(stop - start)
+        return self._with(shape, self.strides, offset)
 
     def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
         """Refuse to index a dimension that takes part in an indirection."""

@@ -11,8 +11,9 @@ from types import ModuleType
 def install() -> None:
     """Make ``import nki``, ``nki.isa``, ``nki.language`` and ``nki.collectives`` give the simulator, in this process.
 
-    The modules of older releases in :mod:`nkilib.simulator.api.aliases` come with them. Calling it again changes
-    nothing. ``python -m nkilib.simulator script.py`` does this and runs a script.
+    The modules of older releases in :mod:`nkilib.simulator.api.aliases` come with them, those in the package of the
+    compiler (``neuronxcc.nki.typing``) only where that is not installed. Calling it again changes nothing.
+    ``python -m nkilib.simulator script.py`` does this and runs a script.
 
     Raises:
         RuntimeError: if the real ``nki`` is installed, or another ``nki`` imported already: a Neuron machine must not
@@ -27,7 +28,7 @@ def install() -> None:
             f"nkilib.simulator.install: a module nki is imported already ({_origin(loaded)}); call install() before "
             f"the first import of nki"
         )
-    place = _real_nki()
+    place = _place_of("nki", "isa")
     if place:
         raise RuntimeError(
             f"nkilib.simulator.install: the real nki is installed ({place}), and 'import nki' shall mean that one. To "
@@ -41,17 +42,21 @@ def _modules() -> dict[str, ModuleType]:
     from .api import aliases, collectives, isa, language, nki
 
     documented = {"nki": nki, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives}
-    return documented | aliases.MODULES
+    has_compiler = "neuronxcc" in sys.modules or _place_of("neuronxcc", "nki")
+    return documented | aliases.MODULES | ({} if has_compiler else aliases.COMPILER_MODULES)
 
 
 def _origin(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or "made at run time"
 
 
-def _real_nki() -> str:
-    """Where the real NKI is, or an empty string. The stub on the public index has no ``nki.isa``."""
-    spec = find_spec("nki")
+def _place_of(package: str, part: str) -> str:
+    """Where a package is installed that has a module ``part``, or an empty string.
+
+    The stubs on the public index have the packages' names and nothing in them.
+    """
+    spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         return ""
-    has_isa = PathFinder.find_spec("nki.isa", spec.submodule_search_locations) is not None
-    return str(spec.origin or spec.submodule_search_locations[0]) if has_isa else ""
+    has_part = PathFinder.find_spec(f"{package}.{part}", spec.submodule_search_locations) is not None
+    return str(spec.origin or spec.submodule_search_locations[0]) if has_part else ""

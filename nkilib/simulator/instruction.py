@@ -155,7 +155,10 @@ class Definition:
                 is_wrong = True
                 break
             values[position] = value
-        if is_wrong or any(values[position] is _MISSING for position in self._required):
+        for position in self._required:
+            if values[position] is _MISSING:
+                is_wrong = True
+        if is_wrong:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -231,7 +234,7 @@ def _public_signature(function: Callable[..., None]) -> inspect.Signature:
 
 def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
     """Run one instruction on the core of this thread."""
-    core = current_core(f"nisa.{definition.name}")
+    core = current_core(definition.label)
     if core.launch.barrier.is_aborted:
         raise CoreAbortedError
     values = definition.bind(args, kwargs)
@@ -278,17 +281,20 @@ def _validate(core: Core, definition: Definition, values: list[Any]) -> Engine:
         parameters = dict(zip(definition.names, values, strict=True))
         check_indirect_operands(definition.name, engine, parameters, core.indirect_operands)
     if definition.is_lane_bound:
-        is_gpsimd = engine is Engine.gpsimd
         for rule, position, _ in definition.checks:
             value = values[position]
-            if isinstance(value, NkiTensor):
-                if not value._passed_engine_checks:
-                    check_engine_access(rule.name, value)
-                if is_gpsimd and value.buffer is MemoryRegion.psum:
-                    raise NkiValidationError(
-                        f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}"
-                    )
+            if type(value) is NkiTensor and not value._passed_engine_checks:
+                check_engine_access(rule.name, value)
+        if engine is Engine.gpsimd:
+            _refuse_psum(definition, values)
     return engine
+
+
+def _refuse_psum(definition: Definition, values: list[Any]) -> None:
+    for rule, position, _ in definition.checks:
+        value = values[position]
+        if isinstance(value, NkiTensor) and value.buffer is MemoryRegion.psum:
+            raise NkiValidationError(f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}")
 
 
 def mark_written(tensor: NkiTensor, is_matmul: bool = False) -> None:

@@ -25,6 +25,9 @@ from .schedule import Edge, check_names, checked_edges
 # A logical NeuronCore is one physical core or two.
 LOGICAL_CORE_SIZES = (1, 2)
 
+# Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
+_COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_compiler_tb"})
+
 
 class Kernel:
     """A function that runs as a kernel: ``kernel(...)`` on one core, ``kernel[2](...)`` on a logical core of two.
@@ -90,14 +93,15 @@ def _name_of(func: Callable[..., Any]) -> str:
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
     """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit()``; calling it simulates it on the CPU.
 
-    The keyword ``mode`` of older releases is ignored with a warning, as NKI does.
+    The keyword ``mode`` of older releases is ignored with a warning, as NKI does; those for the compiler
+    (``debug_kernel``, ``experimental_flags``, ``show_compiler_tb``) are ignored, since nothing is compiled.
 
     Raises:
         TypeError: for any other keyword; the documentation names none.
     """
     if "mode" in kwargs:
         warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
-    for name in kwargs.keys() - {"mode"}:
+    for name in kwargs.keys() - {"mode"} - _COMPILER_KEYWORDS:
         remedy = "; set NEURON_PLATFORM_TARGET_OVERRIDE instead" if name == "platform_target" else ""
         raise TypeError(f"nki.jit() has no keyword {name!r}{remedy}")
     return jit if fn is None else Kernel(fn)

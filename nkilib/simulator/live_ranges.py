@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .description import describe
 from .errors import kernel_frame
 from .layout import is_dense
 from .memory import MemoryRegion
@@ -28,14 +29,15 @@ class LiveRange:
         address: first partition and first byte where the kernel places it itself, or None.
         first, last: numbers of the instructions that touched it first and last; 0 if none did.
         earlier: lives that ended because an instruction overwrote the whole tensor (kept for placed tensors only).
-        description: for messages.
     """
 
     __slots__ = (
         "_code",
+        "_dtype",
         "_line",
+        "_name",
+        "_shape",
         "address",
-        "description",
         "earlier",
         "first",
         "last",
@@ -44,19 +46,12 @@ class LiveRange:
         "region",
     )
 
-    def __init__(
-        self,
-        region: MemoryRegion,
-        partitions: int,
-        nbytes: int,
-        description: str,
-        address: tuple[int, int] | None = None,
-    ) -> None:
-        self.region = region
-        self.partitions = partitions
-        self.nbytes = nbytes
-        self.description = description
+    def __init__(self, tensor: NkiTensor, address: tuple[int, int] | None = None) -> None:
+        self.region: MemoryRegion = tensor.buffer
+        self.partitions: int = tensor.shape[0]
+        self.nbytes: int = tensor.free_size * tensor.dtype.itemsize
         self.address = address
+        self._shape, self._dtype, self._name = tensor.shape, tensor.dtype, tensor.name
         self.first = self.last = _NEVER
         self.earlier: list[tuple[int, int]] = []
         frame = kernel_frame()
@@ -85,7 +80,7 @@ class LiveRange:
         self.first = self.last = number
 
     def __str__(self) -> str:
-        return f"{self.description}, made at {self.place}"
+        return f"{describe(self._name, self._shape, self._dtype, self.region)}, made at {self.place}"
 
 
 def touch_output(tensor: NkiTensor, number: int, adds_to: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from .dtypes import DType
+from .dtypes import COMPUTABLE, DType
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
 from .layout import Layout, extent
@@ -39,7 +39,7 @@ class Operand:
         accepts_scalar: may be a Python number instead of a tensor.
         is_vector: must have shape (partitions of ``like``, 1).
         like: the operand whose partitions a vector must match.
-        dtypes: allowed types; None for those with which engines compute: all but the packed ones.
+        dtypes: allowed types; by default those with which engines compute: all but the packed ones.
         accepts_indirect: the instruction itself resolves indirect views, vector offsets included (DMA only).
         marks_itself: the instruction itself marks what it wrote.
         may_leave: it may leave elements of the view as they were.
@@ -55,7 +55,7 @@ class Operand:
     accepts_scalar: bool = False
     is_vector: bool = False
     like: str = ""
-    dtypes: frozenset[DType] | None = None
+    dtypes: frozenset[DType] = COMPUTABLE
     accepts_indirect: bool = False
     is_accessed: bool = True
     marks_itself: bool = False
@@ -93,40 +93,51 @@ def check_operand(core: Core, rule: Operand, value: Any, like: Any) -> Any:
     if value.buffer not in rule.regions:
         allowed = " or ".join(sorted(region.value for region in rule.regions))
         raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}")
-    if rule.dtypes is None:
-        if value.dtype.kind == "packed":
-            raise NkiValidationError(
-                f"operand {rule.name!r}: engines compute with {value.dtype} in nisa.nc_matmul_mx only, got {value}; "
-                f"view it as nl.{value.dtype.numpy} to work on its bits"
-            )
-    elif value.dtype not in rule.dtypes:
-        allowed = ", ".join(sorted(rule.dtypes))
-        raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
-    if value.is_indirect():
+    if value.dtype not in rule.dtypes:
+        _refuse_type(rule, value)
+    if value._indirect is not None:
         value = resolve_indirect(core, rule, value)
-    scope = value.storage.scope
-    if scope and core.loops.scope[: len(scope)] != scope:
+    storage = value.storage
+    if storage.scope:
+        _check_scope(core, rule, value)
+    if storage.region in ON_CHIP and value.shape[0] > PARTITIONS:
         raise NkiValidationError(
-            f"operand {rule.name!r}: {value} was made in the body of a dynamic loop, or in another iteration of it, "
-            f"and cannot be used here; make it before the loop"
+            f"operand {rule.name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got "
+            f"{value}"
         )
-    if value.buffer in ON_CHIP:
-        _check_tile(rule.name, value)
     if rule.is_vector:
         _check_vector(rule, value, like)
     if rule.is_output:
-        if value.storage.is_read_only:
+        if storage.is_read_only:
             raise NkiValidationError(
                 f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
                 "a torch tensor that does not require grad (.detach())"
             )
-    else:
-        life = value.storage.life
-        if life is not None:
-            life.touch(core.instruction_number)
-        if rule.is_accessed and not value.is_indirect():
-            check_written(core, rule.name, value)
+        return value
+    if storage.life is not None:
+        storage.life.touch(core.instruction_number)
+    if not storage.written.is_full and rule.is_accessed and value._indirect is None:
+        check_written(core, rule.name, value)
     return value
+
+
+def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:
+    if value.dtype.is_packed and rule.dtypes is COMPUTABLE:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: engines compute with {value.dtype} in nisa.nc_matmul_mx only, got {value}; "
+            f"view it as nl.{value.dtype.numpy} to work on its bits"
+        )
+    allowed = ", ".join(sorted(rule.dtypes))
+    raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
+
+
+def _check_scope(core: Core, rule: Operand, value: NkiTensor) -> None:
+    scope = value.storage.scope
+    if core.loops.scope[: len(scope)] != scope:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: {value} was made in the body of a dynamic loop, or in another iteration of it, "
+            f"and cannot be used here; make it before the loop"
+        )
 
 
 def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray[np.bool_] | None = None) -> None:
@@ -184,7 +195,7 @@ def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
         NkiValidationError: naming the two operands and their sizes.
     """
     for other in others:
-        if prod(values[first].shape[1:]) != prod(values[other].shape[1:]):
+        if values[first].free_size != values[other].free_size:
             raise NkiValidationError(
                 f"operands {first!r} and {other!r} must have the same number of elements per partition, got "
                 f"{values[first]} and {values[other]}"
@@ -216,15 +227,6 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "dtype") and getattr(value, "shape", None) == ())
-
-
-def _check_tile(name: str, tensor: NkiTensor) -> None:
-    """Limits of an engine's access to SBUF and PSUM."""
-    partitions = tensor.shape[0]
-    if partitions > PARTITIONS:
-        raise NkiValidationError(
-            f"operand {name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got {tensor}"
-        )
 
 
 def check_engine_access(name: str, tensor: NkiTensor) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from .tensor import NkiTensor
 
 
 def partition_elements(tensor: NkiTensor) -> int:
     """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
     storage = tensor.storage
-    return prod(storage.shape[1:]) * storage.numpy_dtype.itemsize // storage.width_of(tensor.dtype)
+    return storage.partition_bytes // storage.width_of(tensor.dtype)
 
 
 def start_partition(tensor: NkiTensor) -> int:

@@ -32,6 +32,8 @@ class BytePool:
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """An array of ``nbytes`` bytes with arbitrary content."""
+        if nbytes < _SMALLEST_BYTES:
+            return np.empty(nbytes, np.uint8)
         with self._lock:
             arrays = self._free.get(nbytes)
             if arrays:

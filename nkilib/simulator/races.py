@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .description import describe
 from .errors import RaceError, kernel_location
 from .layout import Layout
 from .storage import Storage
@@ -113,9 +114,9 @@ def _check_pair(tensor: Storage, first: _Side, second: _Side) -> None:
         return
     byte, one, other = meeting
     element = [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
-    name = f"tensor {tensor.name!r} " if tensor.name else "tensor "
+    described = describe(tensor.name, tensor.shape, tensor.dtype, tensor.region)
     raise RaceError(
-        f"race on {name}{list(tensor.shape)} {tensor.dtype} in {tensor.region}: core 0 {first[0]} element {element} at "
+        f"race on {described}: core 0 {first[0]} element {element} at "
         f"{first[1][one][1]} and core 1 {second[0]} it at {second[1][other][1]}; let the cores use different elements, "
         f"or put nisa.core_barrier on this tensor between the two"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Storage:
         dtype: the type that it was made with.
         numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
         shape: the shape that it was made with; on chip, dimension 0 counts partitions.
+        partition_bytes: bytes, as they are held here, of one index of dimension 0.
         written: which elements have a value.
         life: when it holds data that is needed, for a tensor that the kernel made on chip; else None.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
@@ -45,6 +47,7 @@ class Storage:
         "life",
         "name",
         "numpy_dtype",
+        "partition_bytes",
         "region",
         "scope",
         "shape",
@@ -66,8 +69,9 @@ class Storage:
         self.dtype = dtype
         self.shape = shape
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
+        self.partition_bytes = prod(shape[1:]) * self.numpy_dtype.itemsize
         if data is None:
-            nbytes = int(np.prod(shape, dtype=np.int64)) * self.numpy_dtype.itemsize
+            nbytes = prod(shape) * self.numpy_dtype.itemsize
             self._is_pooled = region in ON_CHIP
             self._bytes: npt.NDArray[np.uint8] = (
                 ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .description import describe
 from .dtypes import DType
 from .errors import NkiValidationError, OutOfRangeError
 from .layout import Layout, is_dense
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
 
 class View(NKIObject):
-    """Base of ``NkiTensor``: its state, how a view is made of another, and questions about the layout."""
+    """Base of ``NkiTensor``: its state, how a view is made of another, and questions about the layout.
+
+    Attributes:
+        layout: shape, strides and offset together.
+        size: number of elements.
+        free_size: number of elements for each index of dimension 0; on chip, elements per partition.
+    """
 
     __slots__ = (
         "_array",
@@ -36,9 +43,12 @@ class View(NKIObject):
         "_passed_engine_checks",
         "buffer",
         "dtype",
+        "free_size",
+        "layout",
         "name",
         "offset",
         "shape",
+        "size",
         "storage",
         "strides",
     )
@@ -52,7 +62,11 @@ class View(NKIObject):
         name: str,
         indirect: Indirect | None,
     ) -> None:
+        # Worked out once: every instruction asks for them of every operand.
+        self.layout = layout
         self.shape, self.strides, self.offset = layout
+        self.free_size = prod(self.shape[1:])
+        self.size = self.shape[0] * self.free_size if self.shape else 1
         self.dtype = dtype
         self.storage = storage
         self.buffer = buffer
@@ -84,17 +98,8 @@ class View(NKIObject):
         return view
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.shape, self.strides, self.offset)
-
-    @property
     def ndim(self) -> int:
         return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
 
     @property
     def indirect_access(self) -> Indirect | None:
@@ -118,7 +123,7 @@ class View(NKIObject):
     def flat_rows(self) -> npt.NDArray[Any] | None:
         """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
         if self._flat_rows is None and self.is_contiguous():
-            self._flat_rows = self.array.reshape(self.shape[0], prod(self.shape[1:]))
+            self._flat_rows = self.array.reshape(self.shape[0], self.free_size)
         return self._flat_rows
 
     def is_on_chip(self) -> bool:
@@ -139,8 +144,7 @@ class View(NKIObject):
 
     def __repr__(self) -> str:
         """One line, without values: for messages, for containers that hold tensors, for a debugger's list of names."""
-        name = f"{self.name!r} " if self.name else ""
-        return f"tensor {name}{list(self.shape)} {self.dtype} in {self.buffer}"
+        return describe(self.name, self.shape, self.dtype, self.buffer)
 
     def __format__(self, spec: str) -> str:
         """The one line: an f-string puts a tensor into a sentence, most often that of an error message."""

@@ -20,6 +20,7 @@ from nkilib.simulator.errors import CapacityError
 from nkilib.simulator.generations import TRN2
 from nkilib.simulator.live_ranges import LiveRange
 from nkilib.simulator.memory import MemoryRegion
+from nkilib.simulator.tensor import NkiTensor
 
 from .kernels import execute
 
@@ -371,7 +372,7 @@ def test_the_addresses_at_the_limits() -> None:
 
 
 def life(partitions: int, nbytes: int, first: int, last: int, region: MemoryRegion = MemoryRegion.sbuf) -> LiveRange:
-    made = LiveRange(region, partitions, nbytes, "a tile")
+    made = LiveRange(NkiTensor((partitions, nbytes), nl.uint8, None, region))
     made.touch(first)
     made.touch(last)
     return made

@@ -93,6 +93,22 @@ def test_an_nki_that_is_imported_already_is_not_replaced(tmp_path: Path) -> None
     assert outcome.error.endswith("; call install() before the first import of nki")
 
 
+ANNOTATION = "import neuronxcc.nki.typing as nt\nprint(nt.mutable_tensor.__name__)"
+
+
+def test_annotations_of_the_first_release_are_importable() -> None:
+    """A file that imports nki takes ``mutable_tensor`` from the package of the compiler."""
+    outcome = run_fresh(INSTALL + ANNOTATION)
+    assert (outcome.error, outcome.output) == ("", "NkiTensor")
+
+
+def test_the_installed_compiler_is_never_hidden(tmp_path: Path) -> None:
+    typing = "class mutable_tensor: __name__ = 'its own'"
+    real = make_package(tmp_path, "neuronxcc", **{"nki": "", "nki/typing": typing})
+    outcome = run_fresh(INSTALL + ANNOTATION, before=[real])
+    assert (outcome.error, outcome.output) == ("", "mutable_tensor")
+
+
 # -- The command -------------------------------------------------------------------------------------------------------
 
 

@@ -129,6 +129,12 @@ def test_keywords_of_older_releases() -> None:
     assert refused(TypeError, lambda: nki.jit(debug=True)) == "nki.jit() has no keyword 'debug'"
 
 
+def test_keywords_for_the_compiler_change_nothing() -> None:
+    """No documentation names them; published kernels pass them. There is no compiler here that they could reach."""
+    kernel = nki.jit(debug_kernel=True, show_compiler_tb=True, experimental_flags="skip-some-check")(add)
+    np.testing.assert_array_equal(kernel(X), nki.jit(add)(X))
+
+
 def test_wrong_arguments_are_a_type_error_that_names_the_kernel() -> None:
     assert refused(TypeError, lambda: nki.jit(add)()) == "add: missing a required argument: 'x'"
     assert refused(TypeError, lambda: nki.jit(add)(X, wrong=1)) == "add: got an unexpected keyword argument 'wrong'"

@@ -2,7 +2,8 @@
 
 Each comes from a kernel that somebody published: ``nki.dtype`` as a type in annotations and as a module of types,
 ``nki.typing.tensor`` in annotations, ``nki.isa.constants`` as the home of the enumerations, and ``nl.bool`` and
-``nl.range``. ``nki.experimental.while_loop`` stands in a note of the documentation.
+``nl.range``. ``nki.experimental.while_loop`` stands in a note of the documentation. Kernels that import ``nki`` for all
+else take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, where the first release of NKI had it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,25 @@ def _module(name: str, contents: dict[str, Any]) -> ModuleType:
 
 
 _TYPES = {str(dtype): dtype for dtype in dtypes.ALL_DTYPES}
+_ANNOTATIONS = {"tensor": NkiTensor, "mutable_tensor": NkiTensor}
 _CONSTANTS = ("dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
 
 # Whole modules, by the name under which kernels import them.
 MODULES: dict[str, ModuleType] = {
     "nki.experimental": _module("nki.experimental", {"while_loop": while_loop}),
     "nki.dtype": _module("nki.dtype", _TYPES),
-    "nki.typing": _module("nki.typing", {"tensor": NkiTensor}),
+    "nki.typing": _module("nki.typing", _ANNOTATIONS),
     "nki.isa.constants": _module("nki.isa.constants", {name: getattr(enums, name) for name in _CONSTANTS}),
 }
+
+# The same for the package of the compiler, which had the first release of NKI in it.
+COMPILER_MODULES: dict[str, ModuleType] = {
+    "neuronxcc": _module("neuronxcc", {}),
+    "neuronxcc.nki": _module("neuronxcc.nki", {}),
+    "neuronxcc.nki.typing": _module("neuronxcc.nki.typing", _ANNOTATIONS),
+}
+vars(COMPILER_MODULES["neuronxcc"]).update(nki=COMPILER_MODULES["neuronxcc.nki"])
+vars(COMPILER_MODULES["neuronxcc.nki"]).update(typing=COMPILER_MODULES["neuronxcc.nki.typing"])
 
 # Single names in documented modules. (A submodule above is an attribute of its parent as well.)
 _ATTRIBUTES: dict[str, dict[str, Any]] = {

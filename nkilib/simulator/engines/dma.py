@@ -11,7 +11,7 @@ from ..errors import NkiValidationError
 from ..instruction import Call, instruction
 from ..operands import DMA_REACH, Operand, no_cast_of_packed, output
 from ..tensor import NkiTensor
-from .dma_modes import check_dge_mode, check_oob_mode, check_priority, check_vector_offset, has_vector_offset
+from .dma_modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
 from .dma_rows import Rows, read, resolve, rows_in_range, write
 
 
@@ -37,13 +37,14 @@ def dma_copy(
     Packed types are not cast.
 
     A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
-    that is out of range raises, or with ``oob_mode=skip`` leaves what it would have moved untouched.
+    that is out of range raises, or with ``oob_mode=skip`` leaves what it would have moved untouched; where a scalar
+    offset moves some of the rows in HBM over an end of their tensor, the others are still moved.
 
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
     """
-    check_oob_mode(oob_mode)
-    check_dge_mode(call.core, dge_mode)
+    oob_mode = as_oob_mode(oob_mode)
+    dge_mode = as_dge_mode(call.core, dge_mode)
     check_priority(call.core, priority)
     if has_vector_offset(dst) or has_vector_offset(src):
         check_vector_offset(call.core, dge_mode)

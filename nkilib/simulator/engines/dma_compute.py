@@ -20,7 +20,7 @@ from ..memory import MemoryRegion
 from ..operands import DMA_REACH, Operand, check_operand, output
 from ..operators import OPERATORS, Operator
 from ..tensor import NkiTensor
-from .dma_modes import check_oob_mode, check_vector_offset, has_vector_offset
+from .dma_modes import as_oob_mode, check_vector_offset, has_vector_offset
 from .dma_rows import End, Rows, index_tensor, read, resolve, rows_in_range, write
 
 _SOURCES_MAX = 16
@@ -51,7 +51,7 @@ def dma_compute(
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
     """
-    check_oob_mode(oob_mode)
+    oob_mode = as_oob_mode(oob_mode)
     _check_sum(srcs, reduce_op, scales)
     views = {"dst": dst, **{f"srcs[{number}]": source for number, source in enumerate(srcs)}}
     _check_operands(call.core, views)

@@ -5,6 +5,9 @@ Sources: docstrings of ``dma_copy`` and ``dma_transpose``, and ``nki/deep-dives/
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any, TypeVar
+
 from ..core import Core
 from ..enums import dge_mode as DgeMode
 from ..enums import nc_version
@@ -13,28 +16,35 @@ from ..errors import NkiValidationError
 from ..tensor import NkiTensor
 
 _LOWEST_PRIORITY = 3
+_Mode = TypeVar("_Mode", bound=Enum)
 
 
-def check_oob_mode(oob_mode: OobMode) -> None:
-    """Require a member of the enumeration.
-
-    Raises:
-        NkiValidationError: for anything else, the plain integers of older NKI included.
-    """
-    if not isinstance(oob_mode, OobMode):
-        raise NkiValidationError(f"oob_mode must be a member of nki.isa.oob_mode, got {oob_mode!r}")
-
-
-def check_dge_mode(core: Core, dge_mode: DgeMode) -> None:
-    """Require a member of the enumeration that the generation has.
+def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
+    """The member of the enumeration; published kernels also pass its value.
 
     Raises:
-        NkiValidationError: for anything else, the plain integers of older NKI included.
+        NkiValidationError: for anything else.
     """
-    if not isinstance(dge_mode, DgeMode):
-        raise NkiValidationError(f"dge_mode must be a member of nki.isa.dge_mode, got {dge_mode!r}")
-    if dge_mode is DgeMode.hwdge and core.generation.version is nc_version.gen2:
+    return _member("oob_mode", OobMode, oob_mode)
+
+
+def as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
+    """The member of the enumeration, which the generation must have; published kernels also pass its value.
+
+    Raises:
+        NkiValidationError: for anything else.
+    """
+    mode = _member("dge_mode", DgeMode, dge_mode)
+    if mode is DgeMode.hwdge and core.generation.version is nc_version.gen2:
         raise NkiValidationError("dge_mode=hwdge needs trn2 or newer")
+    return mode
+
+
+def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
+    for member in kind:
+        if value is member or (type(value) is int and value == member.value):
+            return member
+    raise NkiValidationError(f"{name} must be a member of nki.isa.{name}, got {value!r}")
 
 
 def check_priority(core: Core, priority: int | None) -> None:

@@ -46,7 +46,7 @@ End = NkiTensor | Rows
 
 
 def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
-    """Where ``view`` points now; None if a scalar offset leads out of range and ``skips`` allows that.
+    """Where ``view`` points now; None if a scalar offset leads wholly out of range and ``skips`` allows that.
 
     Raises:
         OutOfRangeError: naming the partition and the index, unless ``skips``.
@@ -62,8 +62,30 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
         return resolve_scalar_offset(name, view)
     except OutOfRangeError:
         if skips:
-            return None
+            return _rows_inside(view, indirect)
         raise
+
+
+def _rows_inside(view: NkiTensor, indirect: Indirect) -> Rows | None:
+    """The rows of a view that its scalar offset has moved over an end of its tensor, or None if none is left inside.
+
+    Public kernels rely on it: they let a block of rows hang over the end. It takes an index that counts the rows of a
+    whole tensor; of other views it is not defined which part would be inside.
+    """
+    elements = view.storage.elements_of(view.dtype)
+    counts_rows = indirect.stride == view.strides[0] and indirect.stride * indirect.limit == elements
+    if view.is_on_chip() or not counts_rows:
+        return None
+    (index,) = indirect.read()
+    rows = np.arange(view.shape[0])
+    starts = view.offset + (index + rows) * indirect.stride
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], 0))
+    in_range = (starts + low >= 0) & (starts + high < elements)
+    if not in_range.any():
+        return None
+    first = int(np.argmax(in_range))
+    layout = Layout((int(in_range.sum()), *view.shape[1:]), view.strides, int(starts[first]))
+    return Rows(view.with_layout(layout), rows - first, in_range)
 
 
 def index_tensor(view: NkiTensor) -> NkiTensor:
@@ -127,7 +149,7 @@ def rows_in_range(ends: dict[str, End]) -> list[End]:
     for name, other in others:
         if _row_count(first) != _row_count(other):
             raise NkiValidationError(
-                f"with a vector offset {first_name!r} and {name!r} must have equally many rows, got "
+                f"where rows are chosen or skipped {first_name!r} and {name!r} must have equally many of them, got "
                 f"{_row_count(first)} of {_base(first)} and {_row_count(other)} of {_base(other)}"
             )
     masks = [end.in_range for end in ends.values() if isinstance(end, Rows)]

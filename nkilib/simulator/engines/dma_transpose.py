@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import enums
+from ..core import Core
 from ..dtypes import MOVABLE, uint32
 from ..errors import NkiValidationError
 from ..generations import PARTITIONS
@@ -16,8 +17,8 @@ from ..instruction import Call, instruction
 from ..layout import Layout
 from ..operands import DMA_REACH, SBUF, Operand, output
 from ..tensor import NkiTensor
-from .dma_modes import check_dge_mode, check_oob_mode, check_priority, check_vector_offset, has_vector_offset
-from .dma_rows import as_rows, index_tensor, read, resolve, rows_of, write
+from .dma_modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
+from .dma_rows import End, as_rows, index_tensor, read, resolve, rows_of, write
 
 # By the number of dimensions. Each is its own inverse.
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -52,28 +53,32 @@ def dma_transpose(
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
     """
-    check_oob_mode(oob_mode)
-    check_dge_mode(call.core, dge_mode)
+    oob_mode = as_oob_mode(oob_mode)
+    dge_mode = as_dge_mode(call.core, dge_mode)
     check_priority(call.core, priority)
     order = _check_shapes(dst, src, axes)
     skips = oob_mode is enums.oob_mode.skip
     if skips and not src.is_indirect():
         raise NkiValidationError(f"oob_mode=skip is valid with an indirect 'src' only, got {src}")
-    if not has_vector_offset(src):
+    source: End | None
+    if has_vector_offset(src):
+        check_vector_offset(call.core, dge_mode)
+        _check_gather(src)
+        source = rows_of("src", src, skips)
+    else:
         _check_direct(src, dge_mode)
         source = resolve("src", src, skips)
-        if source is not None:
-            write(call.core, dst, read(call.core, "src", source).transpose(order), src.dtype)
-        return
-    check_vector_offset(call.core, dge_mode)
-    _check_gather(src)
-    rows = rows_of("src", src, skips)
-    if rows.in_range.all():
-        write(call.core, dst, read(call.core, "src", rows).transpose(order), src.dtype)
+    if source is not None:
+        _move(call.core, dst, source, order)
+
+
+def _move(core: Core, dst: NkiTensor, source: End, order: tuple[int, ...]) -> None:
+    if isinstance(source, NkiTensor) or source.in_range.all():
+        write(core, dst, read(core, "src", source).transpose(order), dst.dtype)
         return
     # Row r belongs into index r of the last dimension of dst; as dimension 0, some of them can be left out.
-    columns = as_rows(dst.with_layout(_permuted(dst.layout, order))).only(rows.in_range)
-    write(call.core, columns, read(call.core, "src", rows.only(rows.in_range)), src.dtype)
+    columns = as_rows(dst.with_layout(_permuted(dst.layout, order))).only(source.in_range)
+    write(core, columns, read(core, "src", source.only(source.in_range)), dst.dtype)
 
 
 def _permuted(layout: Layout, order: Sequence[int]) -> Layout:

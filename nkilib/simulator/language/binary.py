@@ -71,18 +71,18 @@ def _of_tiles(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> Nki
     result = new_tile(shape, wanted)
     partitions = shape[0]
     x, y = (tile if tile.shape[0] == partitions else spread(tile, partitions) for tile in (x, y))
-    if not is_bits and _is_vector_for(y, x, shape):
+    if not is_bits and _is_vector(y):
         nisa.tensor_scalar(result, x, operator, y)
-    elif not is_bits and _is_vector_for(x, y, shape):
+    elif not is_bits and _is_vector(x):
         nisa.tensor_scalar(result, y, operator, x, reverse0=True)
     else:
         nisa.tensor_tensor(result, *_sources(operator, x, y, shape), operator)
     return _cast(result, dtype)
 
 
-def _is_vector_for(vector: NkiTensor, data: NkiTensor, shape: tuple[int, ...]) -> bool:
-    """Whether ``tensor_scalar`` takes ``vector`` as its operand with ``data``."""
-    return is_column(vector) and vector.dtype == float32 and data.shape == shape and not is_column(data)
+def _is_vector(tile: NkiTensor) -> bool:
+    """Whether ``tensor_scalar`` takes the tile as its operand, with one element a partition."""
+    return is_column(tile) and tile.dtype == float32
 
 
 def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:

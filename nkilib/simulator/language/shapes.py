@@ -11,7 +11,6 @@ from ..api import isa as nisa
 from ..creation import full
 from ..dtypes import DType, as_dtype
 from ..errors import NkiValidationError
-from ..layout import Layout
 from ..tensor import NkiTensor
 from .binary import binary, result_type
 from .broadcasting import broadcast, common_shape
@@ -29,21 +28,13 @@ def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
-    """A view of ``x`` with a dimension of size 1 at position ``axis``, as ``torch.unsqueeze``.
+    """A view of ``x`` with a dimension of size 1 at position ``axis``, as ``torch.unsqueeze``: ``x.expand_dim(axis)``.
 
-    Raises:
-        NkiValidationError: for position 0 on chip, which is that of the partition dimension.
+    On chip, position 0 is that of the partition dimension.
     """
-    if not isinstance(x, NkiTensor) or x.is_indirect():
-        raise NkiValidationError(f"x must be a tile with a static address, got {x!r}")
-    at = index(axis) + (x.ndim + 1 if axis < 0 else 0)
-    least = 1 if x.is_on_chip() else 0
-    if not least <= at <= x.ndim:
-        raise NkiValidationError(f"axis must be in [{least}, {x.ndim}] for {x}, got {axis}")
-    shape, strides = list(x.shape), list(x.strides)
-    shape.insert(at, 1)
-    strides.insert(at, 1)
-    return x.with_layout(Layout(tuple(shape), tuple(strides), x.offset))
+    if not isinstance(x, NkiTensor):
+        raise NkiValidationError(f"x must be a tile, got {x!r}")
+    return x.expand_dim(axis)
 
 
 @language_function
@@ -63,9 +54,10 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
             f"shape must have the {tile.ndim} dimensions of {tile}, each of the same size or where that is 1, got "
             f"{list(sizes)}"
         )
-    result = new_tile(sizes, wanted)
-    nisa.tensor_copy(result, broadcast(tile, sizes))
-    return result
+    repeated = broadcast(tile, sizes)
+    # From one partition to many it is a new tile already, unless free dimensions repeat as well.
+    is_new = tile.shape[0] != sizes[0] and tile.shape[1:] == sizes[1:]
+    return repeated if is_new and tile.dtype == wanted else cast_copy(repeated, wanted)
 
 
 @language_function

@@ -634,6 +634,20 @@ def test_skip_leaves_untouched_what_a_gather_would_have_written() -> None:
     assert launch(body, rows(3, 2)).tolist() == [[10, 11], [-1, -1], [-1, -1], [0, 1]]
 
 
+def test_a_mode_may_be_given_by_its_value() -> None:
+    """As published kernels do: 1 is to skip, and software descriptors; 2 is hardware, which casts nothing."""
+
+    def gather(data: Any) -> Any:
+        gathered, result = tile(2, 2, value=-1), hbm(2, 2)
+        nisa.dma_copy(gathered, data.vector_select(0, indices(1, 99)), oob_mode=1, dge_mode=1)
+        nisa.dma_copy(result, gathered, dge_mode=3)
+        return result
+
+    assert launch(gather, rows(3, 2)).tolist() == [[10, 11], [-1, -1]]
+    cast = refusal(lambda: nisa.dma_copy(hbm(1, 2, dtype=nl.bfloat16), tile(1, 2), dge_mode=2))
+    assert cast.startswith("nisa.dma_copy: dge_mode=hwdge moves bytes and casts nothing")
+
+
 def test_skip_leaves_untouched_what_a_scatter_would_have_missed() -> None:
     def body(output: Any, data: Any) -> Any:
         nisa.dma_copy(output.vector_select(0, indices(3, 1, -5)), data, oob_mode=SKIP)
@@ -651,6 +665,70 @@ def test_skip_drops_a_whole_copy_with_a_scalar_offset() -> None:
     output = np.full((3, 2), -1, np.float32)
     launch(body, output, np.array([[5, 6]], np.float32))
     assert output.tolist() == [[-1, -1], [5, 6], [-1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("index", "offset", "moved"),
+    [
+        (2, 0, {0: 2, 1: 3, 2: 4}),
+        (4, 0, {0: 4}),
+        (5, 0, {}),
+        (-1, 0, {1: 0, 2: 1}),
+        (-3, 0, {}),
+        (3, 1, {0: 4}),
+        (-1, 1, {0: 0, 1: 1, 2: 2}),
+        (2**31 - 1, 0, {}),
+    ],
+)
+@pytest.mark.parametrize("side", ["dst", "src"])
+def test_skip_moves_the_rows_that_a_scalar_offset_leaves_inside(
+    side: str, index: int, offset: int, moved: dict[int, int]
+) -> None:
+    """Three rows from row `offset + index` of five on: public kernels let a block hang over the end of its tensor."""
+
+    def body(five: Any, three: Any) -> None:
+        at = tile(1, 1, dtype=nl.int32, value=index)
+        view = five.ap([[2, 3], [1, 2]], offset=2 * offset, scalar_offset=at, indirect_dim=0)
+        ends = (view, three) if side == "dst" else (three, view)
+        nisa.dma_copy(*ends, oob_mode=SKIP)
+
+    five, three = rows(5, 2), -rows(3, 2) - 1
+    expected_five, expected_three = five.copy(), three.copy()
+    for row_of_three, row_of_five in moved.items():
+        if side == "dst":
+            expected_five[row_of_five] = three[row_of_three]
+        else:
+            expected_three[row_of_three] = five[row_of_five]
+    launch(body, five, three)
+    assert five.tolist() == expected_five.tolist() and three.tolist() == expected_three.tolist()
+
+
+def test_skip_drops_all_where_the_index_does_not_count_rows() -> None:
+    """Columns from 1 on of 2: the address of the second one is that of the next row, but it is no second column."""
+
+    def body(output: Any, data: Any) -> None:
+        at = tile(1, 1, dtype=nl.int32, value=2)
+        nisa.dma_copy(output.ap([[1, 2]], scalar_offset=at, indirect_dim=1), data, oob_mode=SKIP)
+
+    output = np.full((3, 2), -1, np.float32)
+    launch(body, output, rows(1, 2))
+    assert (output == -1).all()
+
+
+def test_skip_needs_equally_many_rows_where_some_are_left_out() -> None:
+    def body(value: int) -> Body:
+        def kernel() -> None:
+            data = nl.zeros((5, 2), nl.float32, nl.private_hbm)
+            view = data.ap([[2, 3], [1, 2]], scalar_offset=tile(1, 1, dtype=nl.int32, value=value))
+            nisa.dma_copy(sbuf(1, 6), view, oob_mode=SKIP)
+
+        return kernel
+
+    assert refusal(body(3)) == (
+        "nisa.dma_copy: where rows are chosen or skipped 'dst' and 'src' must have equally many of them, got 1 of "
+        "tensor [1, 6] float32 in sbuf and 3 of tensor [2, 2] float32 in private_hbm"
+    )
+    execute(body(2))
 
 
 def test_rows_that_skip_drops_do_not_count_as_written() -> None:
@@ -791,8 +869,8 @@ def test_priorities_on_trn3(priority: Any) -> None:
     Rule(
         "rows of a gather",
         lambda: nisa.dma_copy(hbm(4, 1), nl.zeros((4, 2), nl.float32, nl.private_hbm).vector_select(0, indices(0, 1))),
-        "nisa.dma_copy: with a vector offset 'dst' and 'src' must have equally many rows, got 4 of tensor [4, 1] "
-        "float32 in private_hbm and 2 of tensor [4, 2] float32 in private_hbm",
+        "nisa.dma_copy: where rows are chosen or skipped 'dst' and 'src' must have equally many of them, got 4 of "
+        "tensor [4, 1] float32 in private_hbm and 2 of tensor [4, 2] float32 in private_hbm",
         lambda: nisa.dma_copy(hbm(2, 2), nl.zeros((4, 2), nl.float32, nl.private_hbm).vector_select(0, indices(0, 1))),
     ),
     Rule(
@@ -904,8 +982,8 @@ def test_priorities_on_trn3(priority: Any) -> None:
     ),
     Rule(
         "dge_mode",
-        copying(dge_mode=2),
-        "nisa.dma_copy: dge_mode must be a member of nki.isa.dge_mode, got 2",
+        copying(dge_mode=4),
+        "nisa.dma_copy: dge_mode must be a member of nki.isa.dge_mode, got 4",
         copying(dge_mode=DGE.hwdge),
     ),
 )

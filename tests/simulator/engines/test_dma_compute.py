@@ -482,8 +482,8 @@ UPDATE = (
     ),
     Rule(
         "oob_mode",
-        summing(oob_mode=1),
-        "nisa.dma_compute: oob_mode must be a member of nki.isa.oob_mode, got 1",
+        summing(oob_mode=2),
+        "nisa.dma_compute: oob_mode must be a member of nki.isa.oob_mode, got 2",
         summing(oob_mode=SKIP),
     ),
     Rule(

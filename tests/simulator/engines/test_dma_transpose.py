@@ -179,6 +179,19 @@ def test_skip_drops_a_whole_transpose_with_an_index_out_of_range() -> None:
     assert launch(body, normal(2, 3, 2)).tolist() == [[7] * 3] * 2
 
 
+def test_skip_leaves_the_columns_of_rows_behind_the_end() -> None:
+    """Three rows from row 2 of four on."""
+
+    def body(data: Any) -> Any:
+        made = tile(2, 3, value=7)
+        rows = data.ap([[2, 3], [1, 2]], scalar_offset=tile(1, 1, dtype=nl.int32, value=2))
+        nisa.dma_transpose(made, rows, oob_mode=SKIP)
+        return stored(made)
+
+    values = normal(4, 2)
+    assert launch(body, values).tolist() == [[*values[2:, column].tolist(), 7] for column in range(2)]
+
+
 def test_what_was_transposed_counts_as_written() -> None:
     """And nothing else: the last column of the tile was not."""
 
@@ -419,8 +432,8 @@ def indirect(
     ),
     Rule(
         "dge_mode",
-        direct((16, 3), dge_mode=2),
-        "nisa.dma_transpose: dge_mode must be a member of nki.isa.dge_mode, got 2",
+        direct((16, 3), dge_mode=9),
+        "nisa.dma_transpose: dge_mode must be a member of nki.isa.dge_mode, got 9",
         direct((16, 3), dge_mode=DGE.hwdge),
     ),
     Rule(

@@ -109,8 +109,10 @@ def test_bits_of_a_column_and_of_a_row() -> None:
 
 def test_bits_cast_to_another_type_afterwards() -> None:
     x = np.array([[300, -1]], I32)
-    assert call(lambda x: nl.bitwise_and(x, 0x1FF, dtype=nl.float32), x).tolist() == [[300.0, 511.0]]
-    assert call(lambda x, y: nl.bitwise_or(x, y, dtype=nl.int16), x, np.array([[1, 0]], I32)).tolist() == [[301, -1]]
+    got = outcome(lambda x: nl.bitwise_and(x, 0x1FF, dtype=nl.float32), x)
+    assert (got.dtype, got.values.tolist()) == (nl.float32, [[300.0, 511.0]])
+    got = outcome(lambda x, y: nl.bitwise_or(x, y, dtype=nl.int16), x, np.array([[1, 0]], I32))
+    assert (got.dtype, got.values.tolist()) == (nl.int16, [[301, -1]])
 
 
 def test_powers() -> None:
@@ -242,6 +244,20 @@ def test_an_indirect_view() -> None:
         nisa.tensor_copy(dst, nl.add(row, 1.0))
 
     assert run(body, [X, np.array([[1]], I32)], Result((2, 2))).tolist() == [[4, 1], [-6.5, 5]]
+
+
+def test_an_indirect_view_is_broadcast() -> None:
+    """int32 columns are repeated by a view of a tile at a static address."""
+
+    def body(dst: Any, data: Any, index: Any) -> None:
+        column = data.reshape((2, 4, 1)).select(1, index)
+        nisa.tensor_copy(dst, nl.add(data, column))
+
+    data = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], I32)
+    assert run(body, [data, np.array([[2]], I32)], Result((2, 4), nl.int32)).tolist() == [
+        [4, 5, 6, 7],
+        [12, 13, 14, 15],
+    ]
 
 
 # -- types of results --------------------------------------------------------------------------------------------------

@@ -123,6 +123,9 @@ def test_the_type_is_that_of_the_tile_unless_given() -> None:
         assert (got.dtype, got.values.astype(F32).tolist()) == (nl.bfloat16, [[value]])
         got = outcome(lambda x: function(x, 1, nl.float32), ones)  # noqa: B023
         assert (got.dtype, got.values.tolist()) == (nl.float32, [[pytest.approx(value)]])
+    tile_of_halves = normal(3, 200, seed=19).astype(ml_dtypes.bfloat16)
+    spread = call(lambda x: nl.var(x, 1, nl.float32), tile_of_halves)
+    assert np.all(np.abs(wide(spread)[:, 0] - np.var(wide(tile_of_halves), axis=1)) <= 64 * EPSILON)
     whole = outcome(lambda x: nl.mean(x, 1), np.array([[1, 2, 5, 3]], np.int32))
     assert (whole.dtype, whole.values.tolist()) == (nl.int32, [[3]])
 

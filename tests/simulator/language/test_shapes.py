@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
+from nkilib.simulator import OutOfRangeError
 
 from ..kernels import Result, Rule, Tile, normal, rules, run, tile
 from .calls import call, check_call, outcome
@@ -105,6 +106,7 @@ def test_a_row_that_is_a_view() -> None:
     """Of another partition, with a stride, with several dimensions, in PSUM."""
     x = normal(64, 8)
     for row, expected in (
+        (lambda x: x[0:1], x[0]),
         (lambda x: x[32:33], x[32]),
         (lambda x: x[0:1, ::2], x[0, ::2]),
         (lambda x: x[32:33, 1:7:3], x[32, 1:7:3]),
@@ -113,8 +115,20 @@ def test_a_row_that_is_a_view() -> None:
             tile_in = Tile(x, buffer=buffer)
             result = call(lambda x: nl.broadcast_to(row(x), (128, row(x).shape[1])), tile_in)  # noqa: B023
             assert (result == expected).all()
-    result = call(lambda x: nl.broadcast_to(x.reshape((64, 2, 4, 1))[0:1], (3, 2, 4, 5)), x)
-    assert (result == x[0].reshape(1, 2, 4, 1)).all() and result.shape == (3, 2, 4, 5)
+    result = call(lambda x: nl.broadcast_to(x.reshape((64, 2, 4, 1))[0:1, :, 1:3], (3, 2, 2, 5)), x)
+    assert (result == x[0].reshape(2, 4, 1)[:, 1:3]).all() and result.shape == (3, 2, 2, 5)
+    integers = np.arange(-3, 5, dtype=I32).reshape(1, 8) * 2**28
+    assert (call(lambda x: nl.broadcast_to(x[:, ::2], (3, 4)), integers) == integers[:, ::2]).all()
+
+
+def test_a_row_goes_to_the_tensor_engine_from_partition_0() -> None:
+    """There the ones are, too, that it is multiplied by: a row of another partition is copied first."""
+    x = normal(64, 8)
+    matmul = {"memset": 1, "nc_matmul": 1}
+    first = outcome(lambda x: nl.broadcast_to(x[0:1], (128, 8)), x)
+    assert first.instructions == matmul | {"tensor_copy": 1}
+    other = outcome(lambda x: nl.broadcast_to(x[32:33], (128, 8)), x)
+    assert other.instructions == matmul | {"tensor_copy": 2}
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e5m2], ids=lambda dtype: dtype.__name__)
@@ -134,7 +148,9 @@ def test_a_tile_that_has_the_shape_is_returned_itself() -> None:
     def body(dst: Any, data: Any) -> None:
         assert nl.broadcast_to(data, (2, 3)) is data
         assert nl.broadcast_to(data, (2, 3), dtype=nl.float32) is data
-        nisa.tensor_copy(dst, nl.broadcast_to(data, (2, 3), dtype=nl.bfloat16))
+        cast = nl.broadcast_to(data, (2, 3), dtype=nl.bfloat16)
+        assert cast.dtype == nl.bfloat16
+        nisa.tensor_copy(dst, cast)
 
     assert run(body, [X], Result((2, 3))).tolist() == X.tolist()
 
@@ -207,14 +223,22 @@ def test_operands_of_where_in_psum() -> None:
     Rule(
         "the partition dimension stays first",
         lambda: nl.expand_dims(tile(2, 3), 0),
-        "nl.expand_dims: axis must be in [1, 2] for tensor [2, 3] float32 in sbuf, got 0",
+        "nl.expand_dims: NkiTensor.expand_dim: dimension 0 of tensor [2, 3] float32 in sbuf counts partitions and must "
+        "stay as it is",
+        lambda: nl.expand_dims(tile(2, 3), 1),
+    ),
+    Rule(
+        "a tile to expand",
+        lambda: nl.expand_dims(3, 1),
+        "nl.expand_dims: x must be a tile, got 3",
         lambda: nl.expand_dims(tile(2, 3), 1),
     ),
     Rule(
         "a position in the shape",
         lambda: nl.expand_dims(tile(2, 3), 3),
-        "nl.expand_dims: axis must be in [1, 2] for tensor [2, 3] float32 in sbuf, got 3",
+        "nl.expand_dims: NkiTensor.expand_dim: dim must be in [0, 2] of tensor [2, 3] float32 in sbuf, got 3",
         lambda: nl.expand_dims(tile(2, 3), 2),
+        error=OutOfRangeError,
     ),
     Rule(
         "a size that is not 1",

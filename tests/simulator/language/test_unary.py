@@ -13,7 +13,7 @@ from nkilib.nki import nisa, nl
 
 from ..activation_formulas import CASES, is_close
 from ..kernels import Result, normal, run
-from .calls import call, wide
+from .calls import call, outcome, wide
 
 F32, I32 = np.float32, np.int32
 
@@ -84,6 +84,7 @@ def test_negation() -> None:
     x = np.array([[5.0, -3.0, math.inf]], F32)
     assert call(lambda x: nl.negative(x), x).tolist() == [[-5, 3, -math.inf]]
     assert call(lambda x: nl.negative(x), np.array([[7, -8]], np.int8)).tolist() == [[-7, 8]]
+    assert outcome(lambda x: nl.negative(x, dtype=nl.float16), x).dtype == nl.float16
     assert call(lambda x: nl.invert(x), np.array([[0, -1, 5]], I32)).tolist() == [[-1, 0, -6]]
     assert call(lambda x: nl.invert(x), np.array([[0, 255, 5]], np.uint8)).tolist() == [[255, 0, 250]]
 
