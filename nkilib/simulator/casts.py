@@ -39,7 +39,7 @@ def store_float(destination: npt.NDArray[Any], values: npt.NDArray[np.float32], 
 
     ``values`` is reshaped to the destination: both hold the same elements in row-major order.
     """
-    shaped = values.reshape(destination.shape)
+    shaped = values if values.shape == destination.shape else values.reshape(destination.shape)
     if dtype.is_integer:
         destination[...] = saturate_to_integer(shaped, dtype)
     elif dtype == tfloat32:

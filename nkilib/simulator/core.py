@@ -90,6 +90,7 @@ class Core:
     """One simulated core.
 
     Attributes:
+        version_number: the generation as a number, so that instructions need not ask an Enum for it.
         instruction_number: number of the instruction that runs, from 1.
         names: the ``name=`` of every instruction that had one.
         lives: the life of every on-chip tensor that the kernel made.
@@ -103,6 +104,7 @@ class Core:
         self.launch = launch
         self.options = launch.options
         self.generation: Generation = launch.options.generation
+        self.version_number: int = self.generation.version.value
         self.record = Record()
         self.instruction_number = 0
         self.names: set[str] = set()

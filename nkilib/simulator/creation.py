@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from .core import Core, current_core
+from .description import describe
 from .dtypes import DType, as_dtype
 from .errors import NkiValidationError, add_location
 from .fill import fill
@@ -81,21 +82,21 @@ def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRe
 
 
 def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> None:
-    what = f"tensor {name!r} {list(shape)} {dtype}" if name else f"tensor {list(shape)} {dtype}"
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if region in HBM:
         return
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
-            f"{what} in {region}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), "
-            f"got {shape[0]}"
+            f"{describe(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
+            f"(nl.tile_size.pmax), got {shape[0]}"
         )
     free_bytes = prod(shape[1:]) * dtype.itemsize
     limit = _partition_bytes(core, region)
     if free_bytes > limit:
         raise NkiValidationError(
-            f"{what} in {region}: {free_bytes} bytes a partition, a partition of {core.generation.name} has {limit}"
+            f"{describe(name, shape, dtype, region)}: {free_bytes} bytes a partition, a partition of "
+            f"{core.generation.name} has {limit}"
         )
 
 

@@ -27,6 +27,9 @@ from .tensor_indirection import check_indirect_operands, with_indirection
 _NUMBERS = itertools.count()
 
 
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
+_UNKNOWN, _GPSIMD, _PSUM = Engine.unknown, Engine.gpsimd, MemoryRegion.psum
+
 # Stands for a parameter without a default that a call has not given yet.
 _MISSING: Any = object()
 
@@ -122,12 +125,14 @@ class Definition:
     checks: tuple[tuple[Operand, int, int], ...] = field(init=False)
     outputs: tuple[tuple[Operand, int], ...] = field(init=False)
     label: str = field(init=False)
+    since_number: int = field(init=False)
 
     def __post_init__(self) -> None:
         parameters = self.signature.parameters
         empty = inspect.Parameter.empty
         positions = {name: position for position, name in enumerate(parameters)}
         known = {
+            "since_number": self.since.value,
             "label": f"nisa.{self.name}",
             "names": tuple(parameters),
             "_positions": positions,
@@ -171,8 +176,8 @@ class Definition:
         Raises:
             NkiValidationError: if the caller asks for one that cannot run it.
         """
-        asked = Engine.unknown if self._engine_position is None else values[self._engine_position]
-        if asked is Engine.unknown:
+        asked = _UNKNOWN if self._engine_position is None else values[self._engine_position]
+        if asked is _UNKNOWN:
             if self.choose_engine is None:
                 return self.engines[0]
             return self.choose_engine(dict(zip(self.names, values, strict=True)))
@@ -269,13 +274,15 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _validate(core: Core, definition: Definition, values: list[Any]) -> Engine:
-    if core.generation.version.value < definition.since.value:
+    if core.version_number < definition.since_number:
         raise NkiValidationError(
             f"needs {definition.since.name} or newer; the target is {core.generation.name} "
             f"({core.generation.version.name}), set NEURON_PLATFORM_TARGET_OVERRIDE to change it"
         )
     for rule, position, like in definition.checks:
-        values[position] = check_operand(core, rule, values[position], values[like])
+        value = values[position]
+        if value is not None or not rule.is_optional:
+            values[position] = check_operand(core, rule, value, values[like])
     engine = definition.pick_engine(values)
     if core.indirect_operands:
         parameters = dict(zip(definition.names, values, strict=True))
@@ -285,7 +292,7 @@ def _validate(core: Core, definition: Definition, values: list[Any]) -> Engine:
             value = values[position]
             if type(value) is NkiTensor and not value._passed_engine_checks:
                 check_engine_access(rule.name, value)
-        if engine is Engine.gpsimd:
+        if engine is _GPSIMD:
             _refuse_psum(definition, values)
     return engine
 
@@ -302,5 +309,5 @@ def mark_written(tensor: NkiTensor, is_matmul: bool = False) -> None:
     storage = tensor.storage
     if not storage.written.is_full:
         storage.written.mark(tensor.layout, storage.width_of(tensor.dtype))
-    if tensor.buffer is MemoryRegion.psum and not is_matmul:
+    if tensor.buffer is _PSUM and not is_matmul:
         storage.accumulated.clear(tensor.layout, storage.width_of(tensor.dtype))

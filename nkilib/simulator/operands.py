@@ -79,14 +79,14 @@ def check_operand(core: Core, rule: Operand, value: Any, like: Any) -> Any:
     Args:
         core: the core that runs the instruction.
         rule: what the instruction demands.
-        value: what the caller gave.
+        value: what the caller gave; not None where the operand is optional.
         like: the operand whose partitions a vector must match; not used for others.
 
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
     """
     if not isinstance(value, NkiTensor):
-        if (value is None and rule.is_optional) or (rule.accepts_scalar and _is_number(value)):
+        if rule.accepts_scalar and (type(value) is float or _is_number(value)):
             return value
         kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
         raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {value!r}")
@@ -184,8 +184,12 @@ def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
     Raises:
         NkiValidationError: naming the two operands and their sizes.
     """
-    same_partitions(values, first, *others)
-    same_elements(values, first, *others)
+    tile = values[first]
+    for name in others:
+        other = values[name]
+        if other.free_size != tile.free_size or other.shape[0] != tile.shape[0]:
+            same_partitions(values, first, name)
+            same_elements(values, first, name)
 
 
 def same_elements(values: dict[str, Any], first: str, *others: str) -> None:

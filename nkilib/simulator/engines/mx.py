@@ -33,6 +33,7 @@ from ..operands import (
 from ..partitions import first_partition, start_partition
 from ..tensor import NkiTensor
 from .mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
+from .products import transposed_product
 from .psum_accumulate import accumulate_in_psum
 
 _QUADRANT = 32
@@ -126,8 +127,14 @@ def nc_matmul_mx(
     left = _matrix(call, "stationary", stationary, stationary_scale)
     right = _matrix(call, "moving", moving, moving_scale)
     # In float64, because a value of large scale may leave the range of float32 where its product does not.
-    product = np.tensordot(left, right, axes=([0, 2], [0, 2]))
+    product = transposed_product(_contracted(left), _contracted(right))
     accumulate_in_psum(call.core, dst, product.astype(np.float32), accumulate)
+
+
+def _contracted(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """(partitions, elements of a partition, 4) as a matrix whose rows are contracted: partitions and the four."""
+    partitions, columns, packed = values.shape
+    return values.swapaxes(1, 2).reshape(partitions * packed, columns)
 
 
 def _matrix(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> npt.NDArray[np.float64]:

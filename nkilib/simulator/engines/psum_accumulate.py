@@ -16,6 +16,8 @@ from ..errors import NkiValidationError
 from ..tensor import NkiTensor
 from ..written import WrittenMap
 
+_TRN3 = nc_version.gen4.value
+
 
 def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[np.float32], accumulate: bool | None) -> None:
     """Store ``product`` in ``dst``: added to the element there, in float32, or in its place.
@@ -33,7 +35,7 @@ def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[np.float
     values = product.reshape(dst.shape)
     if accumulate is None or accumulate:
         summed = _elements_in(dst.storage.accumulated, dst)
-        if core.generation.version is nc_version.gen4:
+        if core.version_number == _TRN3:
             summed |= _elements_in(dst.storage.written, dst)
         if accumulate and not summed.all():
             raise NkiValidationError(

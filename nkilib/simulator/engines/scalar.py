@@ -127,13 +127,13 @@ def activate(
         values = result.open(rows)
         # Read before the data lands in dst, whose tile may hold them.
         operands = [column(step.operand, rows) for step in steps]
-        slope = column(parameter, rows)
+        slope = column(parameter, rows) if key in PARAMETRIC else None
         loaded = source.load(rows, values if is_apart else None)
         for step, operand in zip(steps, operands, strict=True):
             left, right = (operand, loaded) if step.is_reversed else (loaded, operand)
             ARITHMETIC[step.key](left, right, values)
             loaded = values
-        if key in PARAMETRIC:
+        if slope is not None:
             PARAMETRIC[key](loaded, slope, values)
         else:
             ACTIVATIONS[key](loaded, values)

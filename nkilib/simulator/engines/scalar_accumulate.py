@@ -19,6 +19,8 @@ from .accumulate import lanes_of
 Float32s = npt.NDArray[np.float32]
 
 _COMMANDS = (commands.idle, commands.reset, commands.reduce, commands.reset_reduce)
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
+_IDLE, _RESET, _RESET_REDUCE, _REDUCE = commands.idle, commands.reset, commands.reset_reduce, commands.reduce
 _REDUCING = (commands.reduce, commands.reset_reduce)
 
 
@@ -89,8 +91,8 @@ class ScalarAccumulation:
         self._fold = _FOLDS[key]
         self._command = command
         self._core = core
-        self._lanes = lanes_of(data)
-        self._partial = np.empty(data.shape[0], np.float32)
+        self._data = data
+        self._partial = np.empty(data.shape[0] if command in _REDUCING else 0, np.float32)
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows along the free axis."""
@@ -104,18 +106,20 @@ class ScalarAccumulation:
             UninitializedReadError: if the command continues from registers that hold nothing defined, with
                 ``uninitialized="error"``.
         """
-        registers = self._core.scalar_accumulators
-        if self._command is commands.reset:
-            registers.set(self._lanes, self._fold.identity)
-        elif self._command is commands.reset_reduce:
-            registers.set(self._lanes, self._partial)
-        elif self._command is commands.reduce:
-            if self._core.options.uninitialized == "error" and not registers.known[self._lanes].all():
+        if self._command is _IDLE:
+            return
+        registers, lanes = self._core.scalar_accumulators, lanes_of(self._data)
+        if self._command is _RESET:
+            registers.set(lanes, self._fold.identity)
+        elif self._command is _RESET_REDUCE:
+            registers.set(lanes, self._partial)
+        elif self._command is _REDUCE:
+            if self._core.options.uninitialized == "error" and not registers.known[lanes].all():
                 raise UninitializedReadError(
                     "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
                     "reset_reduce"
                 )
-            registers.set(self._lanes, self._fold.join(registers.values[self._lanes], self._partial))
+            registers.set(lanes, self._fold.join(registers.values[lanes], self._partial))
 
 
 def _names(keys: tuple[str, ...]) -> str:

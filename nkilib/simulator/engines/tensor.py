@@ -21,6 +21,7 @@ from ..instruction import Call, instruction
 from ..memory import MemoryRegion
 from ..operands import PSUM, SBUF, Operand, output
 from ..tensor import NkiTensor
+from .products import transposed_product
 from .psum_accumulate import accumulate_in_psum
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
@@ -70,7 +71,8 @@ def nc_matmul(
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
         _transpose_by_matmul(dst, left, right)
         return
-    accumulate_in_psum(core, dst, left.astype(np.float32).T @ right.astype(np.float32), accumulate)
+    product = transposed_product(left.astype(np.float32), right.astype(np.float32))
+    accumulate_in_psum(core, dst, product, accumulate)
 
 
 def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
@@ -212,5 +214,5 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = 
     matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
     if call.engine is engines.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
-        matrix = (np.eye(rows, dtype=np.float32) @ matrix.astype(np.float32)).astype(matrix.dtype)
+        matrix = transposed_product(np.eye(rows, dtype=np.float32), matrix.astype(np.float32)).astype(matrix.dtype)
     dst.array[...] = matrix.T.reshape(dst.shape)

@@ -271,8 +271,13 @@ def tensor_reduce(
     inner = prod(data.shape[first:])
     source = SourceRows(call.core, "source", data)
     results = np.empty((data.shape[0], free_size(dst)), np.float32)
+    # The reduction along the second of two axes is several times as fast as that along the third of three.
+    is_whole_row = free_size(dst) == 1
     for rows in row_blocks(data, free_size(data)):
-        reduce(source.load(rows).reshape(-1, free_size(dst), inner), axis=2, out=results[rows])
+        if is_whole_row:
+            reduce(source.load(rows), axis=1, out=results[rows, 0])
+        else:
+            reduce(source.load(rows).reshape(-1, free_size(dst), inner), axis=2, out=results[rows])
     store_float(dst.array, np.negative(results) if negate else results, dst.dtype)
 
 
