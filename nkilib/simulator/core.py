@@ -120,10 +120,16 @@ class Core:
         self.shared_constants = 0
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
-    def note_shared(self, base: NkiTensor, is_write: bool, rows: npt.NDArray[np.int64] | None = None) -> None:
-        """The core accesses ``base`` in HBM, or those of its rows that ``rows`` names."""
+    def note_shared(
+        self,
+        base: NkiTensor,
+        is_write: bool,
+        rows: npt.NDArray[np.int64] | None = None,
+        values: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """The core reads ``base`` in HBM, or those of its rows that ``rows`` names, or writes ``values`` there."""
         if self._sees_races and base.buffer is MemoryRegion.shared_hbm:
-            self.shared_accesses.note(base, is_write, rows)
+            self.shared_accesses.note(base, is_write, rows, values)
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
         """A float32 work buffer of the core, reused from instruction to instruction; its content is arbitrary."""

@@ -3,13 +3,16 @@
 Every core remembers what its DMAs touch of each shared tensor until a ``core_barrier`` on that tensor, which orders
 what came before it with what comes after it on the other core. Then, and at the end of the kernel, what the two cores
 remember is compared, element for element: strided accesses that interleave without meeting are no race.
+
+Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 Offsets = npt.NDArray[np.int64]
 
+# Larger writes are not compared: their checksum would take as long as the write.
+_CHECKSUM_BYTES = 1 << 20
+
 
 class _Spans(NamedTuple):
     """Byte ranges ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
@@ -33,24 +39,57 @@ class _Spans(NamedTuple):
 
 
 @dataclass
+class _Access:
+    """One kind of access to one part of a tensor, made once or again and again.
+
+    Attributes:
+        layout, width: the elements, and the bytes of each.
+        rows: of the layout (indices of dimension 0) that are accessed; None for all.
+        place: where in the kernel it was first made.
+        content: what was written, as a checksum of all the writes; None for a read, and where one was large.
+    """
+
+    layout: Layout
+    width: int
+    rows: Offsets | None
+    place: str
+    content: int | None
+
+    def spans(self) -> _Spans:
+        """The bytes that are accessed."""
+        if self.rows is None:
+            return _spans(self.layout, self.width)
+        return _spans_of_rows(self.layout, self.width, self.rows)
+
+
 class _Accesses:
-    """Accesses of one kind: where in the kernel they were made, by what was accessed."""
+    """Accesses of one kind, by what was accessed."""
 
-    views: dict[tuple[Layout, int], str] = field(default_factory=dict)
-    rows: list[tuple[Layout, int, Offsets, str]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._made: dict[tuple[Layout, int, bytes], _Access] = {}
 
-    def note(self, base: NkiTensor, rows: Offsets | None) -> None:
+    def note(self, base: NkiTensor, rows: Offsets | None, values: npt.NDArray[Any] | None) -> None:
         width = base.storage.width_of(base.dtype)
-        if rows is not None:
-            self.rows.append((base.layout, width, rows.copy(), kernel_location()))
-        elif (base.layout, width) not in self.views:
-            self.views[base.layout, width] = kernel_location()
+        key = base.layout, width, b"" if rows is None else rows.tobytes()
+        access = self._made.get(key)
+        if access is None:
+            chosen = None if rows is None else rows.copy()
+            access = self._made[key] = _Access(base.layout, width, chosen, kernel_location(), 0)
+        if values is None or values.nbytes > _CHECKSUM_BYTES:
+            access.content = None
+        elif access.content is not None:
+            access.content = zlib.crc32(values.tobytes(), access.content)
 
-    def spans(self) -> list[tuple[_Spans, str]]:
-        """The bytes of every access, and its place in the kernel."""
-        whole = [(_spans(layout, width), place) for (layout, width), place in self.views.items()]
-        chosen = [(_spans_of_rows(layout, width, numbers), place) for layout, width, numbers, place in self.rows]
-        return [item for item in whole + chosen if item[0].starts.size]
+    def all(self) -> list[_Access]:
+        return list(self._made.values())
+
+    def unlike(self, other: _Accesses) -> list[_Access]:
+        """The writes that ``other`` has not made in just the same way, with the same values."""
+        return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
+
+
+def _is_same(write: _Access, other: _Access | None) -> bool:
+    return other is not None and write.content is not None and write.content == other.content
 
 
 @dataclass
@@ -67,10 +106,23 @@ class SharedAccesses:
     def __init__(self) -> None:
         self._touched: dict[Storage, Touched] = {}
 
-    def note(self, base: NkiTensor, is_write: bool, rows: Offsets | None = None) -> None:
-        """The core accesses ``base``, or those of its rows (indices of dimension 0) that ``rows`` names."""
+    def note(
+        self,
+        base: NkiTensor,
+        is_write: bool,
+        rows: Offsets | None = None,
+        values: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """The core accesses ``base``, or those of its rows (indices of dimension 0) that ``rows`` names.
+
+        Args:
+            base: a static view.
+            is_write: whether it writes.
+            rows: which rows; None for all.
+            values: what it writes, in the order of the elements.
+        """
         touched = self._touched.setdefault(base.storage, Touched())
-        (touched.writes if is_write else touched.reads).note(base, rows)
+        (touched.writes if is_write else touched.reads).note(base, rows, values)
 
     def take(self, storage: Storage) -> Touched:
         """What the core did to a tensor, which it then forgets: what follows is ordered with it."""
@@ -97,35 +149,35 @@ def check_races(tensor: Storage, first: Touched, second: Touched) -> None:
     Raises:
         RaceError: naming the tensor, and what each core did where in the kernel.
     """
-    first_writes, second_writes = first.writes.spans(), second.writes.spans()
-    _check_pair(tensor, ("writes", first_writes), ("writes", second_writes))
-    if first_writes:
-        _check_pair(tensor, ("writes", first_writes), ("reads", second.reads.spans()))
-    if second_writes:
-        _check_pair(tensor, ("reads", first.reads.spans()), ("writes", second_writes))
+    first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
+    _check_pair(tensor, ("writes", first_unlike), ("writes", second.writes.all()))
+    _check_pair(tensor, ("writes", first.writes.all()), ("writes", second_unlike))
+    _check_pair(tensor, ("writes", first_unlike), ("reads", second.reads.all()))
+    _check_pair(tensor, ("reads", first.reads.all()), ("writes", second_unlike))
 
 
-_Side = tuple[str, list[tuple[_Spans, str]]]
+_Side = tuple[str, list[_Access]]
 
 
 def _check_pair(tensor: Storage, first: _Side, second: _Side) -> None:
-    meeting = _first_meeting([spans for spans, _ in first[1]], [spans for spans, _ in second[1]])
+    (first_verb, first_accesses), (second_verb, second_accesses) = first, second
+    if not first_accesses or not second_accesses:
+        return
+    meeting = _first_meeting([item.spans() for item in first_accesses], [item.spans() for item in second_accesses])
     if meeting is None:
         return
     byte, one, other = meeting
     element = [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
     described = describe(tensor.name, tensor.shape, tensor.dtype, tensor.region)
     raise RaceError(
-        f"race on {described}: core 0 {first[0]} element {element} at "
-        f"{first[1][one][1]} and core 1 {second[0]} it at {second[1][other][1]}; let the cores use different elements, "
-        f"or put nisa.core_barrier on this tensor between the two"
+        f"race on {described}: core 0 {first_verb} element {element} at {first_accesses[one].place} and core 1 "
+        f"{second_verb} it at {second_accesses[other].place}; let the cores use different elements, or put "
+        f"nisa.core_barrier on this tensor between the two"
     )
 
 
 def _first_meeting(first: Sequence[_Spans], second: Sequence[_Spans]) -> tuple[int, int, int] | None:
     """A byte that is in a span of both, and which of ``first`` and of ``second`` it is in; None if there is none."""
-    if not first or not second:
-        return None
     starts, ends, owners = _together([*first, *second])
     is_first = owners < len(first)
     order = np.argsort(starts, kind="stable")

@@ -13,7 +13,7 @@ from .access_patterns import AccessPatterns
 from .dtypes import as_dtype
 from .errors import NkiValidationError
 from .layout import dense
-from .memory import MemoryRegion, as_region
+from .memory import HBM, MemoryRegion, as_region
 from .python_operators import PythonOperators
 
 
@@ -45,7 +45,12 @@ class NkiTensor(AccessPatterns, PythonOperators):
         self._set(layout, as_dtype(dtype), storage, as_region(buffer), name, None)
 
     def __bool__(self) -> bool:
-        raise NkiValidationError(f"{self}: the values of a tensor are not known while the kernel is being built")
+        if self.buffer in HBM:
+            return True  # public kernels ask so whether an optional tensor was passed
+        raise NkiValidationError(
+            f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
+            f"one into a register, and 'is not None' asks whether there is a tensor"
+        )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         # The documentation gives the name alone; what it might do (copy, cast, on which engine) is not said anywhere.

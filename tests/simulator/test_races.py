@@ -42,8 +42,8 @@ def race(body: Callable[..., Any]) -> str:
 
 
 def write(view: Any) -> None:
-    """In a kernel: a DMA into ``view``."""
-    nisa.dma_copy(view, tile(*view.shape))
+    """In a kernel: a DMA into ``view``, of other values on each core."""
+    nisa.dma_copy(view, tile(*view.shape, value=nl.program_id(0)))
 
 
 def read(view: Any) -> None:
@@ -167,6 +167,51 @@ def test_an_index_out_of_range_that_is_skipped_touches_nothing() -> None:
         nisa.dma_copy(shared.vector_select(0, index), tile(2, 6), oob_mode=nisa.oob_mode.skip)
 
     on_two_cores(kernel)
+
+
+def write_the_same(view: Any, value: Any = 7) -> None:
+    """In a kernel: a DMA into ``view`` of values that do not depend on the core."""
+    nisa.dma_copy(view, tile(*view.shape, value=value))
+
+
+def test_both_may_write_the_same_values_to_the_same_place_and_read_them() -> None:
+    def kernel(shared: Any, core: int) -> None:
+        write_the_same(shared[2:5, :])
+        write_the_same(shared[2:5, :], 8)
+        read(shared[2:5, :])
+
+    result = on_two_cores(kernel)
+    assert (result[2:5] == 8).all() and (result[:2] == 0).all()
+
+
+def test_the_same_values_in_another_order_or_to_overlapping_places_are_a_race() -> None:
+    def order(shared: Any, core: int) -> None:
+        write_the_same(shared[2:5, :], 7 + core)
+        write_the_same(shared[2:5, :], 8 - core)
+
+    def places(shared: Any, core: int) -> None:
+        write_the_same(shared[2 + core : 5 + core, :])
+
+    assert "core 0 writes element [2, 0]" in race(order)
+    assert "core 0 writes element [3, 0]" in race(places)
+
+
+def test_the_same_values_are_a_race_with_what_only_one_core_does() -> None:
+    def kernel(shared: Any, core: int) -> None:
+        write_the_same(shared[2:5, :])
+        if core == 1:
+            write(shared[4:6, :])
+
+    assert "core 0 writes element [4, 0]" in race(kernel)
+
+
+def test_large_writes_are_not_compared() -> None:
+    def kernel(shared: Any, core: int) -> None:
+        write_the_same(shared)
+
+    on_two_cores(kernel, 64, 4096)  # 1 MiB
+    with pytest.raises(RaceError):
+        on_two_cores(kernel, 64, 4097)
 
 
 def test_private_tensors_are_no_matter() -> None:

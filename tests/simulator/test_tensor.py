@@ -95,9 +95,18 @@ def test_views_share_storage() -> None:
     assert (array[1:3, ::2] == -1).all() and (array == -1).sum() == 6
 
 
-def test_a_tensor_has_no_truth_value() -> None:
-    expected = f"{HBM}: the values of a tensor are not known while the kernel is being built"
-    assert refused(NkiValidationError, lambda: bool(plain(4, 6))) == expected
+def test_a_tile_has_no_truth_value() -> None:
+    expected = (
+        "tensor [4, 6] float32 in sbuf: the values of a tensor are not known while the kernel is being built; "
+        "nisa.register_load brings one into a register, and 'is not None' asks whether there is a tensor"
+    )
+    assert refused(NkiValidationError, lambda: bool(tile(4, 6))) == expected
+
+
+def test_a_tensor_in_hbm_is_true_where_an_optional_argument_may_be_none() -> None:
+    """Whatever it holds: `if bias:` asks whether a bias was passed, in kernels of AWS too."""
+    assert plain(4, 6)
+    assert hbm(np.zeros((1, 1), np.float32))
 
 
 def test_assignment_to_a_tensor_is_not_there() -> None:

@@ -9,7 +9,7 @@ else take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, wher
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from .. import dtypes, enums
 from ..ranges import while_loop
@@ -22,8 +22,18 @@ def _module(name: str, contents: dict[str, Any]) -> ModuleType:
     return module
 
 
+class TensorAnnotation:
+    """A parameter that is a tensor: ``nki.typing.tensor``, or ``nki.typing.tensor[128, 512]`` with its expected shape.
+
+    The shape is for readers: the documentation does not say that a launch checks it, and none is checked here.
+    """
+
+    def __class_getitem__(cls, shape: object) -> object:
+        return Annotated[NkiTensor, shape]
+
+
 _TYPES = {str(dtype): dtype for dtype in dtypes.ALL_DTYPES}
-_ANNOTATIONS = {"tensor": NkiTensor, "mutable_tensor": NkiTensor}
+_ANNOTATIONS = {"tensor": TensorAnnotation, "mutable_tensor": TensorAnnotation}
 _CONSTANTS = ("dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
 
 # Whole modules, by the name under which kernels import them.

@@ -202,7 +202,7 @@ def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None
         view.storage.written.mark(view.layout, view.array.itemsize)
     if view.buffer in HBM:
         core.record.hbm_written_bytes += values.size * view.dtype.itemsize
-        core.note_shared(view, True, end.numbers if isinstance(end, Rows) else None)
+        core.note_shared(view, True, end.numbers if isinstance(end, Rows) else None, values)
 
 
 def _check_rows_written(core: Core, name: str, rows: Rows, values: npt.NDArray[Any]) -> None:

@@ -16,10 +16,12 @@ from ..core import Core
 from ..enums import engine as engines
 from ..enums import matmul_perf_mode, nc_version
 from ..errors import NkiValidationError
-from ..generations import PARTITIONS, PSUM_PARTITION_BYTES
+from ..generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..instruction import Call, instruction
+from ..layout import Layout, extent
 from ..memory import MemoryRegion
 from ..operands import PSUM, SBUF, Operand, output
+from ..partitions import partition_elements
 from ..tensor import NkiTensor
 from .products import transposed_product
 from .psum_accumulate import accumulate_in_psum
@@ -173,6 +175,19 @@ def _check_sizes(
         raise NkiValidationError(f"operand 'moving' must have at most {most} free elements, got {right[1]}")
     if dst.shape[0] != left[1] or free_size(dst) != right[1]:
         raise NkiValidationError(f"operand 'dst' must be of shape ({left[1]}, {right[1]}), got {dst}")
+    if not on_trn3:
+        _check_bank(dst)
+
+
+def _check_bank(dst: NkiTensor) -> None:
+    """A matmul writes into one PSUM bank (trainium_inferentia2_arch.rst); a tensor larger than one starts with one."""
+    low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
+    first, last = (element * dst.dtype.itemsize // PSUM_BANK_BYTES for element in (low, high))
+    if first != last:
+        raise NkiValidationError(
+            f"operand 'dst' must lie in one PSUM bank of {PSUM_BANK_BYTES} bytes in a partition, got elements {low} to "
+            f"{high} of the partitions of {dst}, in banks {first} and {last} of the tensor"
+        )
 
 
 def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:

@@ -525,6 +525,21 @@ def unit_rectangle(rows: int, columns: int) -> Any:
         lambda: nisa.nc_matmul(psum(4, 512), tile(4, 4), tile(4, 512)),
     ),
     Rule(
+        "across two banks",
+        lambda: nisa.nc_matmul(psum(4, 1024)[:, 256:513], tile(4, 4), tile(4, 257)),
+        "nisa.nc_matmul: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 256 to 512 "
+        "of the partitions of tensor [4, 257] float32 in psum, in banks 0 and 1 of the tensor",
+        lambda: nisa.nc_matmul(psum(4, 1024)[:, 512:769], tile(4, 4), tile(4, 257)),
+    ),
+    Rule(
+        "across two banks, on trn3",
+        lambda: nisa.nc_matmul(psum(4, 1024)[:, 0:1024:2], tile(4, 4), tile(4, 512)),
+        "nisa.nc_matmul: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 0 to 1022 "
+        "of the partitions of tensor [4, 512] float32 in psum, in banks 0 and 1 of the tensor",
+        lambda: nisa.nc_matmul(psum(4, 1024)[:, 0:1024:2], tile(4, 4), tile(4, 512)),
+        corrected_target="trn3",
+    ),
+    Rule(
         "columns of moving on trn3, float32",
         lambda: nisa.nc_matmul(psum(4, 4096), tile(4, 4), tile(4, 4097)),
         "nisa.nc_matmul: operand 'moving' must have at most 4096 free elements, got 4097",
