@@ -14,7 +14,7 @@ help:
 	@echo "make test   linters, type checker and tests"
 	@echo "make lint   linters and type checker only"
 	@echo "make sweep  the kernels over real vocabularies and many tunings (long)"
-	@echo "make bench  speed and memory of the simulation beside PyTorch"
+	@echo "make bench  speed and memory of the simulation beside PyTorch, and what an instruction costs"
 	@echo "make clean  remove the virtual environment and caches"
 
 demo: $(VENV)/.installed-cli
@@ -33,6 +33,7 @@ sweep: $(VENV)/.installed-cli
 
 bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.bench
+	$(RUN) -m benchmarks.instruction_cost
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -53,11 +54,14 @@ def test_kernels_of_the_pages_are_nki(source: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("source", blocks("bash"))
-def test_make_targets_of_bash_blocks_exist(source: str) -> None:
-    targets = re.findall(r"^make (\w+)", source, re.MULTILINE)
-    assert targets, f"no make command in the block: {source!r}"
-    for target in targets:
-        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+def test_commands_of_bash_blocks_work(source: str, tmp_path: Path) -> None:
+    """`make` finds its target; `python -m` runs, on a script of one line where the command names one."""
+    (tmp_path / "script.py").write_text("import nki.language as nl")
+    for line in source.splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        assert program in ("make", "python"), f"neither make nor python: {line!r}"
+        command = [sys.executable, *arguments] if program == "python" else ["make", "--dry-run", "-C", ROOT, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 

@@ -33,7 +33,7 @@ class TensorAnnotation:
 
 
 _TYPES = {str(dtype): dtype for dtype in dtypes.ALL_DTYPES}
-_ANNOTATIONS = {"tensor": TensorAnnotation, "mutable_tensor": TensorAnnotation}
+_ANNOTATIONS = {"tensor": TensorAnnotation, "mutable_tensor": NkiTensor}
 _CONSTANTS = ("dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
 
 # Whole modules, by the name under which kernels import them.

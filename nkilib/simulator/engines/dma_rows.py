@@ -46,7 +46,7 @@ End = NkiTensor | Rows
 
 
 def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
-    """Where ``view`` points now; None if a scalar offset leads wholly out of range and ``skips`` allows that.
+    """Where ``view`` points now; None if a scalar offset leads wholly out of its tensor and ``skips`` allows that.
 
     Raises:
         OutOfRangeError: naming the partition and the index, unless ``skips``.
@@ -66,17 +66,23 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
         raise
 
 
-def _rows_inside(view: NkiTensor, indirect: Indirect) -> Rows | None:
-    """The rows of a view that its scalar offset has moved over an end of its tensor, or None if none is left inside.
+def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
+    """What a scalar offset leaves of a view inside its tensor: the view, some of its rows, or None if nothing.
 
-    Public kernels rely on it: they let a block of rows hang over the end. It takes an index that counts the rows of a
-    whole tensor; of other views it is not defined which part would be inside.
+    Public kernels rely on both ends of it. An index beyond its dimension that leads to elements of the tensor is no
+    access out of bounds (a slot of a cache of blocks, counted in slots over all blocks); and a block of rows may hang
+    over the end, where the index counts rows of the view.
     """
-    elements = view.storage.elements_of(view.dtype)
-    counts_rows = indirect.stride == view.strides[0] and indirect.stride * indirect.limit == elements
-    if view.is_on_chip() or not counts_rows:
+    if view.is_on_chip():
         return None
+    elements = view.storage.elements_of(view.dtype)
     (index,) = indirect.read()
+    whole = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
+    low, high = extent(whole)
+    if index >= 0 and low >= 0 and high < elements:
+        return view.with_layout(whole)
+    if indirect.stride != view.strides[0]:
+        return None
     rows = np.arange(view.shape[0])
     starts = view.offset + (index + rows) * indirect.stride
     low, high = extent(Layout(view.shape[1:], view.strides[1:], 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nki, nl
@@ -24,9 +25,20 @@ def test_nki_dtype_is_an_annotation_and_a_module_of_types() -> None:
     assert set(older.dtype.__all__) >= {"float32", "int8", "float8_e4m3", "bool"}
 
 
-def test_nki_typing_has_the_tensor() -> None:
+def test_nki_typing_annotates_parameters() -> None:
+    """A tensor with or without its expected shape, as the migration guide writes it; the launch goes on as without."""
     older: Any = nki
-    assert older.typing.tensor is nl.NkiTensor
+    nt = older.typing
+
+    def add_one(x: nt.tensor[4, 3], y: nt.tensor) -> nt.tensor:
+        nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=1.0)
+        nl.store(y, value=tile)
+        return y
+
+    add_one.__annotations__["x"] = nt.tensor[4, 3]  # annotations are text in this file
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert (nki.jit(add_one)(x, np.zeros_like(x)) == x + 1).all()
+    assert nt.mutable_tensor is nl.NkiTensor
 
 
 def test_nki_isa_constants_has_the_enumerations() -> None:

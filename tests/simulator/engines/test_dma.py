@@ -703,15 +703,38 @@ def test_skip_moves_the_rows_that_a_scalar_offset_leaves_inside(
     assert five.tolist() == expected_five.tolist() and three.tolist() == expected_three.tolist()
 
 
-def test_skip_drops_all_where_the_index_does_not_count_rows() -> None:
-    """Columns from 1 on of 2: the address of the second one is that of the next row, but it is no second column."""
+@pytest.mark.parametrize(("index", "moved"), [(2, {2: 0, 3: 1}), (4, {4: 0, 5: 1}), (5, {5: 0}), (6, {}), (-3, {})])
+def test_skip_goes_by_the_end_of_the_tensor_and_not_of_the_dimension(index: int, moved: dict[int, int]) -> None:
+    """Public kernels count the slots of a cache [blocks, slots, ...] over all blocks; without skip it is refused."""
+
+    def body(mode: Any) -> Any:
+        def kernel(cache: Any, data: Any) -> None:
+            at = tile(1, 1, dtype=nl.int32, value=index)
+            view = cache.ap([[2, 2], [1, 2]], scalar_offset=at, indirect_dim=1)
+            nisa.dma_copy(view, data, oob_mode=mode)
+
+        return kernel
+
+    cache = np.full((3, 2, 2), -1, np.float32)
+    launch(body(SKIP), cache, rows(2, 2))
+    slots = cache.reshape(6, 2)
+    expected = np.full((6, 2), -1, np.float32)
+    for slot, row in moved.items():
+        expected[slot] = rows(2, 2)[row]
+    assert slots.tolist() == expected.tolist()
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=rf"index {index} .* is out of range \[0, 2\)"):
+        launch(body(nisa.oob_mode.error), cache, rows(2, 2))
+
+
+def test_skip_drops_all_that_hangs_over_the_end_where_the_index_does_not_count_rows() -> None:
+    """Two columns from the last one of six elements on: rows of the view are no steps of the index."""
 
     def body(output: Any, data: Any) -> None:
         at = tile(1, 1, dtype=nl.int32, value=2)
-        nisa.dma_copy(output.ap([[1, 2]], scalar_offset=at, indirect_dim=1), data, oob_mode=SKIP)
+        nisa.dma_copy(output.ap([[2, 2], [1, 2]], offset=2, scalar_offset=at, indirect_dim=1), data, oob_mode=SKIP)
 
     output = np.full((3, 2), -1, np.float32)
-    launch(body, output, rows(1, 2))
+    launch(body, output, rows(2, 2))
     assert (output == -1).all()
 
 

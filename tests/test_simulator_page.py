@@ -1,0 +1,75 @@
+"""The tables of docs/simulator.md name every documented function once, with its true state, engines and generation."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nkilib.simulator.instruction import REGISTRY
+from tests.simulator.api.test_names import DOCUMENTED, MODULES, is_implemented, missing_methods
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "simulator.md").read_text(encoding="utf-8")
+GENERATIONS = {2: "trn1", 3: "trn2", 4: "trn3"}
+RUNS, OPERATOR, MISSING = "runs", "operator", "NotImplementedError"
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading of the third level."""
+    _, _, rest = PAGE.partition(f"\n### {heading}\n")
+    section, _, _ = rest.partition("\n### ")
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def states(heading: str, column: int = 1) -> dict[str, str]:
+    """The state of every name in backticks in a column of the table."""
+    named = [(name, row[-1]) for row in rows(heading) for name in re.findall(r"`(\w+)`", row[column])]
+    assert [name for name, count in Counter(name for name, _ in named).items() if count > 1] == []
+    return dict(named)
+
+
+def true_state(module: str, name: str) -> str:
+    if module == "nki.language" and "parameters" not in DOCUMENTED[module][name]:
+        return OPERATOR if name in ("average", "bypass", "prelu") else RUNS
+    if name == "ReplicaGroup":
+        return MISSING
+    return RUNS if is_implemented(module, name) else MISSING
+
+
+@pytest.mark.parametrize(("module", "column"), [("nki.isa", 0), ("nki.language", 1), ("nki.collectives", 0)])
+def test_every_documented_name_has_its_state(module: str, column: int) -> None:
+    api = DOCUMENTED[module]
+    expected = {name: true_state(module, name) for name, what in api.items() if "parameters" in what}
+    if module == "nki.language":
+        classes = {"DType", "MemoryRegion", "NKIObject", "NkiTensor", "_TileSize"}
+        expected |= {name: true_state(module, name) for name in api.keys() - classes}
+    if module == "nki.collectives":
+        expected = {name: true_state(module, name) for name in api}
+    assert states(module, column) == expected
+
+
+def test_every_method_of_a_tensor_has_its_state() -> None:
+    methods = DOCUMENTED["nki.language"]["NkiTensor"]["methods"].keys() - {"__init__"}
+    missing = missing_methods()
+    assert states("NkiTensor") == {name: MISSING if name in missing else RUNS for name in methods}
+
+
+def test_the_module_itself() -> None:
+    named = {name for row in rows("nki") for name in re.findall(r"`(\w+)`", row[0])}
+    assert named >= DOCUMENTED["nki"].keys()
+    assert all(hasattr(MODULES["nki"], name) for name in DOCUMENTED["nki"])
+
+
+def test_instructions_have_their_engines_and_generation() -> None:
+    for name, _, engines, since, _ in rows("nki.isa"):
+        definition = REGISTRY.get(name.strip("`"))
+        if definition is None:  # not an instruction: it asks for the target, or makes a register
+            assert (engines, since) == ("", "trn1")
+            continue
+        assert since == GENERATIONS[definition.since.value], name
+        documented = "sync, scalar" if name == "`dma_copy`" else engines  # by default the DMA engine itself
+        assert documented == ", ".join(engine.name for engine in definition.engines), name
+        assert name != "`dma_copy`" or engines == "dma; with hardware descriptors sync, scalar"
