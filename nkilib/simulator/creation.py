@@ -54,7 +54,7 @@ def ndarray(
         raise
     storage = _allocate(core, sizes, kind, region, name)
     storage.scope = core.loops.scope
-    tensor = NkiTensor(sizes, kind, storage, region, name)
+    tensor = NkiTensor.whole(storage)
     if region in ON_CHIP:
         storage.life = LiveRange(tensor, place)
         core.lives.append(storage.life)

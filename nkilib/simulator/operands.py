@@ -239,10 +239,21 @@ def check_engine_access(name: str, tensor: NkiTensor) -> None:
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
     """
-    if not tensor._passed_engine_checks:
+    if tensor._passed_engine_checks:
+        return
+    if not _is_plain(tensor):
         check_free_pattern(name, tensor)
         check_partitions(name, tensor)
-        tensor._passed_engine_checks = True
+    tensor._passed_engine_checks = True
+
+
+def _is_plain(tensor: NkiTensor) -> bool:
+    """Whether a view is of two dimensions, from partition 0 on, and within all limits: most are."""
+    row = partition_elements(tensor)
+    (partitions, *free), strides = tensor.shape, tensor.strides
+    if len(free) != 1 or tensor.offset >= row or (partitions > 1 and strides[0] != row):
+        return False
+    return free[0] <= FREE_AXIS_MAX and -FREE_STRIDE_MAX <= strides[1] <= FREE_STRIDE_MAX
 
 
 def check_free_pattern(name: str, tensor: NkiTensor) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Smaller arrays cost little to allocate.
-_SMALLEST_BYTES = 1 << 20
+SMALLEST_POOLED_BYTES = 1 << 20
 # About the SBUF of two cores: more than that is never alive at once in a kernel that fits the device.
 _LARGEST_TOTAL_BYTES = 64 << 20
 # References to an array that only its storage holds: the storage's own, and the argument of getrefcount.
@@ -32,8 +32,6 @@ class BytePool:
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """An array of ``nbytes`` bytes with arbitrary content."""
-        if nbytes < _SMALLEST_BYTES:
-            return np.empty(nbytes, np.uint8)
         with self._lock:
             arrays = self._free.get(nbytes)
             if arrays:
@@ -43,7 +41,7 @@ class BytePool:
 
     def give(self, array: npt.NDArray[Any]) -> None:
         """Take back an array for reuse, unless it is small, the pool is full or somebody else still refers to it."""
-        if array.size < _SMALLEST_BYTES or sys.getrefcount(array) > _UNSHARED_REFERENCES:
+        if array.size < SMALLEST_POOLED_BYTES or sys.getrefcount(array) > _UNSHARED_REFERENCES:
             return
         with self._lock:
             if self._total + array.size <= _LARGEST_TOTAL_BYTES:

@@ -12,7 +12,7 @@ from .dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, fl
 from .layout import Layout
 from .live_ranges import LiveRange
 from .memory import ON_CHIP, MemoryRegion
-from .pool import ON_CHIP_POOL
+from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
 from .written import WrittenMap
 
 # What an element that was never written reads as: NaN, and this in integer types (AWS's simulator uses it too).
@@ -72,7 +72,7 @@ class Storage:
         self.partition_bytes = prod(shape[1:]) * self.numpy_dtype.itemsize
         if data is None:
             nbytes = prod(shape) * self.numpy_dtype.itemsize
-            self._is_pooled = region in ON_CHIP
+            self._is_pooled = nbytes >= SMALLEST_POOLED_BYTES and region in ON_CHIP
             self._bytes: npt.NDArray[np.uint8] = (
                 ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
             )

@@ -15,6 +15,7 @@ from .errors import NkiValidationError
 from .layout import dense
 from .memory import HBM, MemoryRegion, as_region
 from .python_operators import PythonOperators
+from .storage import Storage
 
 
 class NkiTensor(AccessPatterns, PythonOperators):
@@ -43,6 +44,13 @@ class NkiTensor(AccessPatterns, PythonOperators):
     ) -> None:
         layout = dense(tuple(int(size) for size in shape))
         self._set(layout, as_dtype(dtype), storage, as_region(buffer), name, None)
+
+    @classmethod
+    def whole(cls, storage: Storage) -> NkiTensor:
+        """All of a storage, in the shape and type that it was made with. For the simulator."""
+        tensor = cls.__new__(cls)
+        tensor._set(dense(storage.shape), storage.dtype, storage, storage.region, storage.name, None)
+        return tensor
 
     def __bool__(self) -> bool:
         if self.buffer in HBM:

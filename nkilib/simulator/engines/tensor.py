@@ -54,7 +54,7 @@ def nc_matmul(
     accumulate: bool | None = None,
     tile_position: tuple[int, int] | tuple[()] = (),
     tile_size: tuple[int, int] | tuple[()] = (),
-    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
+    perf_mode: matmul_perf_mode | str = matmul_perf_mode.none,
 ) -> None:
     """``dst = stationary.T @ moving`` in float32; the contraction runs over the partitions of both.
 
@@ -62,6 +62,7 @@ def nc_matmul(
     that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
     """
     core = call.core
+    perf_mode = _as_perf_mode(perf_mode)
     rows, columns = _tile(core, tile_position, tile_size, perf_mode)
     _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
     left, right = _matrices(stationary, moving, perf_mode)
@@ -77,6 +78,16 @@ def nc_matmul(
     accumulate_in_psum(core, dst, product, accumulate)
 
 
+def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
+    """The member of the enumeration; published kernels also pass its value."""
+    if isinstance(perf_mode, matmul_perf_mode):
+        return perf_mode
+    for member in matmul_perf_mode:
+        if perf_mode == member.value:
+            return member
+    raise NkiValidationError(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {perf_mode!r}")
+
+
 def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
     """The hint has an effect on float32 only (docstring of ``nc_matmul``); a wrong one would give a wrong product."""
     if is_onezero and tile.dtype == dt.float32 and not np.isin(tile.array, (0, 1)).all():
@@ -85,8 +96,6 @@ def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
     """Rows and columns of the systolic array that the call may use."""
-    if not isinstance(perf_mode, matmul_perf_mode):
-        raise NkiValidationError(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {perf_mode!r}")
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:

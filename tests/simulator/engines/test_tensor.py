@@ -349,13 +349,14 @@ def test_tile_sizes_and_positions(target: str, position: Any, size: Any, correct
 # -- FP8 double rows -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", [DOUBLE_ROW, "double_row"], ids=["member", "value"])
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 @pytest.mark.parametrize("types", [(nl.float8_e4m3, nl.float8_e5m2), (nl.float8_e5m2, nl.float8_e5m2)], ids=str)
-def test_double_row_contracts_over_partitions_and_pairs(types: Any, target: str) -> None:
-    """The documentation's `[1, 256] @ [256, 3]`, of integers that FP8 holds."""
+def test_double_row_contracts_over_partitions_and_pairs(types: Any, target: str, mode: Any) -> None:
+    """The documentation's `[1, 256] @ [256, 3]`, of integers that FP8 holds; published kernels name the mode."""
     stationary, moving = integers(128, 2, 1, high=4), integers(128, 2, 3, seed=1, high=4)
     result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y, perf_mode=DOUBLE_ROW),
+        lambda dst, x, y: nisa.nc_matmul(dst, x, y, perf_mode=mode),
         [Tile(stationary, types[0]), Tile(moving, types[1])],
         Result((1, 3), nl.float32, PSUM),
         target=target,
@@ -617,8 +618,8 @@ def unit_rectangle(rows: int, columns: int) -> Any:
     ),
     Rule(
         "perf_mode",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode="double_row"),
-        "nisa.nc_matmul: perf_mode must be a member of nki.isa.matmul_perf_mode, got 'double_row'",
+        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode="double_column"),
+        "nisa.nc_matmul: perf_mode must be a member of nki.isa.matmul_perf_mode, got 'double_column'",
         lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
     ),
     Rule(
