@@ -11,7 +11,7 @@ from operator import index as as_int
 from typing import TYPE_CHECKING, Any
 
 from .dtypes import DType, as_dtype
-from .errors import NkiValidationError, OutOfRangeError
+from .errors import NkiValidationError
 from .indexed_views import IndexedViews
 from .indirect import Indirect, check_scalar_index
 from .layout import Layout, extent
@@ -43,8 +43,9 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
         of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says.
 
+        A static pattern that leaves the storage, or a partition, makes a view whose use is an OutOfRangeError.
+
         Raises:
-            OutOfRangeError: if the static pattern leaves the storage.
             NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not walk
                 partition by partition, or ``indirect_dim`` is not 0 with a vector offset.
         """
@@ -66,25 +67,33 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         return self._scalar_pattern(shape, strides, start, new_dtype, scalar_offset, indirect_dim)
 
     def _static_pattern(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> NkiTensor:
+        outside = self._what_is_outside(shape, strides, start, dtype)
+        if not outside:
+            return self._with(shape, strides, start, dtype)
+        from .outside import OutsideTensor  # its base is made of this class
+
+        layout = Layout(tuple(shape), tuple(strides), start)
+        return OutsideTensor(self, layout, dtype, f"NkiTensor.ap on {self}: {outside}")
+
+    def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
+        """How a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""
         low, high = extent(Layout(tuple(shape), tuple(strides), start))
         elements = self.storage.elements_of(dtype)
         if low < 0 or high >= elements:
-            raise OutOfRangeError(
-                f"NkiTensor.ap on {self}: pattern {list(zip(strides, shape, strict=True))} at offset {start} touches "
-                f"elements {low} to {high} of a storage of {elements}"
+            return (
+                f"pattern {list(zip(strides, shape, strict=True))} at offset {start} touches elements {low} to {high} "
+                f"of a storage of {elements}"
             )
-        if self.is_on_chip():
-            self._check_stays_in_partition(shape, strides, start)
-        return self._with(shape, strides, start, dtype)
-
-    def _check_stays_in_partition(self, shape: list[int], strides: list[int], start: int) -> None:
+        if not self.is_on_chip():
+            return ""
         row = strides[0]
         low, high = extent(Layout(tuple(shape[1:]), tuple(strides[1:]), start % row))
         if low < 0 or high >= row:
-            raise OutOfRangeError(
-                f"NkiTensor.ap on {self}: the free pattern {list(zip(strides[1:], shape[1:], strict=True))} at offset "
-                f"{start} leaves the {row} elements of a partition"
+            return (
+                f"the free pattern {list(zip(strides[1:], shape[1:], strict=True))} at offset {start} leaves the {row} "
+                f"elements of a partition"
             )
+        return ""
 
     def _scalar_pattern(
         self,

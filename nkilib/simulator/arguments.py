@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 from collections.abc import Callable
@@ -12,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .containers import map_leaves
 from .dtypes import LOW_PRECISION, DType, as_dtype
-from .errors import NkiValidationError, UninitializedReadError
+from .errors import NkiValidationError
 from .memory import HBM, MemoryRegion
-from .objects import NKIObject
 from .options import Options
 from .storage import Storage
 from .tensor import NkiTensor
@@ -86,7 +85,7 @@ class Arguments:
         except TypeError as error:
             raise TypeError(f"{self._kernel}: {error}") from None
         for name, value in bound.arguments.items():
-            bound.arguments[name] = self._convert(value, name)
+            bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args
         self.kwargs = bound.kwargs
 
@@ -97,17 +96,6 @@ class Arguments:
             return self._inputs[id(value)].tensor
         if isinstance(value, np.bool_ | np.integer | np.floating):
             return value.item()  # NKI values are Python's
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._convert(item, f"{name}[{i}]") for i, item in enumerate(value)))
-        if isinstance(value, tuple | list):
-            return type(value)(self._convert(item, f"{name}[{i}]") for i, item in enumerate(value))
-        if isinstance(value, dict):
-            return {key: self._convert(item, f"{name}[{key!r}]") for key, item in value.items()}
-        if isinstance(value, NKIObject):
-            converted = copy.copy(value)
-            for field, item in vars(value).items():
-                object.__setattr__(converted, field, self._convert(item, f"{name}.{field}"))
-            return converted
         return value
 
     def write_back(self) -> None:
@@ -122,23 +110,11 @@ class Arguments:
             NkiValidationError: if the kernel returns something that is not in HBM or was never written.
         """
         as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
-        return self._result(value, options, as_torch)
 
-    def _result(self, value: Any, options: Options, as_torch: bool) -> Any:
-        if isinstance(value, NkiTensor):
-            return self._tensor_result(value, options, as_torch)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._result(item, options, as_torch) for item in value))
-        if isinstance(value, tuple | list):
-            return type(value)(self._result(item, options, as_torch) for item in value)
-        if isinstance(value, dict):
-            return {key: self._result(item, options, as_torch) for key, item in value.items()}
-        if isinstance(value, NKIObject):
-            converted = copy.copy(value)
-            for field, item in vars(value).items():
-                object.__setattr__(converted, field, self._result(item, options, as_torch))
-            return converted
-        return value
+        def converted(leaf: Any, path: str) -> Any:
+            return self._tensor_result(leaf, options, as_torch) if isinstance(leaf, NkiTensor) else leaf
+
+        return map_leaves(value, "", converted)
 
     def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
         if tensor.is_indirect():
@@ -155,19 +131,19 @@ class Arguments:
             raise NkiValidationError(
                 f"{self._kernel}: a kernel on two cores returns tensors in nl.shared_hbm; {tensor} belongs to one core"
             )
-        _check_result_written(tensor, options)
+        self._check_written(tensor, options)
         array = tensor.array
         return _to_torch(array, tensor.dtype) if as_torch else array
 
-
-def _check_result_written(tensor: NkiTensor, options: Options) -> None:
-    missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
-    if missing and options.uninitialized == "error":
-        raise UninitializedReadError(
-            f"the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never written"
-        )
-    if missing:
-        tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
+    def _check_written(self, tensor: NkiTensor, options: Options) -> None:
+        missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
+        if missing and options.uninitialized == "error":
+            raise UninitializedReadError(
+                f"{self._kernel}: the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never "
+                f"written"
+            )
+        if missing:
+            tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
 
 
 def _is_torch(value: Any) -> bool:

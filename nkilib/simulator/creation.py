@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from math import prod
 from operator import index
@@ -13,6 +14,7 @@ from .dtypes import DType, as_dtype
 from .errors import NkiValidationError, add_location
 from .fill import fill
 from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
+from .language_function import language_function
 from .live_ranges import LiveRange
 from .memory import HBM, ON_CHIP, MemoryRegion, as_region
 from .partitions import allowed_starts
@@ -71,9 +73,7 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
 
 
 def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
-    def make() -> Storage:
-        return Storage(shape, dtype, region, name, precise_fp=core.options.precise_fp)
-
+    make = functools.partial(Storage, shape, dtype, region, name, precise_fp=core.options.precise_fp)
     if region is not MemoryRegion.shared_hbm:
         return make()
     position = core.shared_allocations
@@ -136,17 +136,14 @@ def _partition_bytes(core: Core, region: MemoryRegion) -> int:
     return core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
 
 
+@language_function
 def full(
     shape: Sequence[int], fill_value: Any, dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
 ) -> NkiTensor:
     """A new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
     tensor = ndarray(shape, dtype, buffer, name)
     core = current_core("nl.full")
-    try:
-        fill(tensor, fill_value)
-    except NkiValidationError as error:
-        add_location(error, "nl.full")
-        raise
+    fill(tensor, fill_value)
     tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
     if tensor.buffer in ON_CHIP:
         core.record.add("memset", "vector")
@@ -156,6 +153,7 @@ def full(
     return tensor
 
 
+@language_function
 def zeros(
     shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
 ) -> NkiTensor:
@@ -163,16 +161,19 @@ def zeros(
     return full(shape, 0, dtype, buffer, name)
 
 
+@language_function
 def ones(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
     """A new tensor of ones."""
     return full(shape, 1, dtype, buffer, name)
 
 
+@language_function
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    """A new tensor of zeros with the shape of ``x``, and its type and buffer unless others are given."""
-    return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+    """A new tensor of zeros with the shape of ``x``, and its type unless another is given; in SBUF by default."""
+    return zeros(x.shape, dtype or x.dtype, buffer or MemoryRegion.sbuf, name)
 
 
+@language_function
 def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """A new unwritten tensor with the shape of ``x``, and its type and buffer unless others are given."""
     return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)

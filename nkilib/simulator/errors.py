@@ -15,7 +15,16 @@ class NkiValidationError(Exception):
 
     The name is the one that ``nki.isa`` documents. Every error that the simulator raises on a kernel's behalf is
     of this class or of a subclass, except plain Python errors such as a wrong number of arguments.
+
+    Attributes:
+        place: ``file:line`` of the kernel, once it is known.
+        refusal: the message behind the place and the function of ``nki.language``.
+        core: `` on core 1`` where a function of ``nki.language`` refused on one of two cores.
     """
+
+    place = ""
+    refusal = ""
+    core = ""
 
 
 class OutOfRangeError(NkiValidationError, IndexError):
@@ -73,22 +82,41 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
 
     For errors that no instruction raises: of a view, or of a function of the language.
     """
-    if getattr(error, "is_located", False):
+    if error.place:
         return
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not _is_simulator(code.co_filename):
-            place = f"{code.co_filename}:{traceback.tb_lineno}: "
+            place = f"{code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
-    error.is_located = True  # type: ignore[attr-defined]
-    error.args = (f"{place}{core}{error}",)
+    error.place = place or "<unknown>"
+    error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
 
 
 def add_location(error: NkiValidationError, what: str) -> None:
     """Put kernel location and instruction in front of ``error``'s message, once."""
-    if getattr(error, "is_located", False):
+    if error.place:
         return
-    error.is_located = True  # type: ignore[attr-defined]
-    error.args = (f"{kernel_location()}: {what}: {error}",)
+    error.place = kernel_location()
+    error.refusal = f"{what}: {error}"
+    error.args = (f"{error.place}: {error.refusal}",)
+
+
+def add_function(error: NkiValidationError, function: str, core: int | None) -> None:
+    """Put kernel location and a function of ``nki.language`` in front of ``error``'s message.
+
+    The name of an instruction inside it that refused stays, behind that of the function; of functions that call each
+    other the outermost one, which is the last to come here, takes the place of the others.
+
+    Args:
+        error: what the function, or an instruction inside it, raises.
+        function: as the kernel calls it.
+        core: number of the core where there are two; an instruction has named it already.
+    """
+    if not error.place:
+        error.place = kernel_location()
+        error.refusal = str(error)
+        error.core = "" if core is None else f" on core {core}"
+    error.args = (f"{error.place}: {function}{error.core}: {error.refusal}",)

@@ -20,6 +20,7 @@ from .live_ranges import touch_output
 from .memory import MemoryRegion
 from .objects import NKIObject
 from .operands import Operand, check_engine_access, check_operand
+from .signatures import call_error
 from .tensor import NkiTensor
 from .tensor_indirection import check_indirect_operands, with_indirection
 
@@ -164,10 +165,9 @@ class Definition:
             if values[position] is _MISSING:
                 is_wrong = True
         if is_wrong:
-            try:
-                self.signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"nisa.{self.name}: {error}") from None
+            error = call_error(self.label, self.signature, args, kwargs)
+            if error is not None:
+                raise error
         return values
 
     def pick_engine(self, values: list[Any]) -> Engine:
@@ -307,7 +307,9 @@ def _refuse_psum(definition: Definition, values: list[Any]) -> None:
 def mark_written(tensor: NkiTensor, is_matmul: bool = False) -> None:
     """Record that an instruction has written all of ``tensor``, and what that means for a later matmul in PSUM."""
     storage = tensor.storage
-    if not storage.written.is_full:
+    if tensor.is_whole:
+        storage.written.is_full = True
+    elif not storage.written.is_full:
         storage.written.mark(tensor.layout, storage.width_of(tensor.dtype))
     if tensor.buffer is _PSUM and not is_matmul:
         storage.accumulated.clear(tensor.layout, storage.width_of(tensor.dtype))

@@ -102,5 +102,7 @@ def touch_output(tensor: NkiTensor, number: int, adds_to: bool) -> None:
 
 def covers_storage(tensor: NkiTensor) -> bool:
     """Whether the view has all elements of its storage."""
-    is_whole = tensor.size == tensor.storage.elements_of(tensor.dtype)
-    return is_whole and not tensor.is_indirect() and is_dense(tensor.shape, tensor.strides)
+    if tensor.is_whole:
+        return True
+    is_large_enough = tensor.size == tensor.storage.elements_of(tensor.dtype)
+    return is_large_enough and not tensor.is_indirect() and is_dense(tensor.shape, tensor.strides)

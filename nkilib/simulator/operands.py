@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from .description import describe_stranger
 from .dtypes import COMPUTABLE, DType
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
@@ -89,7 +90,7 @@ def check_operand(core: Core, rule: Operand, value: Any, like: Any) -> Any:
         if rule.accepts_scalar and (type(value) is float or _is_number(value)):
             return value
         kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
-        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {value!r}")
+        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_stranger(value)}")
     if value.buffer not in rule.regions:
         allowed = " or ".join(sorted(region.value for region in rule.regions))
         raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}")

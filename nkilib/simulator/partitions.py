@@ -13,7 +13,7 @@ def partition_elements(tensor: NkiTensor) -> int:
 
 def start_partition(tensor: NkiTensor) -> int:
     """The partition of the tensor's own storage in which an on-chip view starts."""
-    return tensor.offset // partition_elements(tensor)
+    return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 
 def first_partition(tensor: NkiTensor) -> int | None:

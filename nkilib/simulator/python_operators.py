@@ -12,6 +12,7 @@ _BINARY = {
     "sub": ("-", "nl.subtract"),
     "mul": ("*", "nl.multiply"),
     "truediv": ("/", "nl.divide"),
+    "floordiv": ("//", "nl.divide and nl.floor"),
     "mod": ("%", "nl.mod"),
     "pow": ("**", "nl.power"),
     "matmul": ("@", "nl.matmul"),
@@ -45,6 +46,26 @@ class PythonOperators(NKIObject):
     """Base of ``NkiTensor`` whose arithmetic raises TypeError. Equality stays identity, so that tensors hash."""
 
     __slots__ = ()
+
+    # Numbers of numpy leave an operator to the tensor on its other side.
+    __array_priority__ = 1000.0
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: numpy would take a tensor for one object, and the sum of that for the tensor itself."""
+        raise TypeError(
+            f"{self}: numpy cannot compute with a tensor; use the functions of nki.language (in a debugger, .array is a "
+            f"numpy view)"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"{self}: a tensor is no sequence; loop over range(t.shape[0]) and index it")
+
+    def __index__(self) -> NoReturn:
+        """Refused; ``int()``, ``float()`` and ``range()`` come here too."""
+        raise TypeError(
+            f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
+            f"one into a register"
+        )
 
 
 for _table, _prefixes in ((_BINARY, ("", "r")), (_COMPARISONS, ("",)), (_UNARY, ("",))):

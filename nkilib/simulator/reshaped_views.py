@@ -36,7 +36,10 @@ class ReshapedViews(View):
         """
         new_shape = tuple(as_int(size) for size in shape)
         if min(new_shape, default=0) < 0:
-            raise NkiValidationError(f"NkiTensor.reshape: sizes must not be negative, got {list(new_shape)} for {self}")
+            raise NkiValidationError(
+                f"NkiTensor.reshape: sizes must not be negative, got {list(new_shape)} for {self}; reshape_dim takes one "
+                f"-1, for what the other sizes leave"
+            )
         if prod(new_shape) != self.size:
             raise NkiValidationError(
                 f"NkiTensor.reshape: {self} has {self.size} elements, {list(new_shape)} has {prod(new_shape)}"

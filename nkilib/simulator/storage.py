@@ -38,9 +38,9 @@ class Storage:
     """
 
     __slots__ = (
+        "_accumulated",
         "_bytes",
         "_is_pooled",
-        "accumulated",
         "dtype",
         "index_note",
         "is_read_only",
@@ -81,8 +81,7 @@ class Storage:
             self._bytes = data.reshape(-1).view(np.uint8)
         self.is_read_only = not self._bytes.flags.writeable
         self.written = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, data is not None)
-        # Elements that hold a matmul result: a matmul may add to these (see engines/psum_accumulate.py).
-        self.accumulated = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, False)
+        self._accumulated: WrittenMap | None = None
         self.index_note: Any = None
         self.life: LiveRange | None = None
         self.scope: tuple[int, ...] = ()
@@ -90,6 +89,13 @@ class Storage:
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
             ON_CHIP_POOL.give(self._bytes)
+
+    @property
+    def accumulated(self) -> WrittenMap:
+        """The elements that hold a matmul result: a matmul may add to these (see engines/psum_accumulate.py)."""
+        if self._accumulated is None:
+            self._accumulated = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, False)
+        return self._accumulated
 
     @property
     def nbytes(self) -> int:

@@ -32,6 +32,7 @@ class View(NKIObject):
 
     Attributes:
         layout: shape, strides and offset together.
+        is_whole: whether it is known to be all of the storage.
         size: number of elements.
         free_size: number of elements for each index of dimension 0; on chip, elements per partition.
     """
@@ -44,6 +45,7 @@ class View(NKIObject):
         "buffer",
         "dtype",
         "free_size",
+        "is_whole",
         "layout",
         "name",
         "offset",
@@ -74,6 +76,7 @@ class View(NKIObject):
         self._indirect = indirect
         self._array: npt.NDArray[Any] | None = None
         self._flat_rows: npt.NDArray[Any] | None = None
+        self.is_whole = False
         # Set by operands.check_engine_access: the layout never changes, so that once is enough.
         self._passed_engine_checks = False
 

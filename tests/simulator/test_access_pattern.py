@@ -441,5 +441,35 @@ def test_constraints(broken: Any, message: str, corrected: Any) -> None:
     ],
 )
 def test_patterns_that_leave_the_tensor(broken: Any, message: str, corrected: Any) -> None:
-    assert refused(OutOfRangeError, broken) == message
+    assert refused(OutOfRangeError, lambda: broken().array) == message
     assert isinstance(corrected(), NkiTensor)
+    assert corrected().is_indirect() or corrected().array.size
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda view: nisa.tensor_copy(tile()[0:2], view),
+        lambda view: nisa.memset(view, 0),
+        lambda view: nisa.dma_copy(tile()[0:2], view),
+        lambda view: view[:, 0:1],
+        lambda view: view.reshape((2, 2, 2)),
+        lambda view: view.ap([[4, 2], [1, 1]]),
+    ],
+    ids=["read", "write", "copy", "index", "reshape", "ap"],
+)
+def test_a_pattern_that_leaves_the_tensor_is_refused_when_it_is_used(use: Any) -> None:
+    """Not when it is made: published kernels make views that a condition stated later keeps from being used."""
+
+    def kernel(offset: int) -> None:
+        view = tile().ap([[4, 2], [1, 4]], offset=offset)
+        assert view.shape == (2, 4) and view.dtype == nl.float32
+        if offset <= 1:
+            use(view)
+
+    run(lambda: kernel(2))
+    run(lambda: kernel(0))
+    message = refused(OutOfRangeError, lambda: run(lambda: kernel(1)))
+    assert message.endswith(
+        f"NkiTensor.ap on {SBUF}: the free pattern [(1, 4)] at offset 1 leaves the 4 elements of a partition"
+    )

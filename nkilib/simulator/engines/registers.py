@@ -19,6 +19,7 @@ from ..instruction import Call, NkiInstruction, instruction
 from ..memory import MemoryRegion
 from ..operands import Operand, output
 from ..registers import VirtualRegister, wrap_integer
+from ..signatures import call_error
 from ..tensor import NkiTensor
 
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
@@ -30,10 +31,9 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 
     def nameless(*args: Any, **kwargs: Any) -> NkiInstruction:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"nisa.{public.__name__}: {error}") from None
+        error = call_error(f"nisa.{public.__name__}", signature, args, kwargs)
+        if error is not None:
+            raise error
         return public(*args, **kwargs)
 
     nameless.__name__ = nameless.__qualname__ = public.__name__

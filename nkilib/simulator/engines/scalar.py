@@ -123,7 +123,7 @@ def activate(
     with its ``parameter`` if it has one, and the reduction into the registers, which ``reduce_res`` receives."""
     source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
     is_apart = result.is_apart_from(data)
-    for rows in row_blocks(dst, free_size(dst), data, parameter, *(step.operand for step in steps)):
+    for rows in row_blocks(dst, free_size(dst), data, parameter, *[step.operand for step in steps]):
         values = result.open(rows)
         # Read before the data lands in dst, whose tile may hold them.
         operands = [column(step.operand, rows) for step in steps]

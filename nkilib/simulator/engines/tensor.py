@@ -213,12 +213,12 @@ def _transpose_engine(values: dict[str, Any]) -> engines:
 
 
 @instruction(
-    operands=(output("dst"), Operand("data")),
+    operands=(output("dst", dtypes=dt.MOVABLE), Operand("data", dtypes=dt.MOVABLE)),
     on=(engines.tensor, engines.vector),
     choose_engine=_transpose_engine,
 )
 def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = engines.unknown) -> None:
-    """``dst = data.T``; free dimensions count as one.
+    """``dst = data.T``; free dimensions count as one. Takes every type, packed ones too, and casts none.
 
     The Tensor engine goes from SBUF to PSUM, up to 128 x 128; the Vector engine between any two of them, up to 32 x 32.
     Unless told, the former is taken where source and destination allow it.
@@ -235,6 +235,8 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = 
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
     if (dst.shape[0], free_size(dst)) != (columns, rows):
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
+    if call.engine is engines.tensor and call.core.generation.version is not nc_version.gen4:
+        _check_bank(dst)
     matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
     if call.engine is engines.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.

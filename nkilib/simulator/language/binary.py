@@ -55,6 +55,7 @@ def result_type(x: Any, y: Any) -> DType:
 
 def _with_number(operator: Operator, data: NkiTensor, number: Any, is_reversed: bool, dtype: Any) -> NkiTensor:
     if is_bitwise(operator.key):
+        _require_integers(data, number)
         bits = new_tile(data.shape, data.dtype)
         nisa.tensor_scalar(bits, data, operator, number, is_reversed)
         return _cast(bits, dtype)
@@ -67,6 +68,8 @@ def _with_number(operator: Operator, data: NkiTensor, number: Any, is_reversed: 
 def _of_tiles(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> NkiTensor:
     shape = common_shape(x, y)
     is_bits = is_bitwise(operator.key)
+    if is_bits:
+        _require_integers(x, y)
     wanted = promoted(x.dtype, y.dtype) if dtype is None or is_bits else as_dtype(dtype)
     result = new_tile(shape, wanted)
     partitions = shape[0]
@@ -78,6 +81,13 @@ def _of_tiles(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> Nki
     else:
         nisa.tensor_tensor(result, *_sources(operator, x, y, shape), operator)
     return _cast(result, dtype)
+
+
+def _require_integers(*operands: NkiTensor | int | float) -> None:
+    for operand in operands:
+        is_integer = operand.dtype.is_integer if isinstance(operand, NkiTensor) else float(operand).is_integer()
+        if not is_integer:
+            raise NkiValidationError(f"bit-wise operators take integers, got {operand!r}")
 
 
 def _is_vector(tile: NkiTensor) -> bool:

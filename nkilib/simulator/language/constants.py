@@ -15,10 +15,11 @@ from ..core import current_core
 from ..dtypes import DType, as_dtype
 from ..errors import NkiValidationError
 from ..generations import PARTITIONS
+from ..language_function import language_function
 from ..memory import MemoryRegion
 from ..storage import Storage
 from ..tensor import NkiTensor
-from .tiles import language_function, new_tile
+from .tiles import new_tile
 
 # "Supported element types" of shared_constant; of the packed types numpy has no arrays.
 _CONSTANT_TYPES = frozenset(

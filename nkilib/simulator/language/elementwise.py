@@ -9,10 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..api import isa as nisa
+from ..enums import engine
+from ..errors import NkiValidationError
+from ..language_function import language_function
+from ..memory import MemoryRegion
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .binary import binary
-from .tiles import TileOrNumber, as_tile, language_function, result_tile
+from .tiles import TileOrNumber, as_tile, result_tile
 
 _BINARY_RULES = """
 
@@ -68,7 +72,6 @@ _ACTIVATIONS = {
     "exp": "``e ** x``, as ``torch.exp``.",
     "log": "The natural logarithm of ``x``, as ``torch.log``; the hardware knows it on [2^-64, 2^64].",
     "sqrt": "The square root of ``x``, as ``torch.sqrt``; the hardware knows it on [2^-116, 2^118].",
-    "rsqrt": "``1 / sqrt(x)``, as ``torch.rsqrt``; the hardware knows it on [2^-87, 2^97].",
     "sign": "-1, 0 or 1 as ``x`` is negative, 0 or positive, as ``torch.sign``.",
     "tanh": "The hyperbolic tangent of ``x``, as ``torch.tanh``.",
     "arctan": "The inverse tangent of ``x``, as ``torch.atan``; the hardware knows it on [-pi/2, pi/2].",
@@ -126,6 +129,20 @@ def reciprocal(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 @language_function
+def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
+    """``1 / sqrt(x)`` of a tile in SBUF, as ``torch.rsqrt``; on the GpSimd engine, more precise than the Scalar one."""
+    tile = as_tile("x", x)
+    if tile.buffer is MemoryRegion.psum:
+        raise NkiValidationError(
+            f"x must be in sbuf, which the GpSimd engine can access, got {tile}: copy it there first, with nl.copy, or "
+            f"use nisa.activation"
+        )
+    result = result_tile(tile.shape, dtype, tile.dtype)
+    nisa.tensor_scalar(result, tile, OPERATORS["rsqrt"], 0.0, engine=engine.gpsimd)
+    return result
+
+
+@language_function
 def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Every bit of the integer ``x`` flipped, as ``torch.bitwise_not``: exclusive-or with ones."""
     return binary("bitwise_xor", x, -1, dtype)
@@ -155,5 +172,6 @@ FUNCTIONS: dict[str, Callable[..., NkiTensor]] = {
     **{name: _binary_function(name, summary, _OF_BITS, _BITS) for name, summary in _BITWISE.items()},
     **{name: _activation_function(name, summary) for name, summary in _ACTIVATIONS.items()},
     "reciprocal": reciprocal,
+    "rsqrt": rsqrt,
     "invert": invert,
 }

@@ -10,10 +10,11 @@ from ..creation import ndarray
 from ..dtypes import as_dtype
 from ..enums import engine
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
 from ..tile_size import TileSize
-from .tiles import as_tile, cast_copy, in_sbuf, language_function
+from .tiles import as_tile, cast_copy, in_sbuf
 
 
 def _matrix(name: str, value: Any) -> NkiTensor:

@@ -8,12 +8,13 @@ from .. import dtypes as dt
 from ..api import isa as nisa
 from ..dtypes import as_dtype
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .binary import binary
 from .elementwise import activated, reciprocal
 from .reductions import Axes, first_reduced, reduced
-from .tiles import as_tile, language_function, new_tile
+from .tiles import as_tile, new_tile
 
 
 @language_function

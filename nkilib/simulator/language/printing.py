@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..core import current_core
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..memory import MemoryRegion
 from ..operands import resolve_scalar_offset
 from ..tensor import NkiTensor
-from .tiles import language_function
 
 
 @language_function

@@ -10,10 +10,11 @@ from ..api import isa as nisa
 from ..creation import ndarray
 from ..errors import NkiValidationError
 from ..generations import PARTITIONS
+from ..language_function import language_function
 from ..memory import HBM, MemoryRegion
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
-from .tiles import as_tile, cast_copy, language_function, new_tile
+from .tiles import as_tile, cast_copy, new_tile
 
 # Significant bits of the types, and the integers of the same width.
 _SIGNIFICANT_BITS = {

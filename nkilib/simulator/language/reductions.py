@@ -11,10 +11,11 @@ from .. import dtypes as dt
 from ..api import isa as nisa
 from ..dtypes import DType, as_dtype
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .binary import binary
-from .tiles import as_tile, language_function, new_tile
+from .tiles import as_tile, new_tile
 
 # An axis or several, counted from the end where negative.
 Axes = int | Sequence[int]

@@ -12,11 +12,12 @@ from typing import Any
 from .. import dtypes as dt
 from ..api import isa as nisa
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .binary import binary, result_type
 from .elementwise import activated
-from .tiles import TileOrNumber, as_tile, cast_copy, is_number, language_function, new_tile
+from .tiles import TileOrNumber, as_tile, cast_copy, is_number, new_tile
 
 # From here on every float32 is an integer.
 _ALL_INTEGERS = float(2**23)

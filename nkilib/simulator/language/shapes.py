@@ -9,12 +9,14 @@ from typing import Any
 from .. import dtypes as dt
 from ..api import isa as nisa
 from ..creation import full
+from ..description import describe_stranger
 from ..dtypes import DType, as_dtype
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..tensor import NkiTensor
 from .binary import binary, result_type
 from .broadcasting import broadcast, common_shape
-from .tiles import TileOrNumber, as_tile, cast_copy, in_sbuf, is_number, language_function, new_tile
+from .tiles import TileOrNumber, as_tile, cast_copy, in_sbuf, is_number, new_tile
 
 _PREDICATES = frozenset({dt.uint8, dt.uint16, dt.uint32})
 
@@ -33,7 +35,7 @@ def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
     On chip, position 0 is that of the partition dimension.
     """
     if not isinstance(x, NkiTensor):
-        raise NkiValidationError(f"x must be a tile, got {x!r}")
+        raise NkiValidationError(f"x must be a tile, got {describe_stranger(x)}")
     return x.expand_dim(axis)
 
 

@@ -1,43 +1,23 @@
-"""What the functions on tiles share: their operands, the tiles that they make, and the place in their errors."""
+"""What the functions on tiles share: their operands and the tiles that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from math import prod
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ..api import isa as nisa
 from ..creation import ndarray
+from ..description import describe_stranger
 from ..dtypes import DType, as_dtype
-from ..errors import NkiValidationError, add_location
+from ..errors import NkiValidationError
 from ..memory import MemoryRegion
 from ..tensor import NkiTensor
 
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
-
 # An element-wise operand: a tile, or a number that stands for a tile of it.
 TileOrNumber = NkiTensor | int | float
-
-
-def language_function(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """``function`` with its errors located in the kernel, as ``file:line: nl.name: ...``.
-
-    What an instruction inside refuses is located already, under the instruction's own name.
-    """
-
-    @wraps(function)
-    def located(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        try:
-            return function(*args, **kwargs)
-        except NkiValidationError as error:
-            add_location(error, f"nl.{located.__name__}")
-            raise
-
-    return located
 
 
 def is_number(value: Any) -> bool:
@@ -51,7 +31,7 @@ def as_tile(name: str, value: Any) -> NkiTensor:
         NkiValidationError: if it is no tensor in SBUF or PSUM.
     """
     if not isinstance(value, NkiTensor):
-        raise NkiValidationError(f"{name} must be a tile, got {value!r}")
+        raise NkiValidationError(f"{name} must be a tile, got {describe_stranger(value)}")
     if not value.is_on_chip():
         raise NkiValidationError(f"{name} must be a tile in sbuf or psum, got {value}: load it first, with nl.load")
     return cast_copy(value, value.dtype) if value.is_indirect() else value

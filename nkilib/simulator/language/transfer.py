@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..api import isa as nisa
+from ..description import describe_stranger
 from ..dtypes import as_dtype, int32, uint32
 from ..errors import NkiValidationError
+from ..language_function import language_function
 from ..memory import HBM, MemoryRegion
 from ..tensor import NkiTensor
-from .tiles import as_tile, cast_copy, in_sbuf, language_function, new_tile, result_tile
+from .tiles import as_tile, cast_copy, in_sbuf, new_tile, result_tile
 
 _MATRIX = 2
 
@@ -40,9 +42,10 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
     One ``nisa.dma_copy``.
     """
     if not isinstance(dst, NkiTensor) or dst.buffer not in HBM:
-        raise NkiValidationError(f"dst must be a tensor in HBM, got {dst!r}")
+        raise NkiValidationError(f"dst must be a tensor in HBM, got {describe_stranger(dst)}")
     if not isinstance(value, NkiTensor) or value.buffer is not MemoryRegion.sbuf:
-        raise NkiValidationError(f"value must be a tile in sbuf, got {value!r}; bring it there with nl.copy or nl.load")
+        remedy = "; bring it there with nl.copy or nl.load" if isinstance(value, NkiTensor) else ""
+        raise NkiValidationError(f"value must be a tile in sbuf, got {describe_stranger(value)}{remedy}")
     nisa.dma_copy(dst, value)
 
 
@@ -89,4 +92,4 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
 
 def _check_source(src: Any) -> None:
     if not isinstance(src, NkiTensor) or src.buffer not in HBM:
-        raise NkiValidationError(f"src must be a tensor in HBM, got {src!r}")
+        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_stranger(src)}")

@@ -13,11 +13,12 @@ from typing import Any
 from .. import dtypes as dt
 from ..api import isa as nisa
 from ..creation import full
+from ..language_function import language_function
 from ..operators import OPERATORS
 from ..tensor import NkiTensor
 from .binary import binary
 from .elementwise import reciprocal
-from .tiles import as_tile, language_function, new_tile, result_tile
+from .tiles import as_tile, new_tile, result_tile
 
 # 2 pi = 6.28125 + 127 / 65536 + the rest; the first two have 8 significant bits at most, so that their products with a
 # multiple below 2^16 are exact in float32.

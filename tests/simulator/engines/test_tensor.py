@@ -830,6 +830,28 @@ def test_transpose_engines() -> None:
         lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4, buffer=PSUM), engine=ENGINE.vector),
     ),
     Rule(
+        "bank",
+        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4)),
+        "nisa.nc_transpose: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to "
+        "513 of the partitions of tensor [4, 4] float32 in psum, in banks 0 and 1 of the tensor",
+        lambda: nisa.nc_transpose(psum(4, 1024)[:, 512:516], tile(4, 4)),
+    ),
+    Rule(
+        "bank, on Vector",
+        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4), engine=ENGINE.tensor),
+        "nisa.nc_transpose: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to "
+        "513 of the partitions of tensor [4, 4] float32 in psum, in banks 0 and 1 of the tensor",
+        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4), engine=ENGINE.vector),
+    ),
+    Rule(
+        "bank, on trn3",
+        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4)),
+        "nisa.nc_transpose: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to "
+        "513 of the partitions of tensor [4, 4] float32 in psum, in banks 0 and 1 of the tensor",
+        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4)),
+        corrected_target="trn3",
+    ),
+    Rule(
         "engine",
         lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4), engine=ENGINE.gpsimd),
         "nisa.nc_transpose: engine must be one of nki.isa.engine.tensor, nki.isa.engine.vector, got "

@@ -1,0 +1,299 @@
+"""What the documentation says of every tensor parameter: in which memories it may be, of which types, and who writes.
+
+The table below was written from the docstrings of `nki.isa`, in their order from `dma_copy` to `iota`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nl
+from nkilib.simulator.dtypes import ALL_DTYPES
+from nkilib.simulator.instruction import REGISTRY
+
+from ..kernels import execute, tile
+
+MEMORIES = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.shared_hbm}
+
+# Data types by the documentation's names; packed ones are moved, never computed with.
+PACKED = {"float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4"}
+ANY = {str(dtype) for dtype in ALL_DTYPES} - PACKED
+MATRIX = {"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32"}
+CUMULATIVE = {"bfloat16", "float16", "float32", "uint8", "uint16", "int8", "int16"}
+FP8 = {"float8_e4m3", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu"}
+
+
+class Parameter(NamedTuple):
+    """A documented tensor parameter.
+
+    Attributes:
+        shape: one that goes with those of the others.
+        dtype: the type that it has unless the test changes it.
+        memories: all in which it may be, the one to use first.
+        types: all that it may have.
+        tied: the parameters whose type must be the same.
+        is_output: whether the instruction writes all of it; else it reads it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = nl.float32
+    memories: str = "sbuf psum"
+    types: set[str] = ANY
+    tied: tuple[str, ...] = ()
+    is_output: bool = False
+
+
+class Contract(NamedTuple):
+    """An instruction.
+
+    Attributes:
+        call: runs it on its tensor parameters.
+        parameters: all of these, by name.
+        target: a generation that has it.
+    """
+
+    call: Callable[..., Any]
+    parameters: dict[str, Parameter]
+    target: str = "trn2"
+
+
+TILE = Parameter((2, 4))
+COLUMN = Parameter((2, 1))
+FLOAT32_COLUMN = COLUMN._replace(types={"float32"})
+RESULT = TILE._replace(is_output=True)
+MOVED = TILE._replace(types=ANY | PACKED)
+COMMAND = nisa.reduce_cmd.reset_reduce
+
+CONTRACTS: dict[str, Contract] = {
+    "dma_copy": Contract(
+        lambda dst, src: nisa.dma_copy(dst, src),
+        {
+            "dst": MOVED._replace(memories="hbm sbuf", is_output=True, tied=("src",)),
+            "src": MOVED._replace(memories="sbuf hbm", tied=("dst",)),
+        },
+    ),
+    "tensor_copy": Contract(
+        lambda dst, src: nisa.tensor_copy(dst, src),
+        {"dst": MOVED._replace(is_output=True, tied=("src",)), "src": MOVED._replace(tied=("dst",))},
+    ),
+    "memset": Contract(lambda dst: nisa.memset(dst, 0), {"dst": MOVED._replace(is_output=True)}),
+    "tensor_copy_predicated": Contract(
+        lambda dst, src, predicate: nisa.tensor_copy_predicated(dst, src, predicate, reverse_pred=True),
+        {
+            "dst": RESULT._replace(tied=("src",)),
+            "src": TILE._replace(tied=("dst",)),
+            "predicate": TILE._replace(dtype=nl.uint8, types={"uint8", "uint16", "uint32"}),
+        },
+    ),
+    "nc_matmul": Contract(
+        lambda dst, stationary, moving: nisa.nc_matmul(dst, stationary, moving),
+        {
+            "dst": Parameter((4, 3), memories="psum", types={"float32"}, is_output=True),
+            "stationary": Parameter((2, 4), memories="sbuf", types=MATRIX, tied=("moving",)),
+            "moving": Parameter((2, 3), memories="sbuf", types=MATRIX, tied=("stationary",)),
+        },
+    ),
+    "nc_matmul on trn3": Contract(
+        lambda dst, stationary, moving: nisa.nc_matmul(dst, stationary, moving),
+        {
+            "dst": Parameter((4, 3), memories="psum", types={"float32", "bfloat16"}, is_output=True),
+            "stationary": Parameter((2, 4), memories="sbuf", types=MATRIX | {"float8_e4m3fn"}, tied=("moving",)),
+            "moving": Parameter((2, 3), memories="sbuf", types=MATRIX | {"float8_e4m3fn"}, tied=("stationary",)),
+        },
+        "trn3",
+    ),
+    "nc_matmul_mx": Contract(
+        lambda **tensors: nisa.nc_matmul_mx(**tensors),
+        {
+            "dst": Parameter((4, 3), memories="psum", types={"float32", "bfloat16"}, is_output=True),
+            "stationary": Parameter((32, 4), nl.float8_e5m2_x4, "sbuf", PACKED),
+            "moving": Parameter((32, 3), nl.float8_e5m2_x4, "sbuf", PACKED),
+            "stationary_scale": Parameter((4, 4), nl.uint8, "sbuf", {"uint8", "float8_e8m0fnu"}),
+            "moving_scale": Parameter((4, 3), nl.uint8, "sbuf", {"uint8", "float8_e8m0fnu"}),
+        },
+        "trn3",
+    ),
+    "nc_transpose": Contract(
+        lambda dst, data: nisa.nc_transpose(dst, data),
+        {
+            "dst": MOVED._replace(shape=(4, 2), is_output=True, tied=("data",)),
+            "data": MOVED._replace(tied=("dst",)),
+        },
+    ),
+    "dma_transpose": Contract(
+        lambda dst, src: nisa.dma_transpose(dst, src),
+        {
+            "dst": MOVED._replace(shape=(4, 2), memories="sbuf", is_output=True, tied=("src",)),
+            "src": MOVED._replace(memories="hbm sbuf", tied=("dst",)),
+        },
+    ),
+    "tensor_tensor": Contract(
+        lambda dst, data1, data2: nisa.tensor_tensor(dst, data1, data2, nl.add),
+        {"dst": RESULT, "data1": TILE, "data2": TILE},
+    ),
+    "tensor_scalar": Contract(
+        lambda dst, data, operand0, operand1: nisa.tensor_scalar(
+            dst, data, nl.add, operand0, op1=nl.multiply, operand1=operand1
+        ),
+        {"dst": RESULT, "data": TILE, "operand0": FLOAT32_COLUMN, "operand1": FLOAT32_COLUMN},
+    ),
+    "tensor_reduce": Contract(
+        lambda dst, data: nisa.tensor_reduce(dst, nl.add, data, axis=1),
+        {"dst": COLUMN._replace(is_output=True), "data": TILE},
+    ),
+    "tensor_partition_reduce": Contract(
+        lambda dst, data: nisa.tensor_partition_reduce(dst, nl.add, data),
+        {"dst": RESULT._replace(shape=(1, 4), memories="sbuf"), "data": TILE._replace(memories="sbuf")},
+    ),
+    "tensor_scalar_cumulative": Contract(
+        lambda dst, src, imm0, imm1: nisa.tensor_scalar_cumulative(
+            dst, src, nl.multiply, nl.add, imm0, imm1, nisa.reduce_cmd.load_reduce
+        ),
+        {
+            "dst": RESULT._replace(types=CUMULATIVE | FP8),
+            "src": TILE._replace(types=CUMULATIVE | FP8),
+            "imm0": FLOAT32_COLUMN,
+            "imm1": FLOAT32_COLUMN,
+        },
+    ),
+    "activation": Contract(
+        lambda dst, data, bias, scale, reduce_res: nisa.activation(
+            dst, nl.square, data, bias, scale, nl.add, reduce_res, COMMAND
+        ),
+        {
+            "dst": RESULT,
+            "data": TILE,
+            "bias": COLUMN._replace(types=ANY - {"tfloat32"}),
+            "scale": FLOAT32_COLUMN,
+            "reduce_res": COLUMN._replace(is_output=True),
+        },
+    ),
+    "activation_reduce": Contract(
+        lambda dst, data, bias, scale, reduce_res: nisa.activation_reduce(
+            dst, nl.square, data, nl.add, reduce_res, bias, scale
+        ),
+        {
+            "dst": RESULT,
+            "data": TILE,
+            "bias": COLUMN._replace(types=ANY - {"tfloat32"}),
+            "scale": FLOAT32_COLUMN,
+            "reduce_res": COLUMN._replace(is_output=True),
+        },
+    ),
+    "activate2": Contract(
+        lambda dst, data, imm0, imm1, relu_param, reduce_res: nisa.activate2(
+            dst,
+            nl.prelu,
+            data,
+            imm0,
+            imm1,
+            nl.multiply,
+            nl.add,
+            relu_param,
+            reduce_op=nl.maximum,
+            reduce_res=reduce_res,
+            reduce_cmd=COMMAND,
+        ),
+        {
+            "dst": RESULT,
+            "data": TILE,
+            "imm0": COLUMN._replace(tied=("imm1",)),
+            "imm1": COLUMN._replace(tied=("imm0",)),
+            "relu_param": COLUMN,
+            "reduce_res": COLUMN._replace(is_output=True),
+        },
+        "trn3",
+    ),
+    "iota": Contract(lambda dst: nisa.iota(dst, [[1, 4]]), {"dst": RESULT._replace(memories="sbuf")}),
+}
+
+
+def name_of(title: str) -> str:
+    return title.partition(" ")[0]
+
+
+def made(parameter: Parameter, dtype: Any, memory: str, is_written: bool) -> Any:
+    """In a kernel: a tensor of zeros, or one that was not written."""
+    tensor = nl.ndarray(parameter.shape, dtype, MEMORIES[memory])
+    if is_written and memory == "hbm":
+        nisa.dma_copy(tensor, tile(*parameter.shape, dtype=dtype))
+    elif is_written:
+        nisa.memset(tensor, 0)
+    return tensor
+
+
+def calling(
+    title: str, *, dtypes: dict[str, Any] | None = None, places: dict[str, str] | None = None, unwritten: str = ""
+) -> Callable[[], Any]:
+    """A kernel that runs an instruction with some of its parameters of another type, elsewhere, or not written, and
+    returns the parameters; results are not written before."""
+    call, parameters, _ = CONTRACTS[title]
+
+    def kernel() -> None:
+        tensors = {}
+        for name, parameter in parameters.items():
+            dtype = (dtypes or {}).get(name, parameter.dtype)
+            place = (places or {}).get(name, parameter.memories.split()[0])
+            tensors[name] = made(parameter, dtype, place, not parameter.is_output and name != unwritten)
+        call(**tensors)
+        for name, parameter in parameters.items():
+            if parameter.is_output:  # of the whole result, or this read is refused
+                result = tensors[name]
+                if result.buffer is nl.shared_hbm:
+                    nisa.dma_copy(nl.ndarray(result.shape, result.dtype), result)
+                else:
+                    nisa.tensor_copy(nl.ndarray(result.shape, result.dtype), result)
+
+    return kernel
+
+
+def refused(kernel: Callable[[], Any], target: str) -> bool:
+    try:
+        execute(kernel, target)
+    except nisa.NkiValidationError:
+        return True
+    return False
+
+
+EVERY = [(title, name) for title, contract in CONTRACTS.items() for name in contract.parameters]
+EVERY_INPUT = [(title, name) for title, name in EVERY if not CONTRACTS[title].parameters[name].is_output]
+
+
+@pytest.mark.parametrize("title", CONTRACTS)
+def test_the_table_has_the_tensor_parameters_of_the_instruction(title: str) -> None:
+    operands = REGISTRY[name_of(title)].operands
+    documented = CONTRACTS[title].parameters
+    assert {operand.name: operand.is_output for operand in operands} == {
+        name: parameter.is_output for name, parameter in documented.items()
+    }
+
+
+@pytest.mark.parametrize(("title", "name"), EVERY)
+def test_memories(title: str, name: str) -> None:
+    allowed = CONTRACTS[title].parameters[name].memories.split()
+    running = [
+        place for place in MEMORIES if not refused(calling(title, places={name: place}), CONTRACTS[title].target)
+    ]
+    assert sorted(running) == sorted(allowed)
+
+
+@pytest.mark.parametrize(("title", "name"), EVERY)
+def test_types(title: str, name: str) -> None:
+    parameter = CONTRACTS[title].parameters[name]
+    running = set()
+    for dtype in ALL_DTYPES:
+        dtypes = dict.fromkeys((name, *parameter.tied), dtype)
+        if not refused(calling(title, dtypes=dtypes), CONTRACTS[title].target):
+            running.add(str(dtype))
+    assert running == parameter.types
+
+
+@pytest.mark.parametrize(("title", "name"), EVERY_INPUT)
+def test_an_input_must_have_been_written(title: str, name: str) -> None:
+    with pytest.raises(nkilib.simulator.UninitializedReadError) as caught:
+        execute(calling(title, unwritten=name), CONTRACTS[title].target)
+    assert f": nisa.{name_of(title)}: operand {name!r}: " in str(caught.value)
