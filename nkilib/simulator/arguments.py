@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .containers import map_leaves
 from .dtypes import LOW_PRECISION, DType, as_dtype
-from .errors import NkiValidationError
+from .errors import NkiValidationError, UninitializedReadError
 from .memory import HBM, MemoryRegion
 from .options import Options
 from .storage import Storage
