@@ -269,7 +269,7 @@ def _rows_layout(base: NkiTensor) -> Layout:
 def _marks(marks: WrittenMap, layout: Layout, width: int) -> npt.NDArray[np.bool_]:
     if marks.is_full or marks.is_untouched:
         return np.full(layout.shape, marks.is_full)
-    return marks.mask_of(layout, width).all(axis=-1).reshape(layout.shape)
+    return np.asarray(marks.mask_of(layout, width).all(axis=-1)).reshape(layout.shape)
 
 
 def _put(target: npt.NDArray[Any], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
