@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .dtypes import DType, as_dtype
 from .errors import NkiValidationError
 from .indexed_views import IndexedViews
-from .indirect import Indirect, check_scalar_index
+from .indirect import Indirect, checked_scalar_index
+from .integers import as_integer
 from .layout import Layout, extent
 from .registers import VirtualRegister
 from .reshaped_views import ReshapedViews
@@ -43,6 +44,10 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
         of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says.
 
+        On chip the first stride is one partition: as many elements as one of the storage has, or, on a view that is
+        dense in a partition, as many as the view has there. Published kernels say the latter, of a slice as if it were
+        a tensor of its own; the offset then counts likewise.
+
         A static pattern that leaves the storage, or a partition, makes a view whose use is an OutOfRangeError.
 
         Raises:
@@ -51,8 +56,9 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         """
         self._refuse_second_indirection("ap")
         new_dtype = self.dtype if dtype is None else self._reinterpreted(as_dtype(dtype), "ap")
-        strides, shape = self._checked_pattern(pattern, new_dtype)
-        start = self.offset * self.dtype.itemsize // new_dtype.itemsize + (0 if offset is None else as_int(offset))
+        added = 0 if offset is None else as_integer(f"NkiTensor.ap on {self}: offset", offset)
+        strides, shape, added = self._checked_pattern(pattern, added, new_dtype)
+        start = self.offset * self.dtype.itemsize // new_dtype.itemsize + added
         if vector_offset is None and scalar_offset is None:
             return self._static_pattern(shape, strides, start, new_dtype)
         if vector_offset is not None and scalar_offset is not None:
@@ -104,14 +110,17 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         index: NkiTensor | VirtualRegister,
         indirect_dim: int,
     ) -> NkiTensor:
-        check_scalar_index(f"NkiTensor.ap on {self}", index)
+        index = checked_scalar_index(f"NkiTensor.ap on {self}", index)
         dim = self._check_dim("ap", indirect_dim)
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.ap: the partition dimension of {self} has no dynamic index")
         indirect = Indirect("scalar", index, self._step(dim, dtype), self.shape[dim], repr(self), None)
         return self._with(shape, strides, start, dtype, indirect)
 
-    def _checked_pattern(self, pattern: Sequence[Sequence[int]], dtype: DType) -> tuple[list[int], list[int]]:
+    def _checked_pattern(
+        self, pattern: Sequence[Sequence[int]], offset: int, dtype: DType
+    ) -> tuple[list[int], list[int], int]:
+        """Strides, counts and offset over the storage."""
         try:
             strides = [as_int(stride) for stride, _ in pattern]
             shape = [as_int(count) for _, count in pattern]
@@ -119,17 +128,22 @@ class AccessPatterns(IndexedViews, ReshapedViews):
             raise NkiValidationError(f"NkiTensor.ap: pattern must be [[stride, count], ...], got {pattern!r}") from None
         if not shape or min(shape) < 0:
             raise NkiValidationError(f"NkiTensor.ap: pattern needs a dimension and counts >= 0, got {pattern!r}")
-        if self.is_on_chip():
-            row = prod(self.storage.shape[1:]) * self.storage.dtype.itemsize // dtype.itemsize
-            if len(shape) < 2:
-                raise NkiValidationError(
-                    f"NkiTensor.ap on {self}: an on-chip pattern starts with the partition dimension and has at least "
-                    f"one free dimension, got {pattern!r}"
-                )
-            if shape[0] > 1 and strides[0] != row:
+        if not self.is_on_chip():
+            return strides, shape, offset
+        row = prod(self.storage.shape[1:]) * self.storage.dtype.itemsize // dtype.itemsize
+        if len(shape) < 2:
+            raise NkiValidationError(
+                f"NkiTensor.ap on {self}: an on-chip pattern starts with the partition dimension and has at least "
+                f"one free dimension, got {pattern!r}"
+            )
+        if shape[0] > 1 and strides[0] != row:
+            own_row = self.free_size * self.dtype.itemsize // dtype.itemsize
+            if strides[0] != own_row or own_row == 0 or not self.is_contiguous():
                 raise NkiValidationError(
                     f"NkiTensor.ap on {self}: the first stride must be the {row} elements of a partition, "
                     f"got {strides[0]}"
                 )
-            strides[0] = row
-        return strides, shape
+            partitions, rest = divmod(offset, own_row)
+            offset = partitions * row + rest
+        strides[0] = row
+        return strides, shape, offset

@@ -63,7 +63,8 @@ def _gelu_dx(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _gelu_tanh(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + _GELU_TANH_CUBIC * x**3)))
+    # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which keeps its digits where tanh(u) is near -1.
+    return x * special.sigmoid(2.0 * np.sqrt(2.0 / np.pi) * (x + _GELU_TANH_CUBIC * x**3))
 
 
 def _gelu_sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

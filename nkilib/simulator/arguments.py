@@ -96,6 +96,12 @@ class Arguments:
             return self._inputs[id(value)].tensor
         if isinstance(value, np.bool_ | np.integer | np.floating):
             return value.item()  # NKI values are Python's
+        if hasattr(value, "__array__") and not isinstance(value, NkiTensor | np.generic | type):
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            raise TypeError(
+                f"{self._kernel}: argument {name!r}: the simulator takes numpy arrays and CPU torch tensors, got a "
+                f"{kind}; convert it, for instance with numpy.asarray"
+            )
         return value
 
     def write_back(self) -> None:

@@ -9,12 +9,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .dtypes import DType, tfloat32
+from .dtypes import ALL_DTYPES, DType, tfloat32
 
 _TF32_DROPPED_BITS = 13
+
+# The value of each of the 256 bit patterns.
+_FLOAT8_VALUES = {
+    dtype.numpy: np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32)
+    for dtype in ALL_DTYPES
+    if dtype.is_float and dtype.itemsize == 1
+}
+
+
+def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """``values.astype(np.float32)``, a new array, by a way that is quick for the types of ``ml_dtypes`` too."""
+    table = _FLOAT8_VALUES.get(values.dtype)
+    if table is not None:
+        return np.take(table, values.view(np.uint8))
+    if values.dtype == ml_dtypes.bfloat16 and not values.flags.forc:
+        values = values.copy()  # its cast takes ten times as long from strided memory
+    return values.astype(np.float32)
 
 
 def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -21,6 +21,6 @@ def describe_stranger(value: Any) -> str:
         return repr(value)
     library = type(value).__module__.partition(".")[0]
     return (
-        f"a {library} {type(value).__name__} {list(shape)} {value.dtype}: pass it to the kernel as an argument and load "
-        f"it, or use nl.shared_constant"
+        f"a {library} {type(value).__name__} {list(shape)} {value.dtype}: pass it to the kernel as an argument and "
+        f"load it, or use nl.shared_constant"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from operator import index as as_int
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from .dtypes import DType
 from .enums import nc_version
 from .errors import NkiValidationError, OutOfRangeError
 from .indexing import Picked, resolve_key
-from .indirect import Indirect, check_index_tensor, check_offsets, check_scalar_index
+from .indirect import Indirect, check_offsets, checked_index_tensor, checked_scalar_index
+from .integers import as_integer, as_integers
 from .layout import row_major_strides
 from .registers import VirtualRegister
 from .view import View
@@ -117,6 +117,7 @@ class IndexedViews(View):
             OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
         """
         dim = self._check_dim("slice", dim)
+        start, end, step = as_integers(f"NkiTensor.slice of {self}: start, end and step", (start, end, step))
         # An empty slice is accepted where it lies inside: older kernels have a core without rows.
         if not 0 <= start <= end <= self.shape[dim] or step < 1:
             raise OutOfRangeError(
@@ -145,7 +146,7 @@ class IndexedViews(View):
             key[dim] = index
             return self[tuple(key)]
         self._refuse_second_indirection("select")
-        check_scalar_index(f"NkiTensor.select on {self}", index)
+        index = checked_scalar_index(f"NkiTensor.select on {self}", index)
         indirect = self._scalar("select", dim, index, self.shape[dim])
         picked = [Picked(0, size, 1, False) for size in self.shape]
         picked[dim] = Picked(0, 1, 1, True)
@@ -161,7 +162,7 @@ class IndexedViews(View):
         """
         if dim != 0:
             raise NkiValidationError(f"NkiTensor.vector_select: dim must be 0, got {dim!r}")
-        check_index_tensor(f"NkiTensor.vector_select on {self}", vector_offset, "vector")
+        vector_offset = checked_index_tensor(f"NkiTensor.vector_select on {self}", vector_offset, "vector")
         shape = [vector_offset.shape[0], *self.shape[1:]]
         return self._vector("vector_select", shape, self.strides, self.offset, vector_offset, None)
 
@@ -177,7 +178,7 @@ class IndexedViews(View):
         self._refuse_second_indirection(method)
         if self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: a vector offset needs a tensor in HBM, got {self}")
-        check_index_tensor(f"NkiTensor.{method} on {self}", index, "vector", columns=None)
+        index = checked_index_tensor(f"NkiTensor.{method} on {self}", index, "vector", columns=None)
         if index.size < shape[0]:  # dma_transpose takes the first ones of more; other instructions refuse that
             raise NkiValidationError(
                 f"NkiTensor.{method} on {self}: the vector offset must have one index for each of the {shape[0]} rows "
@@ -217,7 +218,7 @@ class IndexedViews(View):
         if not self.is_on_chip() or not self.is_contiguous():
             raise NkiValidationError(f"{where}: needs an on-chip tensor whose free dimensions are dense")
         check_offsets(where, index, self.shape[0])
-        count = index.size if num_elem is None else as_int(num_elem)
+        count = index.size if num_elem is None else as_integer(f"{where}: num_elem", num_elem)
         if not 0 < count <= index.size:
             raise NkiValidationError(f"{where}: num_elem must be in [1, {index.size}], got {num_elem}")
         shape = (self.shape[0], count)

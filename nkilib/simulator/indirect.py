@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .core import current_core
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
+from .layout import Layout
 from .registers import VirtualRegister
 
 if TYPE_CHECKING:
@@ -96,8 +97,16 @@ class IndexNote:
         return f"row {row} has {self.what} {value}{outside}"
 
 
-def check_index_tensor(owner: str, index: Any, kind: str, columns: int | None = 1) -> None:
-    """Refuse an index that is no integer SBUF tensor of the documented shape; ``columns`` is None for any number.
+def checked_index_tensor(owner: str, index: Any, kind: str, columns: int | None = 1) -> NkiTensor:
+    """The index in two dimensions, if it is an integer SBUF tensor of the documented shape.
+
+    More dimensions of size 1 are left out: the patterns of published kernels keep them.
+
+    Args:
+        owner: who uses the index, for messages.
+        index: what the kernel gave.
+        kind: ``"scalar"`` or ``"vector"``.
+        columns: elements per partition; None for any number.
 
     Raises:
         NkiValidationError: naming ``owner`` and what is required.
@@ -108,20 +117,28 @@ def check_index_tensor(owner: str, index: Any, kind: str, columns: int | None = 
         raise NkiValidationError(f"{owner}: the {kind} offset must be an SBUF tensor of shape {wanted}, got {index!r}")
     if str(index.buffer) != "sbuf" or not index.dtype.is_integer:
         raise NkiValidationError(f"{owner}: the {kind} offset must be an integer tensor in SBUF, got {index}")
-    if len(shape) != 2 or columns not in (None, shape[1]) or (kind == "scalar" and shape[0] != 1):
-        raise NkiValidationError(f"{owner}: the {kind} offset must have shape {wanted}, got {index}")
     if index.is_indirect():
         raise NkiValidationError(f"{owner}: the {kind} offset must not be an indirect view itself, got {index}")
+    flat: NkiTensor = _in_two_dimensions(index) if len(shape) > 2 else index
+    if len(flat.shape) != 2 or columns not in (None, flat.shape[1]) or (kind == "scalar" and shape[0] != 1):
+        raise NkiValidationError(f"{owner}: the {kind} offset must have shape {wanted}, got {index}")
+    return flat
 
 
-def check_scalar_index(owner: str, index: Any) -> None:
-    """Refuse an index that is neither a register nor an integer SBUF tensor of shape (1, 1).
+def _in_two_dimensions(index: NkiTensor) -> NkiTensor:
+    """An index without its free dimensions of size 1, of which one stays if there is no other."""
+    free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
+    shape, strides = (tuple(sizes[dim] for dim in (0, *free)) for sizes in (index.shape, index.strides))
+    return index.with_layout(Layout(shape, strides, index.offset))
+
+
+def checked_scalar_index(owner: str, index: Any) -> NkiTensor | VirtualRegister:
+    """The index, a tensor in two dimensions, if it is a register or an integer SBUF tensor of shape (1, 1).
 
     Raises:
         NkiValidationError: naming ``owner`` and what is required.
     """
-    if not isinstance(index, VirtualRegister):
-        check_index_tensor(owner, index, "scalar")
+    return index if isinstance(index, VirtualRegister) else checked_index_tensor(owner, index, "scalar")
 
 
 def check_offsets(owner: str, index: Any, partitions: int) -> None:

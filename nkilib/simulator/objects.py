@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import inspect
+from enum import Enum
 from typing import Any
+
+# What a class attribute must be to be a field without annotation: immutable, since instances share it.
+_PLAIN_VALUES = (type(None), bool, int, float, str, tuple, Enum)
+
+
+def _is_value(name: str, value: object) -> bool:
+    return isinstance(value, _PLAIN_VALUES) and not name.startswith("__")
 
 
 class NKIObject:
     """Base of NKI classes; a user's configuration class inherits it, with or without ``@dataclass``.
 
-    A class without an ``__init__`` of its own takes its annotated fields in order or by keyword; one that is not
-    given has its class-level default, else None, as the NKI compiler has it
+    A class without an ``__init__`` of its own takes its fields in order or by keyword, the annotated ones first; one
+    that is not given has its class-level default, else None, as the NKI compiler has it
     (``nki/get-started/nki-language-guide.rst``, Class Support).
     """
 
     __slots__ = ("__dict__",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let ``@dataclass``, which follows, find what the NKI compiler takes for fields.
+
+        To it the decorator makes no difference: every field has a default, and public kernels pass values for class
+        attributes that they never annotated.
+        """
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            return
+        annotations = inspect.get_annotations(cls)
+        for name in annotations:
+            if name not in vars(cls) and "ClassVar" not in str(annotations[name]):
+                setattr(cls, name, None)
+        plain = {name: Any for name, value in vars(cls).items() if name not in annotations and _is_value(name, value)}
+        if plain:
+            cls.__annotations__ = annotations | plain
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         annotated = (name for cls in reversed(type(self).__mro__) for name in inspect.get_annotations(cls))

@@ -14,7 +14,7 @@ from .dtypes import COMPUTABLE, DType
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
 from .layout import Layout, extent
-from .memory import ON_CHIP, MemoryRegion
+from .memory import HBM, ON_CHIP, MemoryRegion
 from .partitions import allowed_starts, partition_elements, start_partition
 from .tensor import NkiTensor
 from .tensor_indirection import Rule, gather
@@ -93,7 +93,7 @@ def check_operand(core: Core, rule: Operand, value: Any, like: Any) -> Any:
         raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_stranger(value)}")
     if value.buffer not in rule.regions:
         allowed = " or ".join(sorted(region.value for region in rule.regions))
-        raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}")
+        raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
     if value.dtype not in rule.dtypes:
         _refuse_type(rule, value)
     if value._indirect is not None:
@@ -120,6 +120,15 @@ def check_operand(core: Core, rule: Operand, value: Any, like: Any) -> Any:
     if not storage.written.is_full and rule.is_accessed and value._indirect is None:
         check_written(core, rule.name, value)
     return value
+
+
+def _way_there(rule: Operand, value: NkiTensor) -> str:
+    """How an input comes to where the instruction can read it."""
+    if rule.is_output or MemoryRegion.sbuf not in rule.regions:
+        return ""
+    if value.buffer is MemoryRegion.psum:
+        return "; copy it to sbuf first, with nisa.tensor_copy"
+    return "" if rule.regions & HBM else "; load it to sbuf first, with nisa.dma_copy"
 
 
 def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:

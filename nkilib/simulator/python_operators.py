@@ -53,12 +53,9 @@ class PythonOperators(NKIObject):
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: numpy would take a tensor for one object, and the sum of that for the tensor itself."""
         raise TypeError(
-            f"{self}: numpy cannot compute with a tensor; use the functions of nki.language (in a debugger, .array is a "
-            f"numpy view)"
+            f"{self}: numpy cannot compute with a tensor; use the functions of nki.language (in a debugger, .array is "
+            f"a numpy view)"
         )
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self}: a tensor is no sequence; loop over range(t.shape[0]) and index it")
 
     def __index__(self) -> NoReturn:
         """Refused; ``int()``, ``float()`` and ``range()`` come here too."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from operator import index as as_int
 from typing import Any
 
 from .errors import NkiValidationError
+from .integers import as_integers
 
 
 class Rearrangement:
@@ -32,6 +32,8 @@ class Rearrangement:
             raise NkiValidationError("both patterns must have the same names")
         if len(source_groups) != len(shape):
             raise NkiValidationError(f"src_pattern must have {len(shape)} items, one for each dimension")
+        if not isinstance(fixed_sizes, dict):
+            raise NkiValidationError(f"fixed_sizes must be a dictionary of names and sizes, got {fixed_sizes!r}")
         unknown = [name for name in fixed_sizes if name not in source_names]
         if unknown:
             raise NkiValidationError(f"fixed_sizes names {unknown[0]!r}, which the patterns do not have")
@@ -56,8 +58,8 @@ def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
     Raises:
         NkiValidationError: if an item is neither a name nor a tuple of names, or a name comes twice.
     """
-    if isinstance(pattern, str):
-        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got a string")
+    if not isinstance(pattern, tuple | list):
+        raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got {pattern!r}")
     groups = [tuple(item) if isinstance(item, tuple | list) else (item,) for item in pattern]
     names = [name for group in groups for name in group]
     if not all(group and all(isinstance(name, str) for name in group) for group in groups):
@@ -73,7 +75,7 @@ def completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
     Raises:
         NkiValidationError: naming ``what``, if they cannot make up ``size``.
     """
-    sizes = [as_int(part) for part in parts]
+    sizes = list(as_integers(f"{what}: sizes", parts))
     given = list(sizes)
     if not sizes or min(sizes) < -1 or sizes.count(-1) > 1:
         raise NkiValidationError(f"{what}: sizes must not be negative, except for one -1, got {given}")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from operator import index as as_int
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .dtypes import DType, as_dtype
 from .errors import NkiValidationError, OutOfRangeError
+from .integers import as_integer, as_integers
 from .layout import reshape_strides, row_major_strides
 from .rearrangement import Rearrangement, completed
 from .view import View
@@ -34,11 +34,11 @@ class ReshapedViews(View):
             NkiValidationError: if the number of elements differs, the partition dimension (or that of a vector offset)
                 would change, or the layout does not allow it.
         """
-        new_shape = tuple(as_int(size) for size in shape)
+        new_shape = as_integers("NkiTensor.reshape: shape", shape)
         if min(new_shape, default=0) < 0:
             raise NkiValidationError(
-                f"NkiTensor.reshape: sizes must not be negative, got {list(new_shape)} for {self}; reshape_dim takes one "
-                f"-1, for what the other sizes leave"
+                f"NkiTensor.reshape: sizes must not be negative, got {list(new_shape)} for {self}; reshape_dim takes "
+                f"one -1, for what the other sizes leave"
             )
         if prod(new_shape) != self.size:
             raise NkiValidationError(
@@ -69,7 +69,7 @@ class ReshapedViews(View):
         Raises:
             NkiValidationError: if ``dims`` is no permutation, or moves a dimension 0 that must stay.
         """
-        order = tuple(dims)
+        order = as_integers("NkiTensor.permute: dims", dims)
         if sorted(order) != list(range(self.ndim)):
             raise NkiValidationError(
                 f"NkiTensor.permute: dims must be a permutation of 0..{self.ndim - 1}, got {order}"
@@ -88,14 +88,15 @@ class ReshapedViews(View):
         dim = self._check_dim("broadcast", dim)
         if self._indirect is not None and self._indirect.dim == dim:
             raise NkiValidationError(f"NkiTensor.broadcast: dimension {dim} of {self} is indirect")
-        if as_int(size) < 1:
-            raise NkiValidationError(f"NkiTensor.broadcast: size must be at least 1, got {size!r}")
+        size = as_integer("NkiTensor.broadcast: size", size)
+        if size < 1:
+            raise NkiValidationError(f"NkiTensor.broadcast: size must be at least 1, got {size}")
         if self.shape[dim] != 1 or (dim == 0 and self.is_on_chip()):
             raise NkiValidationError(
                 f"NkiTensor.broadcast: dimension {dim} of {self} must have size 1 and not be the partition dimension"
             )
         shape, strides = list(self.shape), list(self.strides)
-        shape[dim], strides[dim] = as_int(size), 0
+        shape[dim], strides[dim] = size, 0
         return self._with(shape, strides)
 
     def expand_dim(self, dim: int) -> NkiTensor:

@@ -1,4 +1,4 @@
-"""``NkiTensor``: a view (shape, strides, offset) of a storage, as NKI has it. No method here moves data.
+"""``NkiTensor``: a view (shape, strides, offset) of a storage, as NKI has it. Only assignment moves data.
 
 Source: ``nki/api/nki/language/__init__.py`` (class NkiTensor), ``nki/get-started/nki-language-guide.rst`` (Tensor
 Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documentation.
@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .access_patterns import AccessPatterns
+from .description import describe_stranger
 from .dtypes import as_dtype
 from .errors import NkiValidationError
 from .layout import dense
@@ -34,6 +37,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     __slots__ = ()
 
+    # Set for the results of the functions on tiles, and for those of nl.equal and its relatives.
+    is_computed = False
+    is_comparison = False
+
     def __init__(
         self,
         shape: Sequence[int],
@@ -54,16 +61,48 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return tensor
 
     def __bool__(self) -> bool:
-        if self.buffer in HBM:
-            return True  # public kernels ask so whether an optional tensor was passed
+        """Whether there is a tensor, as published kernels ask of an optional one: of one in HBM or of a whole tile.
+
+        On the device every tensor is true. Of a result or of a part, such as ``t[0, 0]``, the values must be meant.
+        """
+        if self.is_comparison:
+            return self._holds_everywhere()
+        if self.buffer in HBM or (self.is_whole and not self.is_computed):
+            return True
         raise NkiValidationError(
             f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
             f"one into a register, and 'is not None' asks whether there is a tensor"
         )
 
+    def _holds_everywhere(self) -> bool:
+        """The truth of a comparison, which examples of ``nki.language`` assert: true, or an error.
+
+        On the device every tensor is true; a kernel that went on with False would not do there what it did here.
+        """
+        failed = self.size - int(np.count_nonzero(self.array))
+        if failed:
+            raise NkiValidationError(
+                f"{self}: the comparison does not hold for {failed} of {self.size} elements, and a kernel cannot "
+                f"branch on that: the values of a tensor are not known while it is being built"
+            )
+        return True
+
     def __setitem__(self, key: Any, value: Any) -> None:
-        # The documentation gives the name alone; what it might do (copy, cast, on which engine) is not said anywhere.
-        raise NotImplementedError(
-            f"NkiTensor.__setitem__: assignment to {self} is not implemented in the simulator; write with an "
-            "instruction, for instance nisa.tensor_copy or nisa.dma_copy"
-        )
+        """Copy the tile ``value`` to ``self[key]``, of the same shape on chip, with one ``nisa.tensor_copy``.
+
+        The documentation lists the method without a word; its migration guide fills a part of a tile so.
+        """
+        view = self[key]
+        if not view.is_on_chip():
+            raise NkiValidationError(
+                f"NkiTensor.__setitem__: only a tile in sbuf or psum can be assigned to, got {self}; write to HBM "
+                f"with nisa.dma_copy or nl.store"
+            )
+        if not isinstance(value, NkiTensor) or not value.is_on_chip() or value.shape != view.shape:
+            raise NkiValidationError(
+                f"NkiTensor.__setitem__: {view} takes a tile of that shape in sbuf or psum, got "
+                f"{describe_stranger(value)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM"
+            )
+        from .engines.vector import tensor_copy  # imported here: the instructions are made of tensors
+
+        tensor_copy(view, value)

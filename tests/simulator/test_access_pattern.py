@@ -92,6 +92,19 @@ def test_the_pattern_of_a_view_gives_the_view_again() -> None:
     np.testing.assert_array_equal(t.ap(pattern=pattern).array, counted(6, 4, 3)[:2])
 
 
+@pytest.mark.parametrize("offset", [0, 1, 5])
+def test_a_dense_slice_may_be_walked_as_a_tensor_of_its_own(offset: int) -> None:
+    """Its first stride is then its own number of elements in a partition; published kernels wrap slices so."""
+    array = counted(6, 8)
+    part = sbuf(array)[1:, 2:6]
+    view = part.ap([[4, 3], [2, 2]], offset)
+    dense = np.ascontiguousarray(array[1:, 2:6])
+    np.testing.assert_array_equal(view.array, strided(dense, [[4, 3], [2, 2]], offset), strict=True)
+    assert view.layout == part.ap([[8, 3], [2, 2]], {0: 0, 1: 1, 5: 9}[offset]).layout
+    with pytest.raises(NkiValidationError, match="the first stride must be the 8 elements of a partition, got 2"):
+        sbuf(array)[:, ::4].ap([[2, 6], [1, 2]])
+
+
 def test_an_outer_pattern_replaces_the_inner_one() -> None:
     t = empty(128, 256, buffer=nl.sbuf)
     outer = t.ap(pattern=[[256, 128], [2, 128]]).ap(pattern=[[256, 128], [1, 64]])

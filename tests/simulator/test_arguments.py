@@ -519,8 +519,8 @@ def test_a_result_that_was_never_written_is_an_error_or_the_sentinel(as_torch: b
                 lambda dtype=dtype, columns=columns: run(kernel, x, dtype, columns),  # type: ignore[misc]
             )
             assert message == (
-                f"the kernel returns tensor [2, 3] {dtype} in shared_hbm, of which {6 - 2 * columns} of 6 elements "
-                f"were never written"
+                f"kernel: the kernel returns tensor [2, 3] {dtype} in shared_hbm, of which {6 - 2 * columns} of 6 "
+                f"elements were never written"
             )
             (result,) = run(kernel, x, dtype, columns, uninitialized="nan")
             np.testing.assert_array_equal(np.array(result.tolist()), [[1] * columns + [sentinel] * (3 - columns)] * 2)
@@ -588,3 +588,33 @@ def test_tensors_inside_a_returned_object_are_results_too() -> None:
     outcome = run(kernel, np.arange(6, dtype=np.float32).reshape(2, 3))
     np.testing.assert_array_equal(outcome.doubled, [[0, 2, 4], [6, 8, 10]])
     assert outcome.label == "x2"
+
+
+class ForeignArray:
+    """Like an array of jax: numpy could read it."""
+
+    shape, dtype = (2, 3), np.dtype(np.float32)
+
+    def __array__(self) -> Any:
+        raise AssertionError("the kernel's caller converts it")
+
+
+def test_arrays_of_other_libraries_are_refused_before_the_kernel_runs() -> None:
+    kind = f"{__name__}.ForeignArray"
+    expected = (
+        f"kernel: argument '{{}}': the simulator takes numpy arrays and CPU torch tensors, got a {kind}; convert it, "
+        f"for instance with numpy.asarray"
+    )
+
+    def kernel(x: Any) -> None:
+        raise AssertionError("the kernel runs")
+
+    assert refused(TypeError, lambda: nki.jit(kernel)(ForeignArray())) == expected.format("x")
+    assert refused(TypeError, lambda: nki.jit(kernel)((1, ForeignArray()))) == expected.format("x[1]")
+
+
+def test_types_of_numpy_are_no_arrays() -> None:
+    """They can be asked for an array, too."""
+    seen: list[Any] = []
+    nki.jit(lambda *given: seen.extend(given))(np.float32, np.ndarray, ml_dtypes.bfloat16, np.str_("mode"))
+    assert seen == [np.float32, np.ndarray, ml_dtypes.bfloat16, "mode"]

@@ -22,7 +22,7 @@ from nkilib.simulator.live_ranges import LiveRange
 from nkilib.simulator.memory import MemoryRegion
 from nkilib.simulator.tensor import NkiTensor
 
-from .kernels import execute
+from .kernels import execute, tile
 
 SBUF_BYTES = 212_984  # trn2
 BANK = 2048
@@ -52,8 +52,8 @@ def written(partitions: int, nbytes: int, buffer: Any = nl.sbuf, **where: Any) -
 
 def read(*tiles: Any) -> None:
     """In a kernel: an instruction on the first column of every tile."""
-    for tile in tiles:
-        nisa.tensor_copy(tile[:, 0:1], tile[:, 0:1])
+    for made in tiles:
+        nisa.tensor_copy(made[:, 0:1], made[:, 0:1])
 
 
 # -- Kernels -----------------------------------------------------------------------------------------------------------
@@ -333,6 +333,46 @@ def test_a_placed_tile_that_is_read_where_it_is_overwritten_was_needed_until_the
         nisa.tensor_scalar(first, first, nl.add, 1.0)
 
     assert "overlaps" in overflow(kernel)
+
+
+def test_a_placed_tile_that_keeps_some_of_its_elements_was_needed_until_then() -> None:
+    """A predicated copy leaves what it does not choose, other instructions some partitions; a memset would not."""
+
+    def kernel(fills: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+        def body() -> None:
+            predicate, first = written(128, 1), written(128, 1, address=(0, 1000))
+            written(128, 1, address=(0, 1000))
+            fills(first, predicate)
+
+        return body
+
+    assert "overlaps" in overflow(kernel(lambda dst, predicate: nisa.tensor_copy_predicated(dst, 7, predicate)))
+    execute(kernel(lambda dst, predicate: nisa.memset(dst, 7)))
+
+    def partly(shape: tuple[int, ...], dtype: Any, fills: Callable[[Any], Any]) -> Callable[[], Any]:
+        def body() -> None:
+            first, second = (nl.ndarray(shape, dtype, address=(0, 1000)) for _ in range(2))
+            nisa.memset(first, 1)
+            nisa.memset(second, 1)
+            fills(first)
+
+        return body
+
+    bfloat16, uint32, uint8, packed = nl.bfloat16, nl.uint32, nl.uint8, nl.float8_e5m2_x4
+    kernels = (
+        partly((32, 9), nl.int32, lambda dst: nisa.nonzero_with_count(dst, tile(32, 8))),
+        partly(
+            (16, 8), bfloat16, lambda dst: nisa.topk(dst, tile(16, 8, dtype=uint32), tile(16, 1, dtype=bfloat16), 8)
+        ),
+        partly(
+            (16, 8), uint32, lambda dst: nisa.topk(tile(16, 8, dtype=bfloat16), dst, tile(16, 1, dtype=bfloat16), 8)
+        ),
+        partly(
+            (32, 1), uint8, lambda dst: nisa.quantize_mx(tile(32, 1, dtype=packed), tile(32, 4, dtype=bfloat16), dst)
+        ),
+    )
+    for kernel_of_one in kernels:
+        assert "overlaps" in overflow(kernel_of_one, "trn3")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nkilib.nki import nl
-from nkilib.simulator.casts import round_to_tfloat32, saturate_to_integer, store_float, store_integer
+from nkilib.simulator.casts import round_to_tfloat32, saturate_to_integer, store_float, store_integer, to_float32
 from nkilib.simulator.dtypes import DType
 
 INTEGERS = [nl.int8, nl.int16, nl.int32, nl.uint8, nl.uint16, nl.uint32]
@@ -127,3 +127,21 @@ def test_exact_integers_become_floats_by_value() -> None:
     destination = np.zeros(2, ml_dtypes.bfloat16)
     store_integer(destination, np.array([5, -259], np.int64), nl.bfloat16)
     assert destination.astype(np.float32).tolist() == [5, -260]
+
+
+@pytest.mark.parametrize("dtype", [nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2, nl.float8_e8m0fnu], ids=str)
+def test_every_float8_becomes_the_float32_of_its_value(dtype: DType) -> None:
+    values = np.arange(256, dtype=np.uint8).view(dtype.numpy).reshape(16, 16)
+    for part in (values, values.T, values[1::2, ::-3], values[3, 5]):
+        result = to_float32(np.asarray(part))
+        assert result.dtype == np.float32
+        np.testing.assert_array_equal(result, np.asarray(part).astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [nl.bfloat16, nl.float16, nl.float32, nl.int32], ids=str)
+def test_other_types_become_float32_from_any_strides(dtype: DType) -> None:
+    values = (np.arange(-60, 60) * 1.5).astype(dtype.numpy).reshape(10, 12)
+    for part in (values, values.T, values[1::2, ::-3], np.asarray(values[3, 5])):
+        result = to_float32(part)
+        assert result.dtype == np.float32 and not np.shares_memory(result, values)
+        assert result.tolist() == part.astype(np.float64).tolist()

@@ -93,11 +93,13 @@ def test_a_fill_value_is_exact_in_integers_and_cast_otherwise(value: Any, dtype:
     assert array.dtype == dtype.numpy and (array == expected).all()
 
 
-def test_like_takes_shape_type_and_buffer_unless_given() -> None:
+def test_like_takes_shape_and_type_unless_given() -> None:
+    """And the buffer; but the documentation puts zeros_like into SBUF."""
+
     def kernel() -> None:
         x = nl.ndarray((4, 6), nl.bfloat16, nl.psum)
-        for made in (nl.empty_like(x), nl.zeros_like(x)):
-            assert (made.shape, made.dtype, made.buffer, made.name) == ((4, 6), nl.bfloat16, nl.psum, "")
+        for made, buffer in ((nl.empty_like(x), nl.psum), (nl.zeros_like(x), nl.sbuf)):
+            assert (made.shape, made.dtype, made.buffer, made.name) == ((4, 6), nl.bfloat16, buffer, "")
         for made in (nl.empty_like(x, nl.int8, nl.hbm, "a"), nl.zeros_like(x, nl.int8, nl.hbm, "a")):
             assert (made.shape, made.dtype, made.buffer, made.name) == ((4, 6), nl.int8, nl.hbm, "a")
         assert nl.empty_like(x[:, 2:4]).strides == (2, 1)
@@ -107,14 +109,13 @@ def test_like_takes_shape_type_and_buffer_unless_given() -> None:
 
 def test_empty_like_is_unwritten_and_zeros_like_is_not() -> None:
     def kernel(empty: bool, x: Any) -> Any:
-        return nl.empty_like(x) if empty else nl.zeros_like(x)
+        return nl.empty_like(x) if empty else nl.zeros_like(x, buffer=nl.shared_hbm)
 
     x = np.ones((2, 3), np.float32)
     assert not run(kernel, False, x).any()
     message = refused(UninitializedReadError, lambda: run(kernel, True, x))
-    assert (
-        message
-        == "the kernel returns tensor [2, 3] float32 in private_hbm, of which 6 of 6 elements were never written"
+    assert message == (
+        "kernel: the kernel returns tensor [2, 3] float32 in private_hbm, of which 6 of 6 elements were never written"
     )
 
 

@@ -276,8 +276,31 @@ def test_only_dma_reads_through_a_vector_offset() -> None:
         nisa.tensor_copy(nl.ndarray((2, 3), nl.float32), view)
 
     message = refused(NkiValidationError, lambda: run(broken, counted(9, 3)))
-    expected = "operand 'src' must be in psum or sbuf, got tensor 'source' [2, 3] float32 in private_hbm"
+    expected = (
+        "operand 'src' must be in psum or sbuf, got tensor 'source' [2, 3] float32 in private_hbm"
+        "; load it to sbuf first, with nisa.dma_copy"
+    )
     assert without_place(message, "nisa.tensor_copy") == expected
+
+
+def test_an_index_may_have_more_dimensions_of_size_1() -> None:
+    """As ``ap`` makes them: a column of a tile of indices, in three dimensions, of a published kernel."""
+    array = counted(9, 3)
+
+    def gather(source: Any) -> Any:
+        index, result = nl.ndarray((2, 4), nl.int32), nl.ndarray((4, 3), source.dtype, nl.shared_hbm)
+        nisa.iota(index, [[1, 4]], channel_multiplier=4)
+        column = index.ap([[4, 2], [1, 1], [1, 1]], offset=1)
+        nisa.dma_copy(result[0:2], source.vector_select(0, column))
+        nisa.dma_copy(result[2:3], source.select(0, column[0:1]))
+        nisa.dma_copy(result[3:4], source.ap([[3, 1], [1, 3]], scalar_offset=column[0:1], indirect_dim=0))
+        return result
+
+    np.testing.assert_array_equal(run(gather, array), array[[1, 5, 1, 1]])
+    wide = sbuf(np.zeros((2, 2, 2), np.int32))
+    assert refused(NkiValidationError, lambda: cube().vector_select(0, wide)).endswith(
+        "the vector offset must have shape (P, 1), got tensor [2, 2, 2] int32 in sbuf"
+    )
 
 
 def test_an_empty_gather_reads_nothing() -> None:

@@ -170,6 +170,11 @@ def test_the_dimension_of_a_vector_offset_cannot_be_indexed_and_the_others_can()
     assert view[:, 1:3, 0].shape == view[0:2, 1:3, 0].shape == (2, 2)
 
 
+def test_the_dimension_that_stays_is_the_last_one() -> None:
+    assert sbuf(counted(4, 6, 8))[:, 2, 3].strides == (48, 1)
+    assert hbm(counted(4, 6, 8))[1, 2, 3].strides == (1,)
+
+
 def test_a_tensor_can_be_iterated_over() -> None:
     rows = [row.array.tolist() for row in hbm(counted(2, 3))]
     assert rows == [[0, 1, 2], [3, 4, 5]]

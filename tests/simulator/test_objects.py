@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -40,6 +40,63 @@ def test_the_class_of_the_language_guide_with_and_without_dataclass(cls: Any) ->
 
 def test_a_field_without_value_and_default_is_none() -> None:
     assert (Plain().x, Plain().y) == (None, False)
+
+
+def test_dataclass_makes_no_difference_to_defaults() -> None:
+    assert (Data().x, Data().y) == (None, False)  # type: ignore[call-arg]
+
+
+class PlainWithout(nl.NKIObject):
+    start = None
+    count = 3
+    step: int
+
+
+@dataclass
+class DataWithout(nl.NKIObject):
+    start = None
+    count = 3
+    step: int
+
+
+@dataclass
+class Below(DataWithout):
+    stop: int
+
+
+@pytest.mark.parametrize("cls", [PlainWithout, DataWithout])
+def test_an_attribute_without_annotation_is_a_field_behind_the_annotated_ones(cls: Any) -> None:
+    """Public kernels build their section parameters so; to Python's dataclass such an attribute is no field."""
+    section = cls(start=5, step=2)
+    assert (section.start, section.count, section.step) == (5, 3, 2)
+    assert (cls(2, 5).step, cls(2, 5).start) == (2, 5)
+    assert (cls.start, cls.count) == (None, 3), "the class keeps its defaults"
+    assert DataWithout(step=1) != DataWithout(step=1, count=4)  # type: ignore[call-arg]
+
+
+def test_a_dataclass_may_add_a_field_without_default_below_one_with() -> None:
+    below: Any = Below
+    assert vars(below(stop=4, count=1)) == {"step": None, "start": None, "count": 1, "stop": 4}
+
+
+class Shared(nl.NKIObject):
+    table: ClassVar[dict[str, int]] = {}
+    known: ClassVar[int]
+    cache: Any = None
+
+    def size(self) -> int:
+        return len(self.table)
+
+    @property
+    def double(self) -> int:
+        return 2 * self.size()
+
+
+def test_methods_properties_and_class_variables_are_no_fields() -> None:
+    for name in ("size", "double"):
+        assert "is no field" in refused(TypeError, lambda name=name: Shared(**{name: 1}))
+    assert not hasattr(Shared, "known")
+    assert vars(Shared(cache=1))["cache"] == 1
 
 
 class Computed(nl.NKIObject):

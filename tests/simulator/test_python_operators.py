@@ -15,6 +15,7 @@ BINARY = [
     (operator.sub, "-", "nl.subtract"),
     (operator.mul, "*", "nl.multiply"),
     (operator.truediv, "/", "nl.divide"),
+    (operator.floordiv, "//", "nl.divide and nl.floor"),
     (operator.mod, "%", "nl.mod"),
     (operator.pow, "**", "nl.power"),
     (operator.matmul, "@", "nl.matmul"),
@@ -67,7 +68,25 @@ def test_assignment_with_an_operator() -> None:
 
 
 def test_every_function_that_is_named_exists() -> None:
-    assert all(callable(getattr(nl, function.removeprefix("nl."))) for *_, function in BINARY + COMPARISONS + UNARY)
+    named = {name for *_, names in BINARY + COMPARISONS + UNARY for name in names.split(" and ")}
+    assert all(callable(getattr(nl, name.removeprefix("nl."))) for name in named)
+
+
+@pytest.mark.parametrize("compute", [np.sum, np.exp, np.asarray, lambda x: np.add(x, 1), lambda x: np.ones(3) @ x])
+def test_numpy_does_not_take_a_tensor_for_an_object(compute: Any) -> None:
+    """np.sum of an object is that object: the kernel would go on with what it had."""
+    assert " no operation of NKI on tensors" in message(compute, tensor()) or message(compute, tensor()) == (
+        "tensor [2, 3] float32 in sbuf: numpy cannot compute with a tensor; use the functions of nki.language (in a "
+        "debugger, .array is a numpy view)"
+    )
+
+
+@pytest.mark.parametrize("compute", [int, float, range, lambda x: [1, 2][x]])
+def test_a_tensor_is_no_number(compute: Any) -> None:
+    assert message(compute, tensor()) == (
+        "tensor [2, 3] float32 in sbuf: the values of a tensor are not known while the kernel is being built; "
+        "nisa.register_load brings one into a register"
+    )
 
 
 def test_tensors_are_equal_to_themselves_only_and_hash() -> None:

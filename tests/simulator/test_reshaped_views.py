@@ -366,7 +366,7 @@ def test_dimensions_that_the_tensor_does_not_have(broken: Any, message: str, cor
         ),
         (
             ("abc", ("a", "c", "b")),
-            "src_pattern must be a tuple of names and tuples of names, got a string",
+            "src_pattern must be a tuple of names and tuples of names, got 'abc'",
             (("a", "b", "c"), ("a", "c", "b")),
         ),
         (

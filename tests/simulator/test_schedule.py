@@ -45,6 +45,13 @@ def test_a_schedule_changes_no_result(schedule: Any) -> None:
     assert kernel.with_schedule(schedule)[1](X).tolist() == EXPECTED
 
 
+def test_a_schedule_stays_with_the_grid_that_is_given_after_it() -> None:
+    scheduled = kernel.with_schedule([("plus1", "no such name")])
+    for launch in (scheduled, scheduled[1], kernel[1].with_schedule([("plus1", "no such name")])):
+        with pytest.raises(nisa.NkiValidationError, match="with_schedule names 'no such name'"):
+            launch(X)
+
+
 def test_the_kernel_itself_has_no_schedule() -> None:
     kernel.with_schedule([("no such name", "recip")])
     assert kernel(X).tolist() == EXPECTED

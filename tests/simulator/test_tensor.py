@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.nki import nl
+from nkilib.nki import nki, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.dtypes import as_dtype
 from nkilib.simulator.storage import Storage
 from nkilib.simulator.tensor import NkiTensor
-from tests.simulator.frame import counted, empty, hbm, indices, refused, sbuf, tensor_of
+from tests.simulator.frame import counted, empty, hbm, indices, refused, run, sbuf, tensor_of
 
 HBM = "tensor [4, 6] float32 in private_hbm"
 SBUF = "tensor [4, 6] float32 in sbuf"
@@ -95,26 +95,95 @@ def test_views_share_storage() -> None:
     assert (array[1:3, ::2] == -1).all() and (array == -1).sum() == 6
 
 
-def test_a_tile_has_no_truth_value() -> None:
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nl.ndarray((4, 6), nl.float32)[0:1, 2:3], "tensor [1, 1] float32 in sbuf"),
+        (lambda: nl.add(nl.zeros((4, 6), nl.float32), 1), "tensor [4, 6] float32 in sbuf"),
+    ],
+    ids=["part", "result"],
+)
+def test_a_value_has_no_truth_value(make: Any, name: str) -> None:
     expected = (
-        "tensor [4, 6] float32 in sbuf: the values of a tensor are not known while the kernel is being built; "
+        f"{name}: the values of a tensor are not known while the kernel is being built; "
         "nisa.register_load brings one into a register, and 'is not None' asks whether there is a tensor"
     )
-    assert refused(NkiValidationError, lambda: bool(tile(4, 6))) == expected
+    assert refused(NkiValidationError, lambda: run(lambda: bool(make()))).endswith(expected)
 
 
-def test_a_tensor_in_hbm_is_true_where_an_optional_argument_may_be_none() -> None:
-    """Whatever it holds: `if bias:` asks whether a bias was passed, in kernels of AWS too."""
+def test_a_tensor_is_true_where_an_optional_argument_may_be_none() -> None:
+    """Whatever it holds: `if bias:` asks whether a bias was passed, in kernels of AWS too, also of one in SBUF."""
     assert plain(4, 6)
     assert hbm(np.zeros((1, 1), np.float32))
+    assert run(lambda: bool(nl.ndarray((1, 4), nl.uint32, name="index")) and bool(nl.zeros((1, 1), nl.float32))) is True
 
 
-def test_assignment_to_a_tensor_is_not_there() -> None:
-    expected = (
-        f"NkiTensor.__setitem__: assignment to {HBM} is not implemented in the simulator; write with an instruction, "
-        f"for instance nisa.tensor_copy or nisa.dma_copy"
-    )
-    assert refused(NotImplementedError, lambda: plain(4, 6).__setitem__(0, 1)) == expected
+# -- assignment ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("region", [nl.sbuf, nl.psum])
+def test_assignment_copies_a_tile_into_part_of_another(region: nl.MemoryRegion) -> None:
+    """With a cast, as one tensor_copy that reads its source before it writes."""
+    x = counted(4, 6)
+
+    def kernel(x: nl.NkiTensor) -> nl.NkiTensor:
+        source = nl.load(x)
+        tile = nl.ndarray((4, 2, 6), nl.float16, buffer=region)
+        tile[...] = nl.zeros((4, 2, 6), nl.float32)
+        tile[0:4, 1, 0:6] = source
+        tile[:, 0, 1:4] = source[:, ::2]
+        source[:, 0:4] = source[:, 2:6]
+        tile[0:1, 0, 0] = source[0:1, 0]
+        result = nl.ndarray((4, 2, 6), nl.float16, buffer=nl.shared_hbm)
+        nl.store(result, value=nl.copy(tile))
+        return result
+
+    expected = np.zeros((4, 2, 6), np.float16)
+    expected[:, 1] = x
+    expected[:, 0, 1:4] = x[:, ::2]
+    expected[0, 0, 0] = x[0, 2]
+    np.testing.assert_array_equal(nki.jit(kernel)(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "message"),
+    [
+        (
+            lambda: plain(4, 6),
+            0,
+            f"NkiTensor.__setitem__: only a tile in sbuf or psum can be assigned to, got {HBM}; write to HBM with "
+            f"nisa.dma_copy or nl.store",
+        ),
+        (
+            lambda: nl.ndarray((4, 6), nl.float32),
+            1.0,
+            "NkiTensor.__setitem__: tensor [4, 2] float32 in sbuf takes a tile of that shape in sbuf or psum, got 1.0; "
+            "nisa.memset sets all elements, nisa.dma_copy reads from HBM",
+        ),
+        (
+            lambda: nl.ndarray((4, 6), nl.float32),
+            plain(4, 2),
+            f"NkiTensor.__setitem__: tensor [4, 2] float32 in sbuf takes a tile of that shape in sbuf or psum, got "
+            f"{plain(4, 2)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM",
+        ),
+    ],
+    ids=["a tensor in HBM", "a number", "a value in HBM"],
+)
+def test_assignment_is_between_tiles(target: Any, value: Any, message: str) -> None:
+    def kernel(x: nl.NkiTensor) -> None:
+        target()[:, 0:2] = value
+
+    assert refused(NkiValidationError, lambda: nki.jit(kernel)(counted(4, 6))).endswith(message)
+
+
+def test_assignment_wants_a_tile_of_the_same_shape() -> None:
+    """NKI's documentation broadcasts nothing here, and a numpy habit should not pass for a copy."""
+
+    def kernel(x: nl.NkiTensor) -> None:
+        nl.ndarray((4, 6), nl.float32)[:, 0:2] = nl.load(x)[:, 0:1]
+
+    message = refused(NkiValidationError, lambda: nki.jit(kernel)(counted(4, 6)))
+    assert "takes a tile of that shape in sbuf or psum, got tensor [4, 1] float32 in sbuf" in message
 
 
 # -- slice, select ---------------------------------------------------------------------------------------------
@@ -282,12 +351,14 @@ def test_reshape_on_chip_and_after_a_vector_select_keeps_the_first_dimension() -
         ),
         Constraint(
             lambda: plain(4, 6).reshape((-4, -6)),
-            f"NkiTensor.reshape: sizes must not be negative, got [-4, -6] for {HBM}",
+            f"NkiTensor.reshape: sizes must not be negative, got [-4, -6] for {HBM}; reshape_dim takes one -1, for "
+            f"what the other sizes leave",
             lambda: plain(4, 6).reshape((4, 6)),
         ),
         Constraint(
             lambda: plain(4, 6).reshape((4, -1)),
-            f"NkiTensor.reshape: sizes must not be negative, got [4, -1] for {HBM}",
+            f"NkiTensor.reshape: sizes must not be negative, got [4, -1] for {HBM}; reshape_dim takes one -1, for "
+            f"what the other sizes leave",
             lambda: plain(4, 6).reshape((4, 6)),
         ),
         Constraint(

@@ -534,7 +534,37 @@ def _placed(data_at: int, index_at: int, source_at: int | None = None) -> Any:
     return body
 
 
+def _placed_in_psum(source_at: int, index_at: int, *, is_gathered: bool) -> Any:
+    """A kernel that scatters from PSUM, where the partition of the source matters only if it is gathered."""
+
+    def body() -> None:
+        data = nl.ndarray((32, 16), nl.float32, address=(0, 0))
+        to, from_ = (nl.ndarray((32, 1), nl.int32, address=place) for place in ((index_at, 1024), (source_at, 2048)))
+        source = nl.ndarray((32, 16), nl.float32, nl.psum, address=(source_at, 0))
+        for made in (data, to, from_, source):
+            nisa.memset(made, 0)
+        nisa.tensor_copy(data.indirect(to, 16), source.indirect(from_, 16) if is_gathered else source)
+
+    return body
+
+
 @rules(
+    Rule(
+        "the index of a scatter starts where that of a gather from PSUM does",
+        _placed_in_psum(64, 32, is_gathered=True),
+        "nisa.tensor_copy: operand 'index of dst' must start on the partition of the index of 'src', which is 64, got "
+        "partition 32 of tensor [32, 1] int32 in sbuf",
+        _placed_in_psum(32, 32, is_gathered=True),
+        TRN3,
+    ),
+    Rule(
+        "the same, unless PSUM is read without an index",
+        _placed_in_psum(64, 32, is_gathered=True),
+        "nisa.tensor_copy: operand 'index of dst' must start on the partition of the index of 'src', which is 64, got "
+        "partition 32 of tensor [32, 1] int32 in sbuf",
+        _placed_in_psum(64, 32, is_gathered=False),
+        TRN3,
+    ),
     Rule(
         "a gathered operand starts where its index does",
         _placed(0, 32),

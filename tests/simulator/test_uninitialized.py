@@ -162,7 +162,9 @@ def test_two_cores_track_their_shared_memory_together() -> None:
         return shared
 
     np.testing.assert_array_equal(run(kernel, 2, cores=2), np.ones(SHAPE))
-    expected = "the kernel returns tensor [4, 6] float32 in shared_hbm, of which 12 of 24 elements were never written"
+    expected = (
+        "kernel: the kernel returns tensor [4, 6] float32 in shared_hbm, of which 12 of 24 elements were never written"
+    )
     assert refused(UninitializedReadError, lambda: run(kernel, 1, cores=2)) == expected
     half = run(kernel, 1, cores=2, uninitialized="nan")
     np.testing.assert_array_equal(half, [[1] * 6, [np.nan] * 6] * 2)

@@ -27,7 +27,7 @@ def affine_values(
         dst: the tile whose partitions, counted from its first one, and whose elements the values are for.
         pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest.
         offset: an int32.
-        channel_multiplier: an int32.
+        channel_multiplier: an int32; so are the steps.
 
     Returns:
         An array (partitions, elements per partition).
@@ -45,7 +45,8 @@ def affine_values(
             f"pattern must have 1 to {FREE_DIMENSIONS_MAX} pairs [step, num] whose numbers multiply to the "
             f"{free_size(dst)} elements per partition of {dst}, got {pattern!r}"
         )
-    for name, value in (("offset", offset), ("channel_multiplier", channel_multiplier)):
+    numbers = [("offset", offset), ("channel_multiplier", channel_multiplier), *(("a step", step) for step in steps)]
+    for name, value in numbers:
         if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
             raise NkiValidationError(f"{name} must be an int32, got {value}")
     values = np.full((1,), offset, np.int64)

@@ -65,7 +65,8 @@ def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
             f"count) as bn_stats writes them, got {data}"
         )
     _require_elements(dst, _MEAN_AND_VARIANCE, "mean and variance")
-    count, mean, squares = np.moveaxis(_rows(data).reshape(data.shape[0], -1, _TUPLE), 2, 0)
+    tuples = _rows(data).reshape(data.shape[0], free_size(data) // _TUPLE, _TUPLE)
+    count, mean, squares = np.moveaxis(tuples, 2, 0)
     total = count.sum(axis=1, keepdims=True)
     overall = (count * mean).sum(axis=1, keepdims=True) / total
     variance = (squares + count * np.square(mean - overall)).sum(axis=1, keepdims=True) / total

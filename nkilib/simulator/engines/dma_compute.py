@@ -29,7 +29,8 @@ _SOURCES_OF_UPDATE = 2
 
 
 @instruction(
-    operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True, may_leave=True),),
+    # What may leave rows of dst as they were, a gather, reads dst too.
+    operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
     on=(enums.engine.dma,),
     is_lane_bound=False,
 )
@@ -94,7 +95,7 @@ def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
         return
     if not isinstance(scales, list | tuple) or len(scales) != len(srcs):
         raise NkiValidationError(f"scales must be None or a list of {len(srcs)} numbers, one a source, got {scales!r}")
-    if any(not isinstance(scale, int | float) or scale != 1 for scale in scales):
+    if any(not isinstance(scale, int | float | np.number) or scale != 1 for scale in scales):
         raise NkiValidationError(f"scales must all be 1.0, the only value supported, got {scales!r}")
 
 

@@ -88,13 +88,24 @@ class ScalarOperator:
             ARITHMETIC[self.key](x, operand, out)
 
     def apply_bits(self, x: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Compute on bit patterns into ``out`` of the same integer type."""
+        """Compute on bit patterns into ``out`` of the same integer type.
+
+        Raises:
+            NkiValidationError: if a number has more bits than an element.
+        """
         if self.key in BITWISE_UNARY:
             BITWISE_UNARY[self.key](x, out)
             return
         operand: Any = self.operand
         if isinstance(operand, NkiTensor):
             operand = operand.array.reshape((operand.shape[0],) + (1,) * (x.ndim - 1))
+        else:
+            patterns = 1 << 8 * x.dtype.itemsize  # as a signed or as an unsigned number
+            if not -patterns // 2 <= operand < patterns:
+                raise NkiValidationError(
+                    f"nl.{self.key} on elements of {8 * x.dtype.itemsize} bits needs an operand in "
+                    f"[{-patterns // 2}, {patterns - 1}], got {operand}"
+                )
         operand = np.asarray(operand).astype(x.dtype)
         if self.is_reversed:
             BITWISE[self.key](operand, x, out)

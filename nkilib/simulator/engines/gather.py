@@ -64,9 +64,10 @@ def local_gather(
     lanes = np.arange(index.shape[0])[:, np.newaxis] % _CORE_PARTITIONS
     is_valid = columns * _CORE_PARTITIONS + lanes < count
     check_written(call.core, "index", index, is_valid.reshape(index.shape))
-    groups = index.array.astype(np.int64).reshape(-1, _CORE_PARTITIONS, free_size(index))
-    lists = groups.swapaxes(1, 2).reshape(groups.shape[0], -1)[:, :count]
-    elements = (lists[:, :, np.newaxis] + np.arange(num_elem_per_idx)).reshape(groups.shape[0], -1)
+    cores, width = index.shape[0] // _CORE_PARTITIONS, free_size(index)
+    groups = index.array.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
+    lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
+    elements = (lists[:, :, np.newaxis] + np.arange(num_elem_per_idx)).reshape(cores, count * num_elem_per_idx)
     limit = free_size(src_buffer)
     if (elements >= limit).any():
         group, position = np.argwhere(elements >= limit)[0] // (1, num_elem_per_idx)

@@ -193,7 +193,7 @@ def _row_tile(position: Any, size: Any) -> int:
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
         return PARTITIONS
-    if len(position) != 2 or len(size) != 2:
+    if not all(isinstance(given, tuple | list) and len(given) == 2 for given in (position, size)):
         raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
     (start, start_column), (rows, columns) = position, size
     if (start_column, columns) != (0, PARTITIONS):

@@ -46,7 +46,7 @@ def nonzero_with_count(
     _require_int32("padding_val", padding_val)
     read, written = _first_partitions(src), _first_partitions(dst)
     check_written(call.core, "src", read)
-    is_nonzero = read.array.reshape(-1, width) != 0
+    is_nonzero = read.array.reshape(read.shape[0], width) != 0
     counts = is_nonzero.sum(axis=1, keepdims=True)
     # Zeros sort behind the nonzero elements, which stay in order.
     indices = np.argsort(~is_nonzero, axis=1, kind="stable") + index_offset

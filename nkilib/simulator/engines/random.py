@@ -52,9 +52,8 @@ def _lanes(tensor: NkiTensor) -> slice:
 
 
 def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
-    """32 random bits for each element of ``tensor``, in its shape."""
-    drawn = call.core.random.of(call.engine).draw(_lanes(tensor), free_size(tensor))
-    return drawn.reshape(tensor.shape)
+    """32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
+    return call.core.random.of(call.engine).draw(_lanes(tensor), free_size(tensor))
 
 
 @instruction(operands=(output("dst", dtypes=_INTEGERS),), on=(engines.vector, engines.gpsimd))
@@ -64,7 +63,7 @@ def rng(call: Call, dst: NkiTensor, engine: engines = engines.vector) -> None:
     Seed it with ``set_rng_seed`` on the Vector engine, with ``rand_set_state`` on GpSimd, which trn1 lacks.
     """
     _require_generation(call, engines.gpsimd, nc_version.gen3, "trn2")
-    dst.array[...] = _draw(call, dst).astype(dst.array.dtype)
+    dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
 
 
 @instruction(
@@ -95,7 +94,7 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
         )
     # In float64, where neither the product nor the difference of the bounds rounds or overflows; float32 keeps min <=
     # value <= max.
-    unit = _draw(call, dst).reshape(dst.shape[0], -1) * 2.0**-32
+    unit = _draw(call, dst) * 2.0**-32
     store_float(dst.array, (low + unit * (high - low)).astype(np.float32), dst.dtype)
 
 
@@ -121,7 +120,7 @@ def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor
             raise NkiValidationError(f"prob must be a probability, in [0, 1], got {prob}")
     elif data.dtype.is_integer and prob.dtype != float32:
         raise NkiValidationError(f"operand 'prob' must be float32 for integer data, got {prob} and {data}")
-    is_dropped = _draw(call, dst).reshape(dst.shape[0], -1) < _column(prob).astype(np.float32) * 2.0**32
+    is_dropped = _draw(call, dst) < _column(prob).astype(np.float32) * 2.0**32
     kept = data.array.reshape(dst.shape)
     dst.array[...] = np.where(is_dropped.reshape(dst.shape), np.zeros((), kept.dtype), kept)
 
@@ -186,5 +185,5 @@ def _check_state(name: str, tensor: NkiTensor, engine: engines) -> None:
 def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
     """A number, or one number for each partition, as a float64 array that broadcasts over (P, elements)."""
     if isinstance(value, NkiTensor):
-        return value.array.reshape(-1, 1).astype(np.float64)
+        return value.array.reshape(value.shape[0], 1).astype(np.float64)
     return np.full((1, 1), value, np.float64)

@@ -81,7 +81,7 @@ class RegisterReduction:
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows along the free axis."""
         if self.is_active:
-            self._partial[rows] = self._ufunc.reduce(values, axis=1)
+            self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self) -> None:
         """Bring the rows' results into the registers as the command says; raises what :meth:`start` raises."""

@@ -21,6 +21,7 @@ from ..operands import Operand, output
 from ..registers import VirtualRegister, wrap_integer
 from ..signatures import call_error
 from ..tensor import NkiTensor
+from .dma_rows import read, write
 
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
@@ -64,7 +65,7 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     float32, and cannot be an index or a condition while it holds one.
     """
     _check_scalar("src", src)
-    value = src.array.reshape(())[()]
+    value = read(call.core, "src", src).reshape(())[()]
     _checked_register("dst", dst).write(np.float32(value) if src.dtype == float32 else int(value))
 
 
@@ -87,10 +88,8 @@ def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
             f"operand 'dst': {src} holds {held} and casts nothing, got {dst}; store it to a tensor of its own type and "
             f"cast that with nisa.tensor_copy"
         )
-    if isinstance(content, np.float32):
-        dst.array[...] = content
-    else:
-        dst.array[...] = np.array(content, np.int32).astype(dst.array.dtype)
+    value = content if isinstance(content, np.float32) else np.array(content, np.int32)
+    write(call.core, dst, np.asarray(value).astype(dst.array.dtype), dst.dtype)
 
 
 def _checked_register(name: str, value: Any) -> VirtualRegister:

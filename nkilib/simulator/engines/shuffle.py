@@ -23,7 +23,7 @@ _UNCHANGED = 255
 
 @instruction(
     operands=(
-        output("dst", dtypes=MOVABLE, marks_itself=True, may_leave=True),
+        output("dst", dtypes=MOVABLE, marks_itself=True),
         Operand("src", dtypes=MOVABLE, is_accessed=False),
     ),
     on=(engines.vector,),
@@ -53,6 +53,8 @@ def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: 
             f"shuffle_mask[{partition % _QUADRANT}] is {chosen[partition]}: partition {partition} of 'dst' would "
             f"receive partition {sources[received == partition][0]} of {src}"
         )
+    if received.size < partitions.size and dst.storage.life is not None:
+        dst.storage.life.touch(call.core.instruction_number)  # the others are needed until here
     is_read = np.zeros(src.shape, np.bool_)
     is_read[sources] = True
     check_written(call.core, "src", src, is_read)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .. import dtypes as dt
 from ..blocks import free_size
+from ..casts import to_float32
 from ..core import Core
 from ..enums import engine as engines
 from ..enums import matmul_perf_mode, nc_version
@@ -74,7 +75,7 @@ def nc_matmul(
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
         _transpose_by_matmul(dst, left, right)
         return
-    product = transposed_product(left.astype(np.float32), right.astype(np.float32))
+    product = transposed_product(to_float32(left), to_float32(right))
     accumulate_in_psum(core, dst, product, accumulate)
 
 
@@ -100,7 +101,7 @@ def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mod
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
         return PARTITIONS, PARTITIONS
-    if len(position) != len(size) or len(size) != 2:
+    if not all(isinstance(given, tuple | list) and len(given) == 2 for given in (position, size)):
         raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
     smallest = 64 if core.generation.version is nc_version.gen2 else 32
     allowed = [tile for tile in (32, 64, PARTITIONS) if tile >= smallest]
@@ -156,9 +157,10 @@ def _matrices(
             if len(tile.shape) < 3 or tile.shape[1] != _ROW_PAIR:
                 raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
         return tuple(  # type: ignore[return-value]
-            tile.array.reshape(tile.shape[0] * _ROW_PAIR, -1) for tile in (stationary, moving)
+            tile.array.reshape(tile.shape[0] * _ROW_PAIR, free_size(tile) // _ROW_PAIR) for tile in (stationary, moving)
         )
-    return stationary.array.reshape(stationary.shape[0], -1), moving.array.reshape(moving.shape[0], -1)
+    left, right = (tile.array.reshape(tile.shape[0], free_size(tile)) for tile in (stationary, moving))
+    return left, right
 
 
 def _check_sizes(
@@ -204,6 +206,8 @@ def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDAr
     if right.shape[0] != right.shape[1] or not np.array_equal(right.astype(np.float64), identity):
         raise NkiValidationError("is_transpose=True needs an identity matrix as 'moving'")
     dst.array[...] = left.T.reshape(dst.shape)
+    # Moved bits are no sum to which a later matmul adds, here as with nc_transpose.
+    dst.storage.accumulated.clear(dst.layout, dst.array.itemsize)
 
 
 def _transpose_engine(values: dict[str, Any]) -> engines:
@@ -240,5 +244,5 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = 
     matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
     if call.engine is engines.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
-        matrix = transposed_product(np.eye(rows, dtype=np.float32), matrix.astype(np.float32)).astype(matrix.dtype)
+        matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
     dst.array[...] = matrix.T.reshape(dst.shape)

@@ -270,10 +270,10 @@ def tensor_reduce(
     reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
     inner = prod(data.shape[first:])
     source = SourceRows(call.core, "source", data)
-    results = np.empty((data.shape[0], free_size(dst)), np.float32)
+    results = np.full((data.shape[0], free_size(dst)), ARITHMETIC_REDUCTIONS[key].identity, np.float32)
     # The reduction along the second of two axes is several times as fast as that along the third of three.
     is_whole_row = free_size(dst) == 1
-    for rows in row_blocks(data, free_size(data)):
+    for rows in row_blocks(data, free_size(data)) if free_size(data) else ():
         if is_whole_row:
             reduce(source.load(rows), axis=1, out=results[rows, 0])
         else:
@@ -283,6 +283,8 @@ def tensor_reduce(
 
 def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
     axes = list(axis) if isinstance(axis, tuple | list) else [axis]
+    if not all(isinstance(item, int | np.integer) for item in axes):
+        raise NkiValidationError(f"axis must be an integer or a tuple of integers, got {axis!r}")
     normal = sorted(item + data.ndim if item < 0 else item for item in axes)
     if not normal or normal != list(range(data.ndim - len(normal), data.ndim)) or normal[0] < 1:
         raise NkiValidationError(

@@ -114,7 +114,7 @@ def select_reduce(
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     source, result = SourceRows(call.core, "source", on_true), ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, free_size(dst), predicate, on_true, on_false):
-        chosen = (predicate.array[rows] != 0).reshape(rows.stop - rows.start, -1) ^ reverse_pred
+        chosen = ((predicate.array[rows] != 0) != bool(reverse_pred)).reshape(rows.stop - rows.start, free_size(dst))
         picked = np.where(chosen, source.load(rows), column(on_false, rows)).astype(np.float32, copy=False)
         values = result.open(rows)
         np.copyto(values, picked)

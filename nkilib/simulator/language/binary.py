@@ -22,10 +22,8 @@ from .tiles import as_tile, cast_copy, in_sbuf, is_column, is_number, new_tile
 
 # Comparisons "default to the input tile dtype", so with any number (docstrings of nl.equal and its relatives); logical
 # operators, whose docstrings leave it open, do as well.
-_TYPE_OF_TILE = frozenset(
-    {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
-    | {"logical_and", "logical_or", "logical_xor"}
-)
+_COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+_TYPE_OF_TILE = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
 
 
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
@@ -38,10 +36,13 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     if is_number(x) and is_number(y):
         raise NkiValidationError(f"x or y must be a tile, got {x!r} and {y!r}")
     if is_number(y):
-        return _with_number(operator, as_tile("x", x), y, False, dtype)
-    if is_number(x):
-        return _with_number(operator, as_tile("y", y), x, True, dtype)
-    return _of_tiles(operator, as_tile("x", x), as_tile("y", y), dtype)
+        result = _with_number(operator, as_tile("x", x), y, False, dtype)
+    elif is_number(x):
+        result = _with_number(operator, as_tile("y", y), x, True, dtype)
+    else:
+        result = _of_tiles(operator, as_tile("x", x), as_tile("y", y), dtype)
+    result.is_comparison = name in _COMPARISONS
+    return result
 
 
 def result_type(x: Any, y: Any) -> DType:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..api import isa as nisa
-from ..enums import engine
+from ..dtypes import bool_
 from ..errors import NkiValidationError
 from ..language_function import language_function
 from ..memory import MemoryRegion
@@ -138,14 +138,15 @@ def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
             f"use nisa.activation"
         )
     result = result_tile(tile.shape, dtype, tile.dtype)
-    nisa.tensor_scalar(result, tile, OPERATORS["rsqrt"], 0.0, engine=engine.gpsimd)
+    nisa.tensor_scalar(result, tile, OPERATORS["rsqrt"], 0.0)
     return result
 
 
 @language_function
 def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Every bit of the integer ``x`` flipped, as ``torch.bitwise_not``: exclusive-or with ones."""
-    return binary("bitwise_xor", x, -1, dtype)
+    """Every bit of the integer ``x`` flipped, as ``torch.bitwise_not``: exclusive-or with ones; a bool has one bit."""
+    tile = as_tile("x", x)
+    return binary("bitwise_xor", tile, 1 if tile.dtype == bool_ else -1, dtype)
 
 
 @language_function

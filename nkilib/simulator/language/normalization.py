@@ -14,7 +14,7 @@ from ..tensor import NkiTensor
 from .binary import binary
 from .elementwise import activated, reciprocal
 from .reductions import Axes, first_reduced, reduced
-from .tiles import as_tile, new_tile
+from .tiles import as_tile, is_number, new_tile
 
 
 @language_function
@@ -58,8 +58,8 @@ def rms_norm(
     ``dtype``, by default that of ``x``.
     """
     tile, weight = as_tile("x", x), as_tile("w", w)
-    if n <= 0:
-        raise NkiValidationError(f"n, the number of values of the mean, must be positive, got {n!r}")
+    if not is_number(n) or n <= 0:
+        raise NkiValidationError(f"n, the number of values of the mean, must be a positive number, got {n!r}")
     between = dt.float32 if compute_dtype is None else as_dtype(compute_dtype)
     total = reduced("add", activated("square", tile, between), axis, between, True, between)
     mean = new_tile(total.shape, between)

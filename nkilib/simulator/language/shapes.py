@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 from .. import dtypes as dt
@@ -12,6 +11,7 @@ from ..creation import full
 from ..description import describe_stranger
 from ..dtypes import DType, as_dtype
 from ..errors import NkiValidationError
+from ..integers import as_integers
 from ..language_function import language_function
 from ..tensor import NkiTensor
 from .binary import binary, result_type
@@ -46,7 +46,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
     ``x`` itself if shape and type are those of ``x``, else a new tile in SBUF. From one partition to many it takes a
     matmul with ones, which copies floats exactly and integers in pieces.
     """
-    tile, sizes = as_tile("x", x), tuple(map(index, shape))
+    tile, sizes = as_tile("x", x), as_integers("shape", shape)
     wanted = tile.dtype if dtype is None else as_dtype(dtype)
     if tile.shape == sizes and tile.dtype == wanted:
         return tile

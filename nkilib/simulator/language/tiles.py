@@ -39,7 +39,9 @@ def as_tile(name: str, value: Any) -> NkiTensor:
 
 def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
     """An unwritten tile in SBUF."""
-    return ndarray(shape, dtype, MemoryRegion.sbuf)
+    tile = ndarray(shape, dtype, MemoryRegion.sbuf)
+    tile.is_computed = True
+    return tile
 
 
 def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:

@@ -92,4 +92,5 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
 
 def _check_source(src: Any) -> None:
     if not isinstance(src, NkiTensor) or src.buffer not in HBM:
-        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_stranger(src)}")
+        remedy = "; to copy a tile, use nl.copy" if isinstance(src, NkiTensor) else ""
+        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_stranger(src)}{remedy}")

@@ -346,6 +346,7 @@ def test_commands(name: str) -> None:
         (COMMAND.reset_reduce, [-3.0, 4.0]),
         (COMMAND.reduce, [5.0, 2.5]),
         (COMMAND.idle, [-100.0, 0.125]),
+        (COMMAND.reduce, [-4.5, 3.5]),  # neither the largest magnitude nor the smallest so far
         (COMMAND.reduce, [-7.0, -1.0]),
         (COMMAND.reset_reduce, [2.0, -2.0]),
         (COMMAND.reset, [50.0, 0.125]),
@@ -369,7 +370,8 @@ def test_commands(name: str) -> None:
         function([identity, -3.0, 4.0]),
         function([identity, -3.0, 4.0, 5.0, 2.5]),
         function([identity, -3.0, 4.0, 5.0, 2.5]),
-        function([identity, -3.0, 4.0, 5.0, 2.5, -7.0, -1.0]),
+        function([identity, -3.0, 4.0, 5.0, 2.5, -4.5, 3.5]),
+        function([identity, -3.0, 4.0, 5.0, 2.5, -4.5, 3.5, -7.0, -1.0]),
         function([identity, 2.0, -2.0]),
         identity,
         3.0 + 3.0 if name == "add" else 3.0,
@@ -678,7 +680,8 @@ def activation_of(**options: Any) -> Any:
     Rule(
         "HBM",
         lambda: nisa.activate2(**activation_of(data=nl.zeros((2, 2), nl.float32, nl.private_hbm))),
-        "nisa.activate2: operand 'data' must be in psum or sbuf, got tensor [2, 2] float32 in private_hbm",
+        "nisa.activate2: operand 'data' must be in psum or sbuf, got tensor [2, 2] float32 in private_hbm"
+        "; load it to sbuf first, with nisa.dma_copy",
         lambda: nisa.activate2(**activation_of(data=nl.zeros((2, 2), nl.float32, nl.sbuf))),
         target="trn3",
     ),

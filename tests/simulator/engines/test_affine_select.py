@@ -216,7 +216,8 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
     Rule(
         "on_true_tile in PSUM",
         lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2, buffer=PSUM), 0.0),
-        "nisa.affine_select: operand 'on_true_tile' must be in sbuf, got tensor [2, 2] float32 in psum",
+        "nisa.affine_select: operand 'on_true_tile' must be in sbuf, got tensor [2, 2] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         AFFINE,
     ),
     Rule(
@@ -246,6 +247,18 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
         "nisa.affine_select: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 2 elements per "
         "partition of tensor [2, 2] float32 in sbuf, got [[1, 1], [1, 1], [1, 1], [1, 1], [1, 2]]",
         lambda: nisa.affine_select(tile(2, 2), [[1, 1]] * 3 + [[1, 2]], 0, tile(2, 2), 0.0),
+    ),
+    Rule(
+        "pairs of the pattern",
+        lambda: nisa.affine_select(tile(2, 2), [[1, 2, 3]], 0, tile(2, 2), 0.0),
+        "nisa.affine_select: pattern must be [[step, num], ...] of integers, got [[1, 2, 3]]",
+        AFFINE,
+    ),
+    Rule(
+        "integers of the pattern",
+        lambda: nisa.affine_select(tile(2, 2), [[1.0, 2]], 0, tile(2, 2), 0.0),
+        "nisa.affine_select: pattern must be [[step, num], ...] of integers, got [[1.0, 2]]",
+        AFFINE,
     ),
     Rule(
         "offset",

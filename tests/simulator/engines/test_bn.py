@@ -218,6 +218,15 @@ def test_statistics_in_bfloat16() -> None:
     assert run(body, [data], Result((2, 2))).tolist() == [[2, 1], [-6, 4]]
 
 
+def test_aggregation_is_float32_arithmetic_whatever_the_type_of_the_tuples() -> None:
+    """255 * 1.5 = 382.5 has no bfloat16, nor has the total 258; the squares of deviations have more digits still."""
+    tuples = np.array([[255, 1.5, 0, 3, 1, 0]], np.float32)
+    result = run(nisa.bn_aggr, [Tile(tuples, nl.bfloat16)], Result((1, 2)))
+    mean = (255 * 1.5 + 3) / 258
+    variance = (255 * (1.5 - mean) ** 2 + 3 * (1 - mean) ** 2) / 258
+    assert result.tolist() == [pytest.approx([mean, variance], rel=2**-20)]
+
+
 def test_aggregation_casts_to_the_type_of_dst_and_reads_before_it_writes() -> None:
     def body(dst: Any, data: Any) -> None:
         nisa.tensor_copy(dst, data)
@@ -302,7 +311,8 @@ TUPLES = (
     Rule(
         "data in HBM",
         lambda: nisa.bn_stats(tile(2, 6), nl.zeros((2, 8), nl.float32, nl.private_hbm)),
-        "nisa.bn_stats: operand 'data' must be in psum or sbuf, got tensor [2, 8] float32 in private_hbm",
+        "nisa.bn_stats: operand 'data' must be in psum or sbuf, got tensor [2, 8] float32 in private_hbm"
+        "; load it to sbuf first, with nisa.dma_copy",
         lambda: nisa.bn_stats(tile(2, 6), nl.zeros((2, 8), nl.float32, nl.sbuf)),
     ),
 )

@@ -873,7 +873,8 @@ def test_priorities_on_trn3(priority: Any) -> None:
     Rule(
         "PSUM source",
         lambda: nisa.dma_copy(hbm(2, 2), tile(2, 2, buffer=nl.psum)),
-        "nisa.dma_copy: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 in psum",
+        "nisa.dma_copy: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.dma_copy(hbm(2, 2), tile(2, 2)),
     ),
     Rule(

@@ -88,7 +88,7 @@ def test_the_order_of_the_sum_shows_in_float32() -> None:
     assert launch(body, big, one).tolist() == [[2**24], [2**24 + 2]]
 
 
-@pytest.mark.parametrize("scales", [None, [1.0, 1.0], (1, 1.0)], ids=str)
+@pytest.mark.parametrize("scales", [None, [1.0, 1.0], (1, np.float32(1))], ids=str)
 def test_scales_of_one(scales: Any) -> None:
     def body(x: Any, y: Any) -> Any:
         made = hbm(2, 3)
@@ -193,6 +193,40 @@ def test_what_was_added_up_counts_as_written() -> None:
         "nisa.dma_copy: operand 'src': 2 of the 8 elements of tensor [4, 2] float32 in sbuf were never written"
     )
     execute(body(4))
+
+
+def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_in_turns() -> None:
+    """What a sum overwrites as a whole is not needed any more; what it is added to is."""
+
+    def kernel(is_update: bool) -> Body:
+        def body() -> None:
+            data = hbm(4, 2)
+            first, second = (nl.ndarray((4, 2), nl.float32, address=(0, 4096)) for _ in range(2))
+            add(first, data, data)
+            for made in (second, first):
+                add(made, made if is_update and made is first else data, data)
+
+        return body
+
+    execute(kernel(is_update=False))
+    with pytest.raises(nkilib.simulator.CapacityError):
+        execute(kernel(is_update=True))
+
+
+def test_a_tile_that_rows_are_gathered_into_was_needed_until_then() -> None:
+    def kernel(makes_another: bool) -> Body:
+        def body() -> None:
+            made = nl.ndarray((2, 2), nl.float32, address=(0, 4096))
+            nisa.memset(made, 0)
+            if makes_another:
+                nisa.memset(nl.ndarray((2, 2), nl.float32, address=(0, 4096)), 0)
+            gather_add(made, hbm(3, 2), tile(2, 1, dtype=nl.int32, value=5), oob_mode=SKIP)
+
+        return body
+
+    execute(kernel(makes_another=False))
+    with pytest.raises(nkilib.simulator.CapacityError):
+        execute(kernel(makes_another=True))
 
 
 def test_an_unwritten_source_is_named_by_its_number() -> None:
@@ -426,7 +460,7 @@ UPDATE = (
         "PSUM source",
         lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 2, buffer=nl.psum)], nl.add),
         "nisa.dma_compute: operand 'srcs[1]' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 "
-        "in psum",
+        "in psum; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
     ),
     Rule(

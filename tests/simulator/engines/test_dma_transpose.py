@@ -239,6 +239,19 @@ def test_hardware_descriptors(shape: Any) -> None:
     assert launch(body, values).tolist() == values.transpose(ORDERS[len(shape)]).tolist()
 
 
+@pytest.mark.parametrize("mode", [DGE.none, 3])
+def test_descriptors_made_before_the_kernel_runs(mode: Any) -> None:
+    """Which published kernels ask for, by the number too: any number of rows, any type."""
+
+    def body(data: Any) -> Any:
+        made = sbuf(3, 1, 1, 5, dtype=nl.float32)
+        nisa.dma_transpose(made, data, dge_mode=mode)
+        return stored(made)
+
+    values = np.random.default_rng(0).standard_normal((5, 1, 1, 3)).astype(np.float32)
+    assert launch(body, values).tolist() == values.transpose(3, 1, 2, 0).tolist()
+
+
 @pytest.mark.parametrize("priority", [0, 3])
 def test_priorities_on_trn3(priority: int) -> None:
     execute(lambda: nisa.dma_transpose(sbuf(3, 2), hbm(2, 3), priority=priority), "trn3")
@@ -376,7 +389,7 @@ def indirect(
         "src in PSUM",
         lambda: nisa.dma_transpose(sbuf(3, 2, dtype=nl.float32), tile(2, 3, buffer=nl.psum)),
         "nisa.dma_transpose: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 3] float32 in "
-        "psum",
+        "psum; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.dma_transpose(sbuf(3, 2, dtype=nl.float32), tile(2, 3)),
     ),
     Rule(
@@ -421,14 +434,8 @@ def indirect(
     Rule(
         "software descriptors without a gather",
         direct((16, 3), dge_mode=DGE.swdge),
-        "nisa.dma_transpose: a transpose without a vector offset needs dge_mode unknown or hwdge, got swdge",
+        "nisa.dma_transpose: a transpose without a vector offset needs dge_mode unknown, hwdge or none, got swdge",
         direct((16, 3), dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "descriptors made before",
-        direct((16, 3), dge_mode=DGE.none),
-        "nisa.dma_transpose: a transpose without a vector offset needs dge_mode unknown or hwdge, got none",
-        direct((16, 3), dge_mode=DGE.unknown),
     ),
     Rule(
         "dge_mode",
@@ -510,6 +517,13 @@ def indirect(
         indirect(dtype=nl.float32),
         "nisa.dma_transpose: a vector offset needs a type of 2 bytes, got tensor [16, 8] float32 in private_hbm",
         indirect(dtype=nl.float16),
+    ),
+    Rule(
+        "gather: middle dimensions, whatever the last one is",
+        indirect((16, 2, 2, 1)),
+        "nisa.dma_transpose: a vector offset needs src.shape[1] or src.shape[2] to be 1 in four dimensions, got tensor "
+        "[16, 2, 2, 1] bfloat16 in private_hbm",
+        indirect((16, 1, 4, 1)),
     ),
     Rule(
         "gather: middle dimensions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from math import prod
 from typing import Any
 
@@ -431,7 +432,8 @@ def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
     Rule(
         "PSUM",
         lambda: nisa.local_gather(tile(16, 16), tile(16, 4, buffer=nl.psum), uint16(16, 1)),
-        "nisa.local_gather: operand 'src_buffer' must be in sbuf, got tensor [16, 4] float32 in psum",
+        "nisa.local_gather: operand 'src_buffer' must be in sbuf, got tensor [16, 4] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.local_gather(tile(16, 16), tile(16, 4), uint16(16, 1)),
     ),
 )
@@ -494,7 +496,8 @@ def test_an_index_outside_is_named_by_core_and_place() -> None:
     Rule(
         "data in PSUM",
         lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4, buffer=nl.psum), uint32(2, 2)),
-        "nisa.nc_n_gather: operand 'data' must be in sbuf, got tensor [2, 4] float32 in psum",
+        "nisa.nc_n_gather: operand 'data' must be in sbuf, got tensor [2, 4] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4), uint32(2, 2)),
     ),
     Rule(
@@ -506,6 +509,40 @@ def test_an_index_outside_is_named_by_core_and_place() -> None:
 )
 def test_nc_n_gather_rules(rule: Rule) -> None:
     check_rule(rule)
+
+
+@pytest.mark.parametrize(
+    ("gather", "name"),
+    [
+        *((nisa.local_gather, name) for name in ("dst", "src_buffer", "index")),
+        *((nisa.nc_n_gather, name) for name in ("dst", "data", "indices")),
+    ],
+    ids=lambda item: item if isinstance(item, str) else item.__name__,
+)
+@pytest.mark.parametrize("place", ["psum", "shared_hbm"])
+def test_all_tiles_are_in_sbuf(gather: Any, name: str, place: str) -> None:
+    index_type = nl.uint16 if gather is nisa.local_gather else nl.uint32
+
+    def kernel() -> None:
+        source, index = list(inspect.signature(gather).parameters)[1:3]
+        tiles = {
+            "dst": tile(16, 16),
+            source: tile(16, 4),
+            index: tile(16, 1 if source != "data" else 16, dtype=index_type),
+        }
+        shape, dtype = tiles[name].shape, tiles[name].dtype
+        tiles[name] = tile(*shape, dtype=dtype, buffer=nl.psum) if place == "psum" else store(tiles[name])
+        gather(**tiles)
+
+    assert refusal(kernel).startswith(f"nisa.{gather.__name__}: operand '{name}' must be in sbuf, got tensor [16, ")
+
+
+def test_the_number_of_valid_indices_is_an_integer() -> None:
+    def kernel(count: Any) -> Any:
+        return lambda: nisa.local_gather(tile(16, 3), tile(16, 4), uint16(16, 1), num_valid_indices=count)
+
+    assert refusal(kernel(3.0)).endswith(", got 3.0")
+    execute(kernel(np.int64(3)))
 
 
 def test_an_index_beyond_31_bits_is_outside_and_not_negative() -> None:

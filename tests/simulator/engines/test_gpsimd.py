@@ -181,6 +181,12 @@ def test_it_runs_on_gpsimd() -> None:
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], channel_multiplier=2**31 - 1),
     ),
     Rule(
+        "step",
+        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0, 2], [2**63, 2]]),
+        "nisa.iota: a step must be an int32, got 9223372036854775808",
+        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0, 2], [2**31 - 1, 2]]),
+    ),
+    Rule(
         "fractional offset",
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=0.5),
         "nisa.iota: offset must be an int32, got 0.5",

@@ -385,7 +385,8 @@ TILE = (
     Rule(
         "inputs in SBUF",
         matmul(buffers=(PSUM, PSUM)),
-        MATMUL + "operand 'stationary' must be in sbuf, got tensor [32, 4] float8_e4m3fn_x4 in psum",
+        MATMUL + "operand 'stationary' must be in sbuf, got tensor [32, 4] float8_e4m3fn_x4 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         matmul(),
         target="trn3",
     ),
@@ -451,6 +452,31 @@ TILE = (
         target="trn3",
     ),
     Rule(
+        "scales in every other partition",
+        lambda: nisa.nc_matmul_mx(
+            nl.ndarray((4, 4), nl.float32, PSUM), *[tile(32, 4, dtype=E4M3)] * 2, *[tile(8, 4, dtype=U8)[0:8:2]] * 2
+        ),
+        MATMUL + "operand 'stationary_scale': an access must take partitions that follow each other, got every 2th of "
+        "tensor [4, 4] uint8 in sbuf",
+        lambda: nisa.nc_matmul_mx(
+            nl.ndarray((4, 4), nl.float32, PSUM), *[tile(32, 4, dtype=E4M3)] * 2, *[tile(8, 4, dtype=U8)[0:4]] * 2
+        ),
+        target="trn3",
+    ),
+    Rule(
+        "scales of too many dimensions",
+        lambda: nisa.nc_matmul_mx(
+            nl.ndarray((4, 4), nl.float32, PSUM),
+            *[tile(32, 4, dtype=E4M3)] * 2,
+            *[tile(4, 4, dtype=U8).reshape((4, 2, 2, 1, 1, 1))] * 2,
+        ),
+        MATMUL + "operand 'stationary_scale': at most 4 free dimensions, got tensor [4, 2, 2, 1, 1, 1] uint8 in sbuf",
+        lambda: nisa.nc_matmul_mx(
+            nl.ndarray((4, 4), nl.float32, PSUM), *[tile(32, 4, dtype=E4M3)] * 2, *[tile(4, 2, 2, dtype=U8)] * 2
+        ),
+        target="trn3",
+    ),
+    Rule(
         "scales are not contiguous",
         matmul((128, 4), (128, 6), scales=((16, 4), (128, 6))),
         MATMUL + "operand 'stationary_scale' must have 4 elements in a partition, and at least 100 partitions for the "
@@ -489,12 +515,15 @@ TILE = (
         matmul(tile_size=(32, 128), tile_position=(0, 0)),
         target="trn3",
     ),
-    Rule(
-        "pairs",
-        matmul(tile_size=(32, 128), tile_position=(0, 0, 0)),
-        MATMUL + "tile_position and tile_size are pairs (row, column), got (0, 0, 0) and (32, 128)",
-        matmul(tile_size=(32, 128), tile_position=(0, 0)),
-        target="trn3",
+    *(
+        Rule(
+            "pairs",
+            matmul(tile_size=size, tile_position=position),
+            MATMUL + f"tile_position and tile_size are pairs (row, column), got {position} and {size}",
+            matmul(tile_size=(32, 128), tile_position=(0, 0)),
+            target="trn3",
+        )
+        for position, size in (((0, 0, 0), (32, 128)), ((0, 0), (32, 128, 1)), (32, (32, 128)), ((0, 0), 32))
     ),
     Rule(
         "no column tiles",

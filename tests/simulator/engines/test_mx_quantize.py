@@ -391,12 +391,16 @@ SCALE_SHAPE = (
         Rule(
             f"{name} in SBUF",
             quantize(buffers=tuple(PSUM if place == position else nl.sbuf for place in range(3))),  # type: ignore[arg-type]
-            f"nisa.quantize_mx: operand {name!r} must be in sbuf, got tensor {shape} {dtype} in psum",
+            f"nisa.quantize_mx: operand {name!r} must be in sbuf, got tensor {shape} {dtype} in psum{remedy}",
             quantize(),
             target="trn3",
         )
-        for position, (name, shape, dtype) in enumerate(
-            [("src", [32, 8], BF16), ("dst", [32, 2], E4M3), ("dst_scale", [4, 2], U8)]
+        for position, (name, shape, dtype, remedy) in enumerate(
+            [
+                ("src", [32, 8], BF16, "; copy it to sbuf first, with nisa.tensor_copy"),
+                ("dst", [32, 2], E4M3, ""),
+                ("dst_scale", [4, 2], U8, ""),
+            ]
         )
     ),
     Rule(

@@ -238,7 +238,8 @@ GOOD = nonzero(((16, 5), INT32), ((16, 4), nl.float32))
     Rule(
         "PSUM",
         lambda: nisa.nonzero_with_count(tile(16, 5, dtype=INT32), tile(16, 4, buffer=nl.psum)),
-        "nisa.nonzero_with_count: operand 'src' must be in sbuf, got tensor [16, 4] float32 in psum",
+        "nisa.nonzero_with_count: operand 'src' must be in sbuf, got tensor [16, 4] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         GOOD,
     ),
     Rule(

@@ -558,7 +558,8 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
     Rule(
         "set state from PSUM",
         lambda: nisa.rand_set_state(state_tile(24, buffer=nl.psum), VECTOR),
-        "nisa.rand_set_state: operand 'src_seeds' must be in sbuf, got tensor [4, 24] uint32 in psum",
+        "nisa.rand_set_state: operand 'src_seeds' must be in sbuf, got tensor [4, 24] uint32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.rand_set_state(state_tile(24), VECTOR),
         target="trn3",
     ),

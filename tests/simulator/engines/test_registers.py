@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nkilib.simulator
-from nkilib.nki import nisa, nl
+from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import UninitializedReadError
 
 from ..kernels import Result, Rule, Tile, check_rule, execute, refusal, rules, run, store, tile
@@ -292,7 +292,7 @@ def float_register() -> Any:
         "load from PSUM",
         lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=INT32, buffer=nl.psum)),
         "nisa.register_load: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [1, 1] int32 in "
-        "psum",
+        "psum; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.register_load(nisa.register_alloc(), hbm(1, 1)),
     ),
     Rule(
@@ -356,6 +356,60 @@ def float_register() -> Any:
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)
+
+
+def run_on_two_cores(first: Any, second: Any, is_ordered: bool = False) -> None:
+    """The cores call `first` and `second` with a tensor in shared HBM, with a barrier between the two if asked."""
+
+    def kernel(shared: Any) -> Any:
+        if nl.program_id(0) == 0:
+            first(shared)
+        if is_ordered:
+            nisa.core_barrier(shared, (0, 1))
+        if nl.program_id(0) == 1:
+            second(shared)
+        return shared
+
+    nki.jit(kernel)[2](np.zeros((1, 1), np.int32))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda shared: nisa.register_load(nisa.register_alloc(), shared),
+        lambda shared: nisa.register_store(shared, nisa.register_alloc(4)),
+    ],
+    ids=["load", "store"],
+)
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda shared: nisa.dma_copy(shared, tile(1, 1, dtype=INT32, value=3)),
+        lambda shared: nisa.register_store(shared, nisa.register_alloc(3)),
+    ],
+    ids=["dma_copy", "register_store"],
+)
+def test_registers_race_with_the_other_core_unless_a_barrier_orders_them(first: Any, second: Any) -> None:
+    with pytest.raises(nkilib.simulator.RaceError) as caught:
+        run_on_two_cores(first, second)
+    assert "race on tensor 'shared' [1, 1] int32 in shared_hbm: core 0 writes element [0, 0] at " in str(caught.value)
+    run_on_two_cores(first, second, is_ordered=True)
+
+
+def test_hbm_bytes() -> None:
+    """Those of one element, and none for a tile in SBUF."""
+
+    def kernel() -> Any:
+        register, made = nisa.register_alloc(), nl.ndarray((1, 1), nl.int16, nl.shared_hbm)
+        nisa.register_load(register, tile(1, 1, dtype=INT32, value=-3))
+        nisa.register_store(made, register)
+        nisa.register_load(register, made)
+        nisa.register_load(register, made)
+        return made
+
+    with nkilib.simulator.recording() as record:
+        assert execute(kernel).tolist() == [[-3]]
+    assert (record.hbm_written_bytes, record.hbm_read_bytes) == (2, 4)
 
 
 def test_a_bfloat16_input_is_cast_to_float32_before_a_register_takes_it() -> None:

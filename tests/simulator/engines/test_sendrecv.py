@@ -103,6 +103,25 @@ def test_parts_of_one_tile() -> None:
     assert nki.jit(kernel)[2](values).tolist() == [values.tolist()] * 2
 
 
+def test_dma_moves_what_no_compute_engine_accesses() -> None:
+    """Every second partition from partition 3 on, five free dimensions, a packed type."""
+
+    def kernel(data: Any) -> Any:
+        core = nl.program_id(0)
+        result = nl.ndarray((2, 10, 1, 2, 1, 2, 3), nl.uint32, nl.shared_hbm)
+        made = sbuf(10, 1, 2, 1, 2, 3, dtype=nl.uint32)
+        nisa.dma_copy(made, data[core])
+        view = made.view(nl.float8_e5m2_x4)[3:10:2]
+        swap(view, view)
+        nisa.dma_copy(result[core], made)
+        return result
+
+    data = np.random.default_rng(4).integers(0, 2**32, (2, 10, 1, 2, 1, 2, 3), np.uint32)
+    expected = data.copy()
+    expected[:, 3::2] = data[::-1, 3::2]
+    assert nki.jit(kernel)[2](data).tolist() == expected.tolist()
+
+
 def test_in_place() -> None:
     """`src` and `dst` may be one tile: it is sent before it is overwritten."""
 
@@ -239,7 +258,8 @@ def unwritten() -> Any:
     ("message", "broken", "corrected"),
     [
         (
-            "operand 'src' must be in sbuf, got tensor [2, 2] float32 in psum",
+            "operand 'src' must be in sbuf, got tensor [2, 2] float32 in psum"
+            "; copy it to sbuf first, with nisa.tensor_copy",
             lambda other: nisa.sendrecv(tile(2, 2, buffer=nl.psum), sbuf(2, 2), other, other, 0),
             lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
         ),

@@ -184,7 +184,8 @@ def refused_ids(*ids: float, dtype: Any = nl.float32) -> Any:
     Rule(
         "PSUM",
         lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4, buffer=nl.psum)),
-        "nisa.sequence_bounds: operand 'segment_ids' must be in sbuf, got tensor [1, 4] float32 in psum",
+        "nisa.sequence_bounds: operand 'segment_ids' must be in sbuf, got tensor [1, 4] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4)),
     ),
     Rule(

@@ -268,6 +268,24 @@ def test_a_partition_that_is_left_stays_unwritten() -> None:
             execute(lambda partition=partition: shuffle(mask, partition, partition + 1))
 
 
+def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_in_turns() -> None:
+    """Unless the mask leaves a partition as it is, which is then needed until the shuffle."""
+
+    def kernel(mask: list[int]) -> Any:
+        def body() -> None:
+            src = tile(32, 2)
+            first, second = (nl.ndarray((32, 2), nl.float32, address=(0, 4096)) for _ in range(2))
+            nisa.memset(first, 1)
+            nisa.memset(second, 2)
+            nisa.nc_stream_shuffle(first, src, mask)
+
+        return body
+
+    execute(kernel(ROTATE))
+    with pytest.raises(nkilib.simulator.CapacityError):
+        execute(kernel([*ROTATE[:31], KEEP]))
+
+
 def test_a_mask_that_leaves_everything_reads_and_writes_nothing() -> None:
     def body(dst: Any) -> None:
         nisa.memset(dst, 5)
@@ -401,7 +419,8 @@ def placed(partition: int) -> Any:
     Rule(
         "HBM",
         lambda: nisa.nc_stream_shuffle(tile(32, 2), nl.zeros((32, 2), nl.float32, nl.private_hbm), SAME),
-        "nisa.nc_stream_shuffle: operand 'src' must be in psum or sbuf, got tensor [32, 2] float32 in private_hbm",
+        "nisa.nc_stream_shuffle: operand 'src' must be in psum or sbuf, got tensor [32, 2] float32 in private_hbm"
+        "; load it to sbuf first, with nisa.dma_copy",
         lambda: nisa.nc_stream_shuffle(tile(32, 2), nl.zeros((32, 2), nl.float32, nl.sbuf), SAME),
     ),
 )

@@ -95,10 +95,16 @@ RULES = [
         lambda: meet(shared(2, 2)),
     ),
     Rule(
-        "SBUF",
-        lambda: meet(tile(2, 2)),
-        "nisa.core_barrier on core {}: operand 'data' must be in shared_hbm, got tensor [2, 2] float32 in sbuf",
+        "PSUM",
+        lambda: meet(nl.ndarray((2, 2), nl.float32, nl.psum)),
+        "nisa.core_barrier on core {}: operand 'data' must be in shared_hbm, got tensor [2, 2] float32 in psum",
         lambda: meet(shared(2, 2)),
+    ),
+    Rule(
+        "one of two cores",
+        lambda: nisa.core_barrier(shared(2, 2), (0,)),
+        "nisa.core_barrier on core {}: cores must be (0, 1), got (0,)",
+        lambda: nisa.core_barrier(shared(2, 2), (0, 1)),
     ),
     Rule(
         "cores",
@@ -132,6 +138,39 @@ def test_rules_on_two_cores(rule: Rule) -> None:
     assert place.startswith(f"{body.co_filename}:")
     assert message in {rule.message.format(core) for core in range(2)}
     execute(rule.corrected, cores=2)
+
+
+def test_the_cores_may_meet_on_a_tile_of_their_own() -> None:
+    """As published kernels do at the end of an iteration. It orders nothing in shared HBM."""
+
+    def kernel(*, on_tile: bool) -> Any:
+        exchange, result, core = shared(2, 1), shared(2, 1), nl.program_id(0)
+        own = tile(1, 1, value=core + 1)
+        nisa.dma_copy(exchange[core : core + 1], own)
+        meet(own if on_tile else exchange)
+        nisa.dma_copy(own, exchange[1 - core : 2 - core])
+        nisa.dma_copy(result[core : core + 1], own)
+        return result
+
+    with nkilib.simulator.using(races="ignore"):
+        assert execute(lambda: kernel(on_tile=True), cores=2).tolist() == [[2], [1]]
+    with pytest.raises(nkilib.simulator.RaceError):
+        execute(lambda: kernel(on_tile=True), cores=2)
+    assert execute(lambda: kernel(on_tile=False), cores=2).tolist() == [[2], [1]]
+
+
+def test_a_tile_and_a_shared_tensor_are_two_places_to_meet() -> None:
+    def kernel() -> None:
+        meet(tile(2, 2) if nl.program_id(0) else shared(2, 2))
+
+    with pytest.raises(BARRIER, match="the cores wait on different tensors"):
+        execute(kernel, cores=2)
+
+
+@pytest.mark.parametrize("cores", [0, (0,), [0]])
+def test_one_core_waits_for_none(cores: Any) -> None:
+    """Published kernels pass ``(0)`` when they are launched on one core."""
+    execute(lambda: nisa.core_barrier(shared(2, 2), cores), cores=1)
 
 
 def test_it_needs_two_cores() -> None:

@@ -413,6 +413,34 @@ def test_transpose_mode_overwrites() -> None:
     assert result.tolist() == values.T.tolist()
 
 
+@pytest.mark.parametrize("perf_mode", [nisa.matmul_perf_mode.none, DOUBLE_ROW], ids=["rows", "double rows"])
+def test_a_contraction_over_nothing_is_zero(perf_mode: Any) -> None:
+    """Slices of size 0 are accepted."""
+
+    def body(dst: Any) -> None:
+        nisa.nc_matmul(dst, fp8(4, 2, 4)[0:0], fp8(4, 2, 4)[0:0], perf_mode=perf_mode)
+
+    shape = (4, 4) if perf_mode is DOUBLE_ROW else (8, 8)
+    assert run(body, [], Result(shape, nl.float32, PSUM)).tolist() == np.zeros(shape).tolist()
+
+
+@pytest.mark.parametrize("mode", ["nc_transpose", "is_transpose"])
+@pytest.mark.parametrize("is_written_before", [False, True])
+def test_before_trn3_no_matmul_adds_to_what_was_transposed(mode: str, is_written_before: bool) -> None:
+    """Whether a matmul had written there before, and whichever way the bits were moved: 2 * 3 takes their place."""
+
+    def body(dst: Any) -> None:
+        if is_written_before:
+            nisa.nc_matmul(dst, tile(2, 1, value=1), tile(2, 1, value=10))
+        if mode == "nc_transpose":
+            nisa.nc_transpose(dst, tile(1, 1, value=5))
+        else:
+            nisa.nc_matmul(dst, tile(1, 1, value=5), tile(1, 1, value=1), is_transpose=True)
+        nisa.nc_matmul(dst, tile(2, 1, value=1), tile(2, 1, value=3))
+
+    assert run(body, [], Result((1, 1), nl.float32, PSUM)) == 6
+
+
 def test_on_trn1_the_transpose_flag_only_marks_an_ordinary_matmul() -> None:
     """NaN and infinity spread over their row of products, since each is multiplied by the zeros of the identity."""
     values = np.array([[1, math.nan, math.inf], [2, 3, 4]], np.float32)
@@ -455,13 +483,15 @@ def unit_rectangle(rows: int, columns: int) -> Any:
     Rule(
         "stationary in SBUF",
         lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, buffer=PSUM), tile(4, 4)),
-        "nisa.nc_matmul: operand 'stationary' must be in sbuf, got tensor [4, 4] float32 in psum",
+        "nisa.nc_matmul: operand 'stationary' must be in sbuf, got tensor [4, 4] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4)),
     ),
     Rule(
         "moving in SBUF",
         lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4, buffer=PSUM)),
-        "nisa.nc_matmul: operand 'moving' must be in sbuf, got tensor [4, 4] float32 in psum",
+        "nisa.nc_matmul: operand 'moving' must be in sbuf, got tensor [4, 4] float32 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4)),
     ),
     Rule(
@@ -605,6 +635,21 @@ def unit_rectangle(rows: int, columns: int) -> Any:
         tiled((0, 0), (64, 128)),
     ),
     Rule(
+        "tiles that are numbers",
+        tiled(0, 64),
+        "nisa.nc_matmul: tile_position and tile_size must both be set, got 0 and 64",
+        tiled((0, 0), (64, 128)),
+    ),
+    *(
+        Rule(
+            "tiles that are no pairs",
+            tiled(position, size),
+            f"nisa.nc_matmul: tile_position and tile_size are pairs (row, column), got {position} and {size}",
+            tiled((0, 0), (64, 128)),
+        )
+        for position, size in ((64, (64, 128)), ((0, 0), 64), ((0,), (64, 128)), ((0, 0), (64, 128, 1)))
+    ),
+    Rule(
         "stationary hint",
         lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, value=2), tile(4, 4), is_stationary_onezero=True),
         "nisa.nc_matmul: is_stationary_onezero=True, but operand 'stationary' holds values other than 0 and 1",
@@ -644,6 +689,13 @@ def unit_rectangle(rows: int, columns: int) -> Any:
         lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 8).reshape((4, 2, 4)), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
     ),
     Rule(
+        "double rows without a free dimension",
+        lambda: nisa.nc_matmul(psum(1, 4), fp8(4, 2), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
+        "nisa.nc_matmul: perf_mode=double_row needs 'stationary' of shape [K, 2, free], got tensor [4, 2] float8_e4m3 "
+        "in sbuf",
+        lambda: nisa.nc_matmul(psum(1, 4), fp8(4, 2, 1), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
+    ),
+    Rule(
         "double rows of threes",
         lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 3, 4), perf_mode=DOUBLE_ROW),
         "nisa.nc_matmul: perf_mode=double_row needs 'moving' of shape [K, 2, free], got tensor [4, 3, 4] float8_e4m3 "
@@ -666,6 +718,13 @@ def unit_rectangle(rows: int, columns: int) -> Any:
         "nisa.nc_matmul: is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got tensor "
         "[1, 1] float32 in psum and tensor [1, 1] bfloat16 in sbuf",
         transposing(nl.bfloat16, nl.bfloat16),
+    ),
+    Rule(
+        "transposed type on trn1, where it is an ordinary matmul",
+        transposing(nl.bfloat16, nl.bfloat16),
+        "nisa.nc_matmul: operand 'dst' must be float32 on trn1, got tensor [1, 1] bfloat16 in psum",
+        transposing(nl.bfloat16, nl.float32),
+        target="trn1",
     ),
     Rule(
         "transposed float8",
@@ -765,6 +824,19 @@ def test_transpose_on_the_tensor_engine_of_trn1_is_a_product() -> None:
             assert result[0].tolist() == [1, 2]
             assert np.isnan(result[1]).all()
             assert result[2, 0] == math.inf and math.isnan(result[2, 1])
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("engine", [ENGINE.tensor, ENGINE.vector], ids=lambda engine: engine.name)
+def test_transpose_keeps_integers_that_no_float32_holds(engine: Any, target: str) -> None:
+    values = np.array([[2**24 + 1, -(2**31)], [2**31 - 1, -1]], np.int32)
+    result = run(
+        lambda dst, data: nisa.nc_transpose(dst, data, engine=engine),
+        [values],
+        Result((2, 2), nl.int32, PSUM),
+        target=target,
+    )
+    assert result.tolist() == values.T.tolist()
 
 
 def test_transpose_flattens_the_free_axes() -> None:

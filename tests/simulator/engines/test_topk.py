@@ -128,25 +128,26 @@ def test_it_writes_the_results_and_nothing_else() -> None:
         assert (indices[rows][4:, 1] == 7).all() and (indices[rows][:, 2:] == 7).all()
 
 
-def _reading(partitions: int, columns: slice) -> Any:
-    """A kernel that reads a part of K = 20 results."""
+def _reading(results: str, partitions: int, columns: slice) -> Any:
+    """A kernel that reads a part of K = 20 results, of their values or their indices."""
 
     def kernel() -> None:
         values, indices = nl.ndarray((32, 20), BFLOAT16), nl.ndarray((32, 20), UINT32)
         nisa.topk(values, indices, tile(32, 2, dtype=BFLOAT16), 32)
         shape = (partitions, columns.stop - columns.start)
-        nisa.tensor_copy(nl.ndarray(shape, UINT32), indices[0:partitions, columns])
-        nisa.tensor_copy(nl.ndarray(shape, BFLOAT16), values[0:partitions, columns])
+        read = {"values": values, "indices": indices}[results][0:partitions, columns]
+        nisa.tensor_copy(nl.ndarray(shape, read.dtype), read)
 
     return kernel
 
 
-def test_elements_that_are_no_result_stay_unwritten() -> None:
-    execute(_reading(32, slice(0, 1)))
-    execute(_reading(4, slice(0, 2)))
-    message = refusal(_reading(32, slice(1, 2)), error=UNINITIALIZED)
+@pytest.mark.parametrize("results", ["values", "indices"])
+def test_elements_that_are_no_result_stay_unwritten(results: str) -> None:
+    execute(_reading(results, 32, slice(0, 1)))
+    execute(_reading(results, 4, slice(0, 2)))
+    message = refusal(_reading(results, 32, slice(1, 2)), error=UNINITIALIZED)
     assert message.startswith("nisa.tensor_copy: operand 'src': 24 of the 32 elements of ")
-    message = refusal(_reading(4, slice(1, 3)), error=UNINITIALIZED)
+    message = refusal(_reading(results, 4, slice(1, 3)), error=UNINITIALIZED)
     assert message.startswith("nisa.tensor_copy: operand 'src': 4 of the 8 elements of ")
 
 
@@ -263,6 +264,15 @@ def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16) -> Any:
         sizes(9, 9),
     ),
     Rule(
+        "smallest K",
+        lambda: nisa.topk(
+            tile(16, 1, dtype=BFLOAT16)[:, 0:0], tile(16, 1, dtype=UINT32)[:, 0:0], tile(16, 4, dtype=BFLOAT16), 8
+        ),
+        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 0] bfloat16 in "
+        "sbuf with n=8",
+        sizes(8, 1),
+    ),
+    Rule(
         "largest K",
         sizes(40000, 32768, 2500),
         "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 32768] bfloat16 "
@@ -318,11 +328,28 @@ def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16) -> Any:
         sizes(16, 8, 2),
     ),
     Rule(
+        "val_dst in PSUM",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16, buffer=nl.psum), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16
+        ),
+        "nisa.topk: operand 'val_dst' must be in sbuf, got tensor [16, 8] bfloat16 in psum",
+        sizes(16, 8, 2),
+    ),
+    Rule(
+        "idx_dst in PSUM",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32, buffer=nl.psum), tile(16, 2, dtype=BFLOAT16), 16
+        ),
+        "nisa.topk: operand 'idx_dst' must be in sbuf, got tensor [16, 8] uint32 in psum",
+        sizes(16, 8, 2),
+    ),
+    Rule(
         "PSUM",
         lambda: nisa.topk(
             tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16, buffer=nl.psum), 16
         ),
-        "nisa.topk: operand 'src' must be in sbuf, got tensor [16, 2] bfloat16 in psum",
+        "nisa.topk: operand 'src' must be in sbuf, got tensor [16, 2] bfloat16 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
         sizes(16, 8, 2),
     ),
 )

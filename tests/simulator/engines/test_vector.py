@@ -212,7 +212,8 @@ def test_tensor_copy_runs_on_vector_unless_told() -> None:
     Rule(
         "HBM",
         lambda: nisa.tensor_copy(tile(4, 4), nl.zeros((4, 4), nl.float32, nl.private_hbm)),
-        "nisa.tensor_copy: operand 'src' must be in psum or sbuf, got tensor [4, 4] float32 in private_hbm",
+        "nisa.tensor_copy: operand 'src' must be in psum or sbuf, got tensor [4, 4] float32 in private_hbm"
+        "; load it to sbuf first, with nisa.dma_copy",
         lambda: nisa.dma_copy(tile(4, 4), nl.zeros((4, 4), nl.float32, nl.private_hbm)),
     ),
 )

@@ -327,6 +327,16 @@ def test_select_reduce_memories(places: Any, target: Any) -> None:
     assert selected.tolist() == [[1, 0, 0, 0.5], [0, 5, -6, 0]]
 
 
+@pytest.mark.parametrize("reverse", [True, 1, 2, np.bool_(True)], ids=repr)
+def test_select_reduce_reverses_the_predicate_for_anything_that_is_true(reverse: Any) -> None:
+    result = run(
+        lambda dst, data, predicate: nisa.select_reduce(dst, predicate, data, -9.0, reverse_pred=reverse),
+        [np.array([[1, 2]], np.float32), np.array([[0, 3]], np.uint8)],
+        Result((1, 2)),
+    )
+    assert result.tolist() == [[1, -9]]
+
+
 def test_select_reduce_may_write_over_its_inputs() -> None:
     def body(result: Any, data: Any, predicate: Any) -> None:
         nisa.select_reduce(data, predicate, data, data[:, 0:1])

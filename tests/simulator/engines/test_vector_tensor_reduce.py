@@ -176,6 +176,15 @@ def test_tensor_reduce_bits_of_some_axes(axis: Any, expected: Any) -> None:
         "and not 0; got ()",
         lambda: nisa.tensor_copy(tile(2, 3), tile(2, 3)),
     ),
+    *(
+        Rule(
+            f"axis of {kind}",
+            lambda axis=axis: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), axis),  # type: ignore[misc]
+            f"nisa.tensor_reduce: axis must be an integer or a tuple of integers, got {axis!r}",
+            lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), np.int64(1)),
+        )
+        for kind, axis in (("nothing", None), ("floats", (1.0,)), ("text", "1"))
+    ),
     Rule(
         "axis out of range",
         lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), 2),

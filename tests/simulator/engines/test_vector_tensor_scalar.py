@@ -114,6 +114,19 @@ def test_tensor_scalar_bits_reversed() -> None:
         assert result.tolist() == [[0xFE, 0xF7, 0x7F]]
 
 
+@pytest.mark.parametrize(("operand", "bits"), [(-128, 0x80), (-1, 0xFF), (255, 0xFF)])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_tensor_scalar_bits_of_a_number_are_those_of_a_signed_or_unsigned_one(
+    dtype: Any, operand: int, bits: int
+) -> None:
+    result = run(
+        lambda dst, x: nisa.tensor_scalar(dst, x, nl.bitwise_xor, operand),
+        [np.array([[0, 0x55]], dtype)],
+        Result((1, 2), nl.uint8),
+    )
+    assert result.tolist() == [[bits, bits ^ 0x55]]
+
+
 def test_tensor_scalar_engines() -> None:
     def call(op0: Any, operand0: Any, op1: Any = None, operand1: Any = None, **options: Any) -> Body:
         return lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), op0, operand0, op1=op1, operand1=operand1, **options)
@@ -153,6 +166,18 @@ def test_tensor_scalar_engines() -> None:
         "nisa.tensor_scalar: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor [2, 2] "
         "float32 in sbuf",
         lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.uint32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1),
+    ),
+    Rule(
+        "more bits than an element",
+        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.uint8), tile(2, 2, dtype=nl.uint8), nl.left_shift, 256),
+        "nisa.tensor_scalar: nl.left_shift on elements of 8 bits needs an operand in [-128, 255], got 256",
+        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.uint8), tile(2, 2, dtype=nl.uint8), nl.left_shift, 255),
+    ),
+    Rule(
+        "more bits than an element, negative",
+        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.int16), tile(2, 2, dtype=nl.int16), nl.bitwise_or, -32769),
+        "nisa.tensor_scalar: nl.bitwise_or on elements of 16 bits needs an operand in [-32768, 65535], got -32769",
+        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.int16), tile(2, 2, dtype=nl.int16), nl.bitwise_or, -32768),
     ),
     Rule(
         "bits of unlike widths",

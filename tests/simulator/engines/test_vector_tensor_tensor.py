@@ -89,6 +89,31 @@ def test_tensor_tensor_does_not_round_between_the_cast_in_and_the_result() -> No
     assert run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.add), [left, right], Result((1, 1))) == 257
 
 
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (nl.less, [0, 1, 0, 1]),
+        (nl.greater_equal, [1, 0, 1, 0]),
+        (nl.equal, [0, 0, 0, 0]),
+        (nl.maximum, [2**31, 2**31, 2**32 - 1, 2**32 - 1]),
+        (nl.minimum, [1, 1, 0, 2**32 - 2]),
+    ],
+)
+def test_unsigned_integers_compare_without_a_sign(op: Any, expected: Any) -> None:
+    left = np.array([[2**31, 1, 2**32 - 1, 2**32 - 2]], np.uint32)
+    right = np.array([[1, 2**31, 0, 2**32 - 1]], np.uint32)
+    result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, op), [left, right], Result((1, 4), nl.uint32))
+    assert result.tolist() == [expected]
+
+
+@pytest.mark.parametrize(("op", "expected"), [(nl.equal, 0), (nl.less, 1), (nl.maximum, 2**32 - 1)])
+def test_integers_with_and_without_a_sign_compare_as_numbers(op: Any, expected: int) -> None:
+    """-1 and 2^32 - 1, whose bits are the same."""
+    left, right = np.array([[-1]], np.int32), np.array([[2**32 - 1]], np.uint32)
+    result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, op), [left, right], Result((1, 1), nl.uint32))
+    assert result == expected
+
+
 @pytest.mark.parametrize("dtypes", [(nl.int32,) * 3, (nl.uint32,) * 3, (nl.int32, nl.uint32, nl.int32)])
 def test_tensor_tensor_of_32_bit_integers_is_exact_on_gpsimd(dtypes: Any) -> None:
     left, right = [16777217, 65537, 2147483646], [16777218, 3, 1]

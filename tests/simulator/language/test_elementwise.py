@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.nki import nisa, nl
+from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.language.promotion import promoted
 
-from ..kernels import Result, Rule, Tile, normal, rules, run, tile
+from ..kernels import Result, Rule, Tile, normal, refusal, rules, run, tile
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32, I32 = np.float32, np.int32
@@ -137,7 +137,10 @@ def test_remainders_have_the_sign_of_one_operand() -> None:
     assert call(lambda x: nl.mod(x, 3.0), x).tolist() == [[1, 2, 1, 2.5, 2.75, 1]]
     assert call(lambda x: nl.mod(x, -3.0), x).tolist() == [[-2, -1, -2, -0.5, -0.25, -2]]
     assert call(lambda x: nl.fmod(x, -3.0), x).tolist() == [[1, -1, 1, 2.5, -0.25, 1]]
-    assert call(lambda x: nl.mod(x, 49.0), x)[0, 2] == 0
+    # 41 * (1 / 41) is less than 1 in float32: the quotient is one too small.
+    multiples = np.array([[41, 82, 164, -41, -82, 40, 42]], F32)
+    assert call(lambda x: nl.mod(x, 41.0), multiples).tolist() == [[0, 0, 0, 0, 0, 40, 1]]
+    assert call(lambda x: nl.fmod(x, 41.0), multiples).tolist() == [[0, 0, 0, 0, 0, 40, 1]]
     assert np.isnan(call(lambda x: nl.mod(x, 0.0), x)).all()
 
 
@@ -358,6 +361,7 @@ INSTRUCTIONS: list[tuple[str, Any, list[Any], dict[str, int], dict[str, int]]] =
     ("exp", lambda x: nl.exp(x), [X], {"activation": 1}, {"scalar": 1}),
     ("relu", lambda x: nl.relu(x), [X], {"activation": 1}, {"scalar": 1}),
     ("reciprocal", lambda x: nl.reciprocal(x), [X], {"reciprocal": 1}, {"vector": 1}),
+    ("rsqrt", lambda x: nl.rsqrt(x), [abs(X)], {"tensor_scalar": 1}, {"gpsimd": 1}),
     ("divide", lambda x, y: nl.divide(x, y), [X, Y], {"reciprocal": 1, "tensor_tensor": 1}, {"vector": 2}),
     ("divide by a number", lambda x: nl.divide(x, 3), [X], {"tensor_scalar": 1}, {"vector": 1}),
     ("negative", lambda x: nl.negative(x), [X], {"tensor_scalar": 1}, {"vector": 1}),
@@ -466,6 +470,39 @@ def test_operators_without_a_function_say_so(name: str) -> None:
         getattr(nl, name)(1)
 
 
+COMPARED = np.array([[1, 2, 3]], F32)
+ASSERTED: dict[str, tuple[list[int], list[int], int]] = {
+    "equal": ([1, 2, 3], [1, 5, 0], 2),
+    "not_equal": ([0, 0, 0], [1, 5, 0], 1),
+    "less": ([2, 3, 4], [2, 2, 3], 2),
+    "less_equal": ([1, 2, 4], [2, 2, 2], 1),
+    "greater": ([0, 1, 2], [0, 2, 3], 2),
+    "greater_equal": ([1, 2, 2], [1, 3, 3], 1),
+}
+
+
+@pytest.mark.parametrize("name", ASSERTED)
+def test_a_comparison_can_be_asserted(name: str) -> None:
+    """As in the examples of nki.language. Where it fails a kernel cannot go on: tensors of a device are all true."""
+
+    def kernel(x: Any, y: Any) -> None:
+        assert getattr(nl, name)(nl.load(x), nl.load(y))
+
+    holds, fails, count = ASSERTED[name]
+    nki.jit(kernel)(COMPARED, np.array([holds], F32))
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        nki.jit(kernel)(COMPARED, np.array([fails], F32))
+    assert str(caught.value).partition(": ")[2] == (
+        f"tensor [1, 3] float32 in sbuf: the comparison does not hold for {count} of 3 elements, and a kernel cannot "
+        f"branch on that: the values of a tensor are not known while it is being built"
+    )
+
+
+def test_what_is_computed_of_a_comparison_has_no_truth_value() -> None:
+    message = refusal(lambda: bool(nl.copy(nl.equal(tile(2, 4), 0))))
+    assert "the values of a tensor are not known while the kernel is being built" in message
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -522,14 +559,45 @@ def hbm() -> Any:
     Rule(
         "bits are of integers",
         lambda: nl.bitwise_and(tile(2, 4), 1),
-        "nisa.tensor_scalar: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor [2, 4] "
-        "float32 in sbuf",
+        "nl.bitwise_and: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
         lambda: nl.bitwise_and(tile(2, 4, dtype=nl.int32), 1),
+    ),
+    Rule(
+        "bits of two tiles are of integers",
+        lambda: nl.left_shift(tile(2, 4, dtype=nl.int32), tile(2, 4)),
+        "nl.left_shift: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
+        lambda: nl.left_shift(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.int32)),
+    ),
+    Rule(
+        "bits are not inverted in floats",
+        lambda: nl.invert(tile(2, 4)),
+        "nl.invert: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
+        lambda: nl.invert(tile(2, 4, dtype=nl.uint8)),
+    ),
+    Rule(
+        "bits of a number are of an integer",
+        lambda: nl.bitwise_or(1.5, tile(2, 4, dtype=nl.int32)),
+        "nl.bitwise_or: bit-wise operators take integers, got 1.5",
+        lambda: nl.bitwise_or(1, tile(2, 4, dtype=nl.int32)),
+    ),
+    Rule(
+        "rsqrt in SBUF",
+        lambda: nl.rsqrt(tile(2, 4, buffer=nl.psum)),
+        "nl.rsqrt: x must be in sbuf, which the GpSimd engine can access, got tensor [2, 4] float32 in psum: copy it "
+        "there first, with nl.copy, or use nisa.activation",
+        lambda: nl.rsqrt(nl.copy(tile(2, 4, buffer=nl.psum))),
+    ),
+    Rule(
+        "an array of the host is no tile",
+        lambda: nl.add(tile(2, 4), np.ones((2, 4), F32)),
+        "nl.add: y must be a tile, got a numpy ndarray [2, 4] float32: pass it to the kernel as an argument and load "
+        "it, or use nl.shared_constant",
+        lambda: nl.add(tile(2, 4), nl.load(nl.shared_constant(np.ones((2, 4), F32)))),
     ),
     Rule(
         "magnitudes are compared on trn3",
         lambda: nl.abs_max(tile(2, 4), 1.0),
-        "nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2",
+        "nl.abs_max: nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2",
         lambda: nl.abs_max(tile(2, 4), 1.0),
         corrected_target="trn3",
     ),

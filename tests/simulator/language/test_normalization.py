@@ -53,6 +53,12 @@ def test_softmax_example_of_the_documentation() -> None:
     assert (result == 1 / 512).all()
 
 
+def test_softmax_over_several_but_not_all_free_dimensions() -> None:
+    x = normal(3, 2, 4, 5, seed=15)
+    result, truth = call(lambda x: nl.softmax(x, (2, 3)), x), softmax(x, (2, 3))
+    assert np.all(np.abs(wide(result) - truth) <= 32 * EPSILON * truth)
+
+
 def test_types_of_softmax() -> None:
     x = normal(2, 40, seed=8).astype(ml_dtypes.bfloat16)
     half, full = outcome(lambda x: nl.softmax(x), x), outcome(lambda x: nl.softmax(x, dtype=nl.float32), x)
@@ -137,7 +143,7 @@ def test_types_of_rms_norm() -> None:
     Rule(
         "n counts",
         lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 0),
-        "nl.rms_norm: n, the number of values of the mean, must be positive, got 0",
+        "nl.rms_norm: n, the number of values of the mean, must be a positive number, got 0",
         lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
     ),
     Rule(

@@ -174,7 +174,10 @@ def test_the_result_of_dropout_may_be_cast(dtype: Any) -> None:
             "nl.dropout: x must be a tile in sbuf or psum, got tensor [2, 2] float32 in shared_hbm: load it first, "
             "with nl.load",
         ),
-        (lambda: nl.dropout(tile(2, 2), -0.5), "nisa.dropout: prob must be a probability, in [0, 1], got -0.5"),
+        (
+            lambda: nl.dropout(tile(2, 2), -0.5),
+            "nl.dropout: nisa.dropout: prob must be a probability, in [0, 1], got -0.5",
+        ),
     ],
 )
 def test_what_dropout_refuses(body: Any, message: str) -> None:

@@ -130,6 +130,13 @@ def test_the_type_is_that_of_the_tile_unless_given() -> None:
     assert (whole.dtype, whole.values.tolist()) == (nl.int32, [[3]])
 
 
+def test_the_mean_of_narrow_values_is_taken_in_float32() -> None:
+    """301 is no bfloat16."""
+    ones = np.ones((1, 301), ml_dtypes.bfloat16)
+    mean = call(lambda x: nl.mean(x, 1, nl.float32), ones)
+    assert abs(float(mean[0, 0]) - 1) <= 2 * EPSILON
+
+
 def test_nan_and_infinities() -> None:
     x = np.array([[1, math.nan, 2], [1, math.inf, 2], [1, -math.inf, math.inf]], F32)
     result = call(lambda x: nl.sum(x, 1), x)[:, 0]

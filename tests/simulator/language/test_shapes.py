@@ -257,8 +257,8 @@ def test_operands_of_where_in_psum() -> None:
     Rule(
         "partitions that exist",
         lambda: nl.broadcast_to(tile(1, 3), (129, 3)),
-        "nl.ndarray: tensor [129, 3] float32 in sbuf: the partition dimension must be at most 128 (nl.tile_size.pmax), "
-        "got 129",
+        "nl.broadcast_to: nl.ndarray: tensor [129, 3] float32 in sbuf: the partition dimension must be at most 128 "
+        "(nl.tile_size.pmax), got 129",
         lambda: nl.broadcast_to(tile(1, 3), (128, 3)),
     ),
     Rule(

@@ -216,13 +216,14 @@ def test_another_axis_is_not_implemented() -> None:
     Rule(
         "load from SBUF",
         lambda: nl.load(tile(2, 2)),
-        "nl.load: src must be a tensor in HBM, got tensor [2, 2] float32 in sbuf",
+        "nl.load: src must be a tensor in HBM, got tensor [2, 2] float32 in sbuf; to copy a tile, use nl.copy",
         lambda: nl.load(hbm(2, 2)),
     ),
     Rule(
         "load of an array",
         lambda: nl.load(np.zeros((1, 2))),
-        "nl.load: src must be a tensor in HBM, got array([[0., 0.]])",
+        "nl.load: src must be a tensor in HBM, got a numpy ndarray [1, 2] float64: pass it to the kernel as an "
+        "argument and load it, or use nl.shared_constant",
         lambda: nl.load(hbm(1, 2)),
     ),
     Rule(
@@ -235,8 +236,8 @@ def test_another_axis_is_not_implemented() -> None:
     Rule(
         "load of 129 partitions",
         lambda: nl.load(hbm(129, 2)),
-        "nl.ndarray: tensor [129, 2] float32 in sbuf: the partition dimension must be at most 128 (nl.tile_size.pmax), "
-        "got 129",
+        "nl.load: nl.ndarray: tensor [129, 2] float32 in sbuf: the partition dimension must be at most 128 "
+        "(nl.tile_size.pmax), got 129",
         lambda: nl.load(hbm(129, 2)[1:]),
     ),
     Rule(
@@ -262,8 +263,8 @@ def test_another_axis_is_not_implemented() -> None:
     Rule(
         "store of another number of elements",
         lambda: nl.store(hbm(2, 3), tile(2, 2)),
-        "nisa.dma_copy: operands 'dst' and 'src' must have equally many elements, got tensor [2, 3] float32 in "
-        "private_hbm and tensor [2, 2] float32 in sbuf",
+        "nl.store: nisa.dma_copy: operands 'dst' and 'src' must have equally many elements, got tensor [2, 3] float32 "
+        "in private_hbm and tensor [2, 2] float32 in sbuf",
         lambda: nl.store(hbm(4), tile(2, 2)),
     ),
     Rule(
@@ -275,7 +276,8 @@ def test_another_axis_is_not_implemented() -> None:
     Rule(
         "transposed load from SBUF",
         lambda: nl.load_transpose2d(tile(2, 3)),
-        "nl.load_transpose2d: src must be a tensor in HBM, got tensor [2, 3] float32 in sbuf",
+        "nl.load_transpose2d: src must be a tensor in HBM, got tensor [2, 3] float32 in sbuf; to copy a tile, use "
+        "nl.copy",
         lambda: nl.load_transpose2d(hbm(2, 3)),
     ),
     Rule(

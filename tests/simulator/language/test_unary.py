@@ -87,6 +87,7 @@ def test_negation() -> None:
     assert outcome(lambda x: nl.negative(x, dtype=nl.float16), x).dtype == nl.float16
     assert call(lambda x: nl.invert(x), np.array([[0, -1, 5]], I32)).tolist() == [[-1, 0, -6]]
     assert call(lambda x: nl.invert(x), np.array([[0, 255, 5]], np.uint8)).tolist() == [[255, 0, 250]]
+    assert call(lambda x: nl.invert(x), np.array([[False, True]])).tolist() == [[1, 0]]
 
 
 def test_logical_not_is_exclusive_or_with_one() -> None:

@@ -1,0 +1,44 @@
+"""Sizes, positions and dimensions as a kernel gives them: integers, or an error that names what should be one."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+from .errors import NkiValidationError, RegisterTypeError
+
+
+def as_integer(what: str, value: Any) -> int:
+    """``value`` as an int.
+
+    Raises:
+        NkiValidationError: naming ``what``, if it is no integer.
+        RegisterTypeError: if it is a register.
+    """
+    try:
+        return index(value)
+    except RegisterTypeError:
+        raise
+    except TypeError:
+        raise NkiValidationError(f"{what} must be an integer, got {value!r}{_remedy([value])}") from None
+
+
+def as_integers(what: str, values: Any) -> tuple[int, ...]:
+    """``values`` as a tuple of int.
+
+    Raises:
+        NkiValidationError: naming ``what``, if they are no sequence of integers.
+        RegisterTypeError: if one of them is a register.
+    """
+    try:
+        return tuple(map(index, values))
+    except RegisterTypeError:
+        raise
+    except TypeError:
+        parts = values if isinstance(values, tuple | list) else []
+        raise NkiValidationError(f"{what} must be a tuple of integers, got {values!r}{_remedy(parts)}") from None
+
+
+def _remedy(values: Any) -> str:
+    is_quotient = any(isinstance(value, float) and value.is_integer() for value in values)
+    return "; of two integers, / makes a float and // an integer" if is_quotient else ""
