@@ -8,6 +8,8 @@ from math import prod
 from operator import index
 from typing import Any
 
+import numpy as np
+
 from .core import Core, current_core
 from .description import describe
 from .dtypes import DType, as_dtype
@@ -15,7 +17,7 @@ from .errors import NkiValidationError, add_location
 from .fill import fill
 from .generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from .language_function import language_function
-from .live_ranges import LiveRange
+from .live_ranges import LiveRange, touch_output
 from .memory import HBM, ON_CHIP, MemoryRegion, as_region
 from .partitions import allowed_starts
 from .storage import Storage
@@ -145,9 +147,13 @@ def full(
     core = current_core("nl.full")
     fill(tensor, fill_value)
     tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
+    core.instruction_number += 1
     if tensor.buffer in ON_CHIP:
+        touch_output(tensor, core.instruction_number, False)
         core.record.add("memset", "vector")
     else:
+        # The same value from both cores is no race; what one of them writes while the other still fills is one.
+        core.note_shared(tensor, True, None, np.full(1, fill_value))
         core.record.add("dma_copy", "dma")
         core.record.hbm_written_bytes += tensor.size * tensor.dtype.itemsize
     return tensor

@@ -94,6 +94,15 @@ def test_a_tile_lives_from_its_first_use_not_from_its_making() -> None:
     assert peaks(kernel) == (150 * KIB, 0)
 
 
+def test_a_tile_that_is_made_full_of_zeros_lives_from_its_making() -> None:
+    def kernel() -> None:
+        zeros = nl.zeros((128, 1000), nl.uint8)
+        read(written(128, 500))
+        read(zeros)
+
+    assert peaks(kernel) == (1500, 0)
+
+
 def test_two_tiles_of_one_instruction_are_live_together() -> None:
     """The first is read for the last time where the second is written."""
 

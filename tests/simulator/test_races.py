@@ -214,6 +214,37 @@ def test_large_writes_are_not_compared() -> None:
         on_two_cores(kernel, 64, 4097)
 
 
+def test_both_may_fill_a_tensor_that_they_make_but_not_while_one_writes_it() -> None:
+    def filled(shared: Any, core: int) -> None:
+        nl.zeros((512, 4096), nl.float32, nl.shared_hbm)
+
+    def written_beside(shared: Any, core: int) -> None:
+        made = nl.zeros((8, 6), nl.float32, nl.shared_hbm)
+        write(made[4 * core : 4 * core + 4, :])
+
+    def written_after(shared: Any, core: int) -> None:
+        made = nl.zeros((8, 6), nl.float32, nl.shared_hbm)
+        nisa.core_barrier(made, CORES)
+        write(made[4 * core : 4 * core + 4, :])
+
+    on_two_cores(filled)
+    assert "race on tensor [8, 6] float32 in shared_hbm: core 0 writes element [0, 0]" in race(written_beside)
+    on_two_cores(written_after)
+
+
+def test_registers_read_and_write_shared_memory_too() -> None:
+    def kernel(shared: Any, core: int) -> None:
+        count = nl.ndarray((1,), nl.int32, nl.shared_hbm, name="count")
+        if core == 0:
+            nisa.register_store(count, nisa.register_alloc(3))
+        else:
+            register = nisa.register_alloc()
+            nisa.dma_copy(count, tile(1, 1, dtype=nl.int32))
+            nisa.register_load(register, count)
+
+    assert "race on tensor 'count' [1] int32 in shared_hbm: core 0 writes element [0]" in race(kernel)
+
+
 def test_private_tensors_are_no_matter() -> None:
     def kernel(shared: Any, core: int) -> None:
         own = nl.ndarray((4, 4), nl.float32, nl.private_hbm)

@@ -65,6 +65,7 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     float32, and cannot be an index or a condition while it holds one.
     """
     _check_scalar("src", src)
+    call.core.note_shared(src, False)
     value = read(call.core, "src", src).reshape(())[()]
     _checked_register("dst", dst).write(np.float32(value) if src.dtype == float32 else int(value))
 
