@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .casts import store_float
+from .casts import copy_as_float32, store_float
 from .dtypes import tfloat32
 from .tensor import NkiTensor
 
@@ -75,11 +75,8 @@ class SourceRows:
         block = landing
         if block is None:
             block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
-        if self._flat is not None:
-            np.copyto(block, self._flat[rows], casting="unsafe")
-        else:
-            source = self._array[rows]
-            np.copyto(block.reshape(source.shape), source, casting="unsafe")
+        source = self._array[rows] if self._flat is None else self._flat[rows]
+        copy_as_float32(block.reshape(source.shape), source)
         return block
 
 

@@ -30,9 +30,21 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     table = _FLOAT8_VALUES.get(values.dtype)
     if table is not None:
         return np.take(table, values.view(np.uint8))
-    if values.dtype == ml_dtypes.bfloat16 and not values.flags.forc:
-        values = values.copy()  # its cast takes ten times as long from strided memory
-    return values.astype(np.float32)
+    return _quick_to_cast(values).astype(np.float32)
+
+
+def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A dense copy of strided bfloat16, whose cast takes ten times as long from strided memory."""
+    return values.copy() if values.dtype == ml_dtypes.bfloat16 and not values.flags.forc else values
+
+
+def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[Any]) -> None:
+    """``destination[...] = values``, by a way that is quick for the types of ``ml_dtypes`` too."""
+    table = _FLOAT8_VALUES.get(values.dtype)
+    if table is not None:
+        np.take(table, values.view(np.uint8), out=destination, mode="clip")
+    else:
+        np.copyto(destination, _quick_to_cast(values), casting="unsafe")
 
 
 def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

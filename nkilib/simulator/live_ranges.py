@@ -100,6 +100,13 @@ def touch_output(tensor: NkiTensor, number: int, adds_to: bool) -> None:
         life.touch(number)
 
 
+def keep_elements(tensor: NkiTensor, number: int) -> None:
+    """Instruction ``number``, which writes ``tensor``, leaves some of its elements as they were: they are needed."""
+    life = tensor.storage.life
+    if life is not None:
+        life.touch(number)
+
+
 def covers_storage(tensor: NkiTensor) -> bool:
     """Whether the view has all elements of its storage."""
     if tensor.is_whole:

@@ -14,7 +14,7 @@ from .dtypes import COMPUTABLE, DType
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .generations import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX, PARTITIONS
 from .layout import Layout, extent
-from .memory import HBM, ON_CHIP, MemoryRegion
+from .memory import ON_CHIP, MemoryRegion
 from .partitions import allowed_starts, partition_elements, start_partition
 from .tensor import NkiTensor
 from .tensor_indirection import Rule, gather
@@ -128,7 +128,7 @@ def _way_there(rule: Operand, value: NkiTensor) -> str:
         return ""
     if value.buffer is MemoryRegion.psum:
         return "; copy it to sbuf first, with nisa.tensor_copy"
-    return "" if rule.regions & HBM else "; load it to sbuf first, with nisa.dma_copy"
+    return "; load it to sbuf first, with nisa.dma_copy"
 
 
 def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:

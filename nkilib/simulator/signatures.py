@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-_MASK = "slice the tensors to what is inside, t[:rows, :columns]"
-
 # By function and parameter, or by parameter alone (nki/migration/index.rst).
 _REMOVED = {
-    "mask": _MASK,
+    "mask": "slice the tensors to what is inside, t[:rows, :columns]",
     "nisa.dma_copy dst_rmw_op": "use nisa.dma_compute",
     "nisa.dma_copy unique_indices": "use nisa.dma_compute",
     "nisa.register_move imm": "pass src",
@@ -22,13 +20,13 @@ def call_error(function: str, signature: inspect.Signature, args: Any, kwargs: d
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        return TypeError(f"{function}: {error}{_remedy(function, signature, kwargs)}")
+        return TypeError(f"{function}: {error}{_remedy(function, kwargs)}")
     return None
 
 
-def _remedy(function: str, signature: inspect.Signature, kwargs: dict[str, Any]) -> str:
+def _remedy(function: str, kwargs: dict[str, Any]) -> str:
     for name in kwargs:
         instead = _REMOVED.get(f"{function} {name}") or _REMOVED.get(name)
-        if instead is not None and name not in signature.parameters:
+        if instead is not None:
             return f"; {name!r} was removed from NKI: {instead}"
     return ""

@@ -7,6 +7,7 @@ Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documenta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         from .engines.vector import tensor_copy  # imported here: the instructions are made of tensors
 
         tensor_copy(view, value)
+
+
+# Kernels know the inherited methods as those of NkiTensor, and so shall Python's message for a wrong call.
+for _base in NkiTensor.__mro__[1:]:
+    for _name, _method in vars(_base).items():
+        if isinstance(_method, FunctionType) and not _name.startswith("__"):
+            _method.__qualname__ = f"{NkiTensor.__name__}.{_method.__name__}"

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nkilib.nki import nl
-from nkilib.simulator.casts import round_to_tfloat32, saturate_to_integer, store_float, store_integer, to_float32
+from nkilib.simulator.casts import (
+    copy_as_float32,
+    round_to_tfloat32,
+    saturate_to_integer,
+    store_float,
+    store_integer,
+    to_float32,
+)
 from nkilib.simulator.dtypes import DType
 
 INTEGERS = [nl.int8, nl.int16, nl.int32, nl.uint8, nl.uint16, nl.uint32]
@@ -136,6 +143,9 @@ def test_every_float8_becomes_the_float32_of_its_value(dtype: DType) -> None:
         result = to_float32(np.asarray(part))
         assert result.dtype == np.float32
         np.testing.assert_array_equal(result, np.asarray(part).astype(np.float64))
+        landed = np.empty(result.shape, np.float32)
+        copy_as_float32(landed, np.asarray(part))
+        np.testing.assert_array_equal(landed, result)
 
 
 @pytest.mark.parametrize("dtype", [nl.bfloat16, nl.float16, nl.float32, nl.int32], ids=str)
@@ -145,3 +155,6 @@ def test_other_types_become_float32_from_any_strides(dtype: DType) -> None:
         result = to_float32(part)
         assert result.dtype == np.float32 and not np.shares_memory(result, values)
         assert result.tolist() == part.astype(np.float64).tolist()
+        landed = np.empty(result.shape, np.float32)
+        copy_as_float32(landed, part)
+        assert landed.tolist() == result.tolist()

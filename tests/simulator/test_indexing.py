@@ -170,6 +170,11 @@ def test_the_dimension_of_a_vector_offset_cannot_be_indexed_and_the_others_can()
     assert view[:, 1:3, 0].shape == view[0:2, 1:3, 0].shape == (2, 2)
 
 
+@pytest.mark.parametrize("key", [(slice(None), slice(2, 7)), (slice(3, 5), slice(None)), (slice(0, 4), slice(7, 8))])
+def test_slices_of_all_dimensions_stay_inside(key: Any) -> None:
+    assert "leaves dimension" in refused(OutOfRangeError, lambda: hbm(counted(4, 6))[key])
+
+
 def test_the_dimension_that_stays_is_the_last_one() -> None:
     assert sbuf(counted(4, 6, 8))[:, 2, 3].strides == (48, 1)
     assert hbm(counted(4, 6, 8))[1, 2, 3].strides == (1,)

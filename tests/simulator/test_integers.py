@@ -84,3 +84,18 @@ def test_a_tensor_is_no_integer() -> None:
     assert message.startswith(
         "NkiTensor.reshape: shape must be a tuple of integers, got (4, tensor [1, 1] int32 in sbuf)"
     )
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (lambda t: t.reshape(4, 6), "NkiTensor.reshape() takes 2 positional arguments but 3 were given"),
+        (lambda t: t.permute(1, 0), "NkiTensor.permute() takes 2 positional arguments but 3 were given"),
+        (lambda t: t.select(1), "NkiTensor.select() missing 1 required positional argument: 'index'"),
+        (lambda t: t.ap(), "NkiTensor.ap() missing 1 required positional argument: 'pattern'"),
+        (lambda t: t.view(), "NkiTensor.view() missing 1 required positional argument: 'dtype'"),
+    ],
+)
+def test_wrong_calls_name_the_method_as_kernels_know_it(view: Any, message: str) -> None:
+    """Sizes one by one are PyTorch's way."""
+    assert refused(TypeError, lambda: view(hbm(counted(4, 6)))) == message

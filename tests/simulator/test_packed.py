@@ -246,7 +246,7 @@ NO_CAST = (
     Rule(
         "nl.ones",
         lambda: no_result(nl.ones((2, 3), E4M3)),
-        "nl.full: value must be 0 for the packed type float8_e4m3fn_x4, got 1; load other values with nisa.dma_copy",
+        "nl.ones: value must be 0 for the packed type float8_e4m3fn_x4, got 1; load other values with nisa.dma_copy",
         lambda: no_result(nl.zeros((2, 3), E4M3)),
     ),
     *(

@@ -9,6 +9,7 @@ from .. import enums
 from ..dtypes import MOVABLE
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..live_ranges import keep_elements
 from ..operands import DMA_REACH, Operand, no_cast_of_packed, output
 from ..tensor import NkiTensor
 from .dma_modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
@@ -55,9 +56,12 @@ def dma_copy(
     skips = oob_mode is enums.oob_mode.skip
     source, target = resolve("src", src, skips), resolve("dst", dst, skips)
     if source is None or target is None:
+        keep_elements(dst, call.core.instruction_number)
         return
     if isinstance(source, Rows) or isinstance(target, Rows):
         target, source = rows_in_range({"dst": target, "src": source})
+        if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
+            keep_elements(dst, call.core.instruction_number)
     write(call.core, target, read(call.core, "src", source), src.dtype)
 
 

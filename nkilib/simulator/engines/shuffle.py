@@ -12,6 +12,7 @@ from ..dtypes import MOVABLE
 from ..enums import engine as engines
 from ..errors import NkiValidationError, OutOfRangeError
 from ..instruction import Call, instruction, mark_written
+from ..live_ranges import keep_elements
 from ..operands import Operand, check_written, output, same_elements
 from ..partitions import allowed_starts, possible_starts
 from ..tensor import NkiTensor
@@ -53,8 +54,8 @@ def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: 
             f"shuffle_mask[{partition % _QUADRANT}] is {chosen[partition]}: partition {partition} of 'dst' would "
             f"receive partition {sources[received == partition][0]} of {src}"
         )
-    if received.size < partitions.size and dst.storage.life is not None:
-        dst.storage.life.touch(call.core.instruction_number)  # the others are needed until here
+    if received.size < partitions.size:
+        keep_elements(dst, call.core.instruction_number)
     is_read = np.zeros(src.shape, np.bool_)
     is_read[sources] = True
     check_written(call.core, "src", src, is_read)

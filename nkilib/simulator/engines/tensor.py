@@ -194,7 +194,7 @@ def _check_bank(dst: NkiTensor) -> None:
     """A matmul writes into one PSUM bank (trainium_inferentia2_arch.rst); a tensor larger than one starts with one."""
     low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
     first, last = (element * dst.dtype.itemsize // PSUM_BANK_BYTES for element in (low, high))
-    if first != last:
+    if low <= high and first != last:
         raise NkiValidationError(
             f"operand 'dst' must lie in one PSUM bank of {PSUM_BANK_BYTES} bytes in a partition, got elements {low} to "
             f"{high} of the partitions of {dst}, in banks {first} and {last} of the tensor"

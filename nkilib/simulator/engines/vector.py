@@ -262,7 +262,7 @@ def tensor_reduce(
         if negate:
             raise NkiValidationError("negate needs an arithmetic operator")
         require_bit_patterns({"dst": dst, "data": data})
-        flat = np.ascontiguousarray(data.array).reshape(*kept, -1)
+        flat = np.ascontiguousarray(data.array).reshape(*kept, prod(data.shape[first:]))
         dst.array[...] = BITWISE_REDUCTIONS[key].reduce(flat, axis=-1).reshape(dst.shape)
         return
     if key not in ARITHMETIC_REDUCTIONS:

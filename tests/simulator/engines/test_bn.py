@@ -103,6 +103,12 @@ def test_data_of_any_type(dtype: Any) -> None:
     assert run(nisa.bn_stats, [Tile(data, dtype)], Result((1, 6))).tolist() == [[3, 3, 8, 2, 21, 722]]
 
 
+def test_integers_are_cast_to_float32_first() -> None:
+    """2^24 + 1 and 2^24 + 3 become 2^24 and 2^24 + 4, which deviate by 2 from their mean instead of by 1."""
+    data = np.array([[2**24 + 1, 0, 2**24 + 3, 0]], np.int32)
+    assert run(nisa.bn_stats, [data], Result((1, 6))).tolist() == [[2, 2**24 + 2, 8, 2, 0, 0]]
+
+
 def test_arithmetic_is_float32_and_results_are_cast_to_the_type_of_dst() -> None:
     """Deviations of 1/2 from 300.5, which bfloat16 does not hold: they survive although mean and result are rounded."""
     data = np.array([[300, 0, 301, 0]], np.float16)

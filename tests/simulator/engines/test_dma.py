@@ -648,6 +648,26 @@ def test_a_mode_may_be_given_by_its_value() -> None:
     assert cast.startswith("nisa.dma_copy: dge_mode=hwdge moves bytes and casts nothing")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [lambda data, last: data.vector_select(0, indices(1, last)), lambda data, last: data.select(0, indices(last))],
+    ids=["a row", "all"],
+)
+def test_what_skip_leaves_in_a_placed_tile_was_needed_until_then(source: Any) -> None:
+    """Another tile in the same place would have destroyed it; a copy that leaves nothing needs nothing."""
+
+    def body(data: Any, last: int) -> None:
+        src = source(data, last)
+        first, second = (nl.ndarray((src.size // 2, 2), nl.float32, address=(0, 8192)) for _ in range(2))
+        nisa.memset(first, 1)
+        nisa.memset(second, 2)
+        nisa.dma_copy(first, src, oob_mode=SKIP)
+
+    launch(lambda data: body(data, 2), rows(3, 2))
+    with pytest.raises(nkilib.simulator.CapacityError):
+        launch(lambda data: body(data, 99), rows(3, 2))
+
+
 def test_skip_leaves_untouched_what_a_scatter_would_have_missed() -> None:
     def body(output: Any, data: Any) -> Any:
         nisa.dma_copy(output.vector_select(0, indices(3, 1, -5)), data, oob_mode=SKIP)
@@ -726,16 +746,40 @@ def test_skip_goes_by_the_end_of_the_tensor_and_not_of_the_dimension(index: int,
         launch(body(nisa.oob_mode.error), cache, rows(2, 2))
 
 
-def test_skip_drops_all_that_hangs_over_the_end_where_the_index_does_not_count_rows() -> None:
-    """Two columns from the last one of six elements on: rows of the view are no steps of the index."""
+@pytest.mark.parametrize(("offset", "is_moved"), [(0, True), (1, False), (2, False)])
+def test_skip_drops_all_that_hangs_over_the_end_where_the_index_does_not_count_rows(
+    offset: int, is_moved: bool
+) -> None:
+    """Four elements from `offset + 2` of six on: rows of the view are no steps of the index, which may pass its end."""
 
     def body(output: Any, data: Any) -> None:
         at = tile(1, 1, dtype=nl.int32, value=2)
-        nisa.dma_copy(output.ap([[2, 2], [1, 2]], offset=2, scalar_offset=at, indirect_dim=1), data, oob_mode=SKIP)
+        view = output.ap([[2, 2], [1, 2]], offset=offset, scalar_offset=at, indirect_dim=1)
+        nisa.dma_copy(view, data, oob_mode=SKIP)
 
     output = np.full((3, 2), -1, np.float32)
     launch(body, output, rows(2, 2))
-    assert (output == -1).all()
+    assert output[0].tolist() == [-1, -1]
+    assert output[1:].tolist() == (rows(2, 2) if is_moved else np.full((2, 2), -1)).tolist()
+
+
+def test_skip_drops_a_row_of_which_one_element_is_outside() -> None:
+    """Rows 2, 3 and 4 of five, all of them one element further on; without that, row 4 would be inside."""
+
+    def body(offset: int) -> Any:
+        def kernel(output: Any, data: Any) -> None:
+            at = tile(1, 1, dtype=nl.int32, value=2)
+            view = output.ap([[2, 3], [1, 2]], offset=offset, scalar_offset=at, indirect_dim=0)
+            nisa.dma_copy(view, data, oob_mode=SKIP)
+
+        return kernel
+
+    for offset, moved in ((0, 3), (1, 2)):
+        output = np.full((5, 2), -1, np.float32)
+        launch(body(offset), output, rows(3, 2))
+        expected = np.full(10, -1, np.float32)
+        expected[4 + offset : 4 + offset + 2 * moved] = rows(moved, 2).reshape(-1)
+        assert output.reshape(-1).tolist() == expected.tolist()
 
 
 def test_skip_needs_equally_many_rows_where_some_are_left_out() -> None:

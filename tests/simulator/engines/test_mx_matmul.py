@@ -444,12 +444,15 @@ TILE = (
         matmul(moving=(32, 8192), dst=(4, 8192), types=(E4M3, E4M3, BF16)),
         target="trn3",
     ),
-    Rule(
-        "dst shape",
-        matmul(dst=(6, 4)),
-        MATMUL + "operand 'dst' must be of shape (4, 6), got tensor [6, 4] float32 in psum",
-        matmul(dst=(4, 2, 3)),
-        target="trn3",
+    *(
+        Rule(
+            "dst shape",
+            matmul(dst=shape),
+            MATMUL + f"operand 'dst' must be of shape (4, 6), got tensor {list(shape)} float32 in psum",
+            matmul(dst=(4, 2, 3)),
+            target="trn3",
+        )
+        for shape in ((6, 4), (5, 6), (4, 5))
     ),
     Rule(
         "scales in every other partition",

@@ -424,6 +424,17 @@ def test_a_contraction_over_nothing_is_zero(perf_mode: Any) -> None:
     assert run(body, [], Result(shape, nl.float32, PSUM)).tolist() == np.zeros(shape).tolist()
 
 
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+def test_tiles_without_elements_are_accepted(target: str) -> None:
+    def kernel() -> None:
+        dst = psum(4, 600)[:, 0:0]
+        nisa.nc_matmul(dst, tile(2, 4), tile(2, 3)[:, 0:0])
+        nisa.nc_transpose(dst, tile(2, 4)[0:0])
+        nisa.nc_transpose(dst, tile(2, 4)[0:0], engine=ENGINE.vector)
+
+    execute(kernel, target)
+
+
 @pytest.mark.parametrize("mode", ["nc_transpose", "is_transpose"])
 @pytest.mark.parametrize("is_written_before", [False, True])
 def test_before_trn3_no_matmul_adds_to_what_was_transposed(mode: str, is_written_before: bool) -> None:

@@ -619,6 +619,16 @@ def test_exponential_takes_four_free_dimensions() -> None:
         target="trn3",
     ),
     Rule(
+        "type of reduce_init",
+        lambda: nisa.exponential(
+            tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.load_reduce, reduce_init=tile(2, 1, dtype=nl.bfloat16)
+        ),
+        "nisa.exponential: operand 'reduce_init' must have one of the types float32, got tensor [2, 1] bfloat16 in "
+        "sbuf",
+        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.load_reduce, reduce_init=tile(2, 1)),
+        target="trn3",
+    ),
+    Rule(
         "type of max_value",
         lambda: nisa.exponential(tile(2, 2), tile(2, 2), tile(2, 1, dtype=nl.bfloat16)),
         "nisa.exponential: operand 'max_value' must have one of the types float32, got tensor [2, 1] bfloat16 in sbuf",

@@ -140,6 +140,17 @@ def test_tensor_reduce_bits_of_some_axes(axis: Any, expected: Any) -> None:
         assert result.reshape(np.shape(expected)).tolist() == expected
 
 
+@pytest.mark.parametrize(("op", "identity"), [(nl.bitwise_or, 0), (nl.bitwise_xor, 0), (nl.bitwise_and, -1)])
+def test_bits_of_nothing(op: Any, identity: int) -> None:
+    """Slices of size 0 are accepted: no partition, or no element in one."""
+
+    def body(dst: Any, data: Any) -> None:
+        nisa.tensor_reduce(dst, op, data[:, 0:0], 1)
+        nisa.tensor_reduce(dst[0:0], op, data[0:0], 1)
+
+    assert run(body, [np.ones((2, 3), np.int32)], Result((2, 1), nl.int32)).tolist() == [[identity]] * 2
+
+
 @rules(
     Rule(
         "partition axis",

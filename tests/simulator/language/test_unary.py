@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,6 +47,14 @@ def test_the_operator_sin_is_right_on_one_turn_only_and_the_function_everywhere(
     operator = run(lambda dst, x: nisa.activation(dst, nl.sin, x), [nine], Result((1, 1)))
     assert abs(float(operator[0, 0]) - 27.65) < 0.01
     assert abs(float(call(lambda x: nl.sin(x), nine)[0, 0]) - math.sin(9.0)) <= 2.0**-21
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_types_of_angles(name: str) -> None:
+    half = np.full((1, 2), 0.5, ml_dtypes.bfloat16)
+    assert outcome(lambda x: getattr(nl, name)(x), half).dtype == nl.bfloat16
+    got = outcome(lambda x: getattr(nl, name)(x, dtype=nl.float32), half)
+    assert got.dtype == nl.float32 and np.all(np.abs(wide(got.values) - getattr(math, name)(0.5)) <= 2.0**-20)
 
 
 def test_special_angles() -> None:
