@@ -196,5 +196,6 @@ def _overflow(room: _Room, last: LiveRange, live: Sequence[LiveRange]) -> str:
     return (
         f"{last.place}: {room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
         f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
-        f"then:\n" + "\n".join(lines)
+        f"then, in program order (a compiler may reorder; using(capacity='ignore') runs the kernel):\n"
+        + "\n".join(lines)
     )

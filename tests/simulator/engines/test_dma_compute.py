@@ -598,6 +598,28 @@ def test_rules(rule: Rule) -> None:
     check_rule(rule)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [lambda made: made[:, 2:4], lambda made: made[:, 0:2].view(nl.int32)],
+    ids=["other columns", "another type"],
+)
+def test_a_view_of_other_elements_of_the_tensor_is_not_dst_itself(other: Any) -> None:
+    """Of columns 0 and 1 of a tile, rows are gathered and added; to others, or to their bits, they are not."""
+
+    def kernel(source: Any) -> Body:
+        def body() -> None:
+            made = tile(2, 4)
+            rows = hbm(3, 2).vector_select(0, tile(2, 1, dtype=nl.int32))
+            nisa.dma_compute(made[:, 0:2], [rows, source(made)], nl.add)
+
+        return body
+
+    assert refusal(kernel(other)).startswith(
+        "nisa.dma_compute: with a vector offset srcs must be 'dst' itself and one "
+    )
+    execute(kernel(lambda made: made[:, 0:2]))
+
+
 def test_at_most_16_sources() -> None:
     assert "srcs must be a list of 2 to 16 tensors" in refusal(summing(17))
     execute(summing(16))

@@ -163,6 +163,12 @@ def test_it_runs_on_gpsimd() -> None:
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]]),
     ),
     Rule(
+        "triples",
+        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4, 0]]),
+        "nisa.iota: pattern must be [[step, num], ...] of integers, got [[1, 4, 0]]",
+        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]]),
+    ),
+    Rule(
         "fractions",
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0.5, 4]]),
         "nisa.iota: pattern must be [[step, num], ...] of integers, got [[0.5, 4]]",

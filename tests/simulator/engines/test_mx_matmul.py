@@ -337,6 +337,23 @@ def matmul(
     return kernel
 
 
+@pytest.mark.parametrize("name", ["stationary", "moving"])
+def test_matrices_start_where_engines_can_access_them(name: str) -> None:
+    def body(start: int) -> Body:
+        def kernel() -> None:
+            large = {"stationary": tile(64, 4, dtype=E4M3), "moving": tile(64, 6, dtype=E4M3)}
+            x, y = ((large[key][start : start + 32] if key == name else large[key][0:32]) for key in large)
+            nisa.nc_matmul_mx(nl.ndarray((4, 6), nl.float32, PSUM), x, y, tile(4, 4, dtype=U8), tile(4, 6, dtype=U8))
+
+        return kernel
+
+    assert refusal(body(16), "trn3").startswith(
+        f"nisa.nc_matmul_mx: operand {name!r}: an access to 32 partitions must start at partition 0 or 32 or 64 or 96, "
+        "got a start at 16"
+    )
+    execute(body(32), "trn3")
+
+
 MATMUL = "nisa.nc_matmul_mx: "
 PACKED = "float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4"
 TILE = (

@@ -494,6 +494,16 @@ def test_data_tiles_start_where_engines_can_access_them(name: str) -> None:
     execute(body(32), "trn3")
 
 
+def test_scales_have_four_free_dimensions_at_most() -> None:
+    def body(*free: int) -> Body:
+        return lambda: nisa.quantize_mx(nl.ndarray((32, 2), E4M3), tile(32, 8, dtype=BF16), nl.ndarray((4, *free), U8))
+
+    assert refusal(body(1, 1, 2, 1, 1), "trn3") == (
+        "nisa.quantize_mx: operand 'dst_scale': at most 4 free dimensions, got tensor [4, 1, 1, 2, 1, 1] uint8 in sbuf"
+    )
+    execute(body(1, 1, 2, 1), "trn3")
+
+
 def test_scales_are_in_the_quadrant_of_their_data() -> None:
     """In tensors of 128 partitions or with an address. Any other tile of scales is put where it belongs."""
 
@@ -510,7 +520,9 @@ def test_scales_are_in_the_quadrant_of_their_data() -> None:
         "nisa.quantize_mx: operand 'dst_scale' must start in the same 32 partitions as 'src', got a start at 4 of "
         "tensor [4, 2] uint8 in sbuf for one at 64 of tensor [32, 8] bfloat16 in sbuf"
     )
+    assert "got a start at 4 of tensor [4, 2] uint8 in sbuf for one at 64" in refusal(body(4, 128), "trn3")
     execute(body(64 + 4, 128, (0, 0)), "trn3")
+    execute(body(64 + 4, 128), "trn3")
     execute(body(4, 8), "trn3")
     assert "got a start at 36 of tensor [4, 2] uint8 in sbuf for one at 64" in refusal(body(4, 8, (32, 0)), "trn3")
     execute(body(4, 8, (64, 0)), "trn3")

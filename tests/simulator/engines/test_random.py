@@ -550,6 +550,19 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
         lambda: nisa.rand_get_state(state_tile(6)),
     ),
     Rule(
+        "state: two dimensions of which one is 1",
+        lambda: nisa.rand_get_state(state_tile(6).reshape((4, 6, 1))),
+        "nisa.rand_get_state: operand 'dst' must have shape [P, 6] for engine=nki.isa.engine.gpsimd, got tensor "
+        "[4, 6, 1] uint32 in sbuf",
+        lambda: nisa.rand_get_state(state_tile(6)),
+    ),
+    Rule(
+        "state: type of what it is stored to",
+        lambda: nisa.rand_get_state(state_tile(6, nl.int32)),
+        "nisa.rand_get_state: operand 'dst' must have one of the types uint32, got tensor [4, 6] int32 in sbuf",
+        lambda: nisa.rand_get_state(state_tile(6, nl.int32).view(UINT32)),
+    ),
+    Rule(
         "state: type",
         lambda: nisa.rand_set_state(state_tile(6, nl.int32)),
         "nisa.rand_set_state: operand 'src_seeds' must have one of the types uint32, got tensor [4, 6] int32 in sbuf",
@@ -628,6 +641,13 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
         target="trn3",
     ),
     Rule(
+        "rand2: type of the other bound",
+        lambda: nisa.rand2(tile(2, 4), 0, tile(2, 1, dtype=nl.int32, value=1)),
+        "nisa.rand2: operand 'max' must have one of the types float32, got tensor [2, 1] int32 in sbuf",
+        lambda: nisa.rand2(tile(2, 4), 0, tile(2, 1, value=1)),
+        target="trn3",
+    ),
+    Rule(
         "rand2: shape of a bound",
         lambda: nisa.rand2(tile(2, 4), 0, tile(2, 2, value=1)),
         "nisa.rand2: operand 'max' must have shape (2, 1), one element for each partition of 'dst', got tensor [2, 2] "
@@ -640,6 +660,27 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
         lambda: nisa.dropout(tile(2, 4), tile(2, 4), 1.5),
         "nisa.dropout: prob must be a probability, in [0, 1], got 1.5",
         lambda: nisa.dropout(tile(2, 4), tile(2, 4), 1.0),
+    ),
+    Rule(
+        "dropout: negative probability",
+        lambda: nisa.dropout(tile(2, 4), tile(2, 4), -0.5),
+        "nisa.dropout: prob must be a probability, in [0, 1], got -0.5",
+        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 0.5),
+    ),
+    Rule(
+        "dropout: integers for prob",
+        lambda: nisa.dropout(tile(2, 4), tile(2, 4), tile(2, 1, dtype=nl.int32)),
+        "nisa.dropout: operand 'prob' must have one of the types bfloat16, float16, float32, float8_e4m3, "
+        "float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32, got tensor [2, 1] int32 in sbuf",
+        lambda: nisa.dropout(tile(2, 4), tile(2, 4), tile(2, 1, dtype=nl.float8_e5m2)),
+    ),
+    Rule(
+        "dropout: a type without zero",
+        lambda: nisa.dropout(tile(2, 4), tile(2, 4, dtype=nl.float8_e8m0fnu, value=1), 0.5),
+        "nisa.dropout: operand 'data' must have one of the types bfloat16, bool, float16, float32, float8_e4m3, "
+        "float8_e4m3fn, float8_e5m2, int16, int32, int8, tfloat32, uint16, uint32, uint8, got tensor [2, 4] "
+        "float8_e8m0fnu in sbuf",
+        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 0.5),
     ),
     Rule(
         "dropout: NaN",

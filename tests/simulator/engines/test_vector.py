@@ -87,6 +87,15 @@ def test_memset_reaches_both_on_chip_memories(buffer: Any) -> None:
         "nisa.memset: value must be an integer for int32, got 3.5",
         lambda: nisa.memset(nl.ndarray((2, 2), nl.int32), 3.0),
     ),
+    *(
+        Rule(
+            f"{value} in an integer tile",
+            lambda value=value: nisa.memset(nl.ndarray((2, 2), nl.int32), value),  # type: ignore[misc]
+            f"nisa.memset: value must be an integer for int32, got {value}",
+            lambda value=value: nisa.memset(nl.ndarray((2, 2), nl.float16), value),  # type: ignore[misc]
+        )
+        for value in (float("nan"), float("inf"), float("-inf"))
+    ),
     Rule(
         "a float for a boolean type",
         lambda: nisa.memset(nl.ndarray((2, 2), nl.bool_), 0.5),
