@@ -193,9 +193,9 @@ def _overflow(room: _Room, last: LiveRange, live: Sequence[LiveRange]) -> str:
     if len(listed) > _LISTED:
         rest = sum(life.nbytes for life in listed[_LISTED:])
         lines.append(f"  and {len(listed) - _LISTED} more with {rest} bytes together")
-    return (
+    head = (
         f"{last.place}: {room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
         f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
-        f"then, in program order (a compiler may reorder; using(capacity='ignore') runs the kernel):\n"
-        + "\n".join(lines)
+        f"then, in program order (a compiler may reorder; using(capacity='ignore') runs the kernel):"
     )
+    return "\n".join([head, *lines])
