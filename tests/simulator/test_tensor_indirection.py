@@ -586,6 +586,54 @@ def test_rules_for_operands_that_are_placed_by_hand(rule: Rule) -> None:
     check_rule(rule)
 
 
+def test_operands_that_the_compiler_places_may_go_with_placed_ones() -> None:
+    """It finds partitions for them that keep the rules."""
+
+    def kernel() -> None:
+        data, index = tile(32, 16), at(32)
+        placed = nl.ndarray((32, 16), nl.float32, address=(64, 0))
+        placed_index = nl.ndarray((32, 1), nl.int32, address=(64, 1024))
+        nisa.memset(placed, 0)
+        nisa.memset(placed_index, 0)
+        nisa.tensor_copy(tile(32, 16), placed.indirect(index, 16))
+        nisa.tensor_copy(tile(32, 16), data.indirect(placed_index, 16))
+        nisa.tensor_copy(data.indirect(placed_index, 16), tile(32, 16))
+
+    execute(kernel, TRN3)
+
+
+def test_the_scalar_engine_gathers_from_psum() -> None:
+    """It is a scatter into PSUM that it cannot do."""
+    values, index = normal(16, 32), offsets(16, 1, 32, 16)
+    result = run(
+        lambda out, data, index: nisa.activation(out, nl.copy, data.indirect(index, 16)),
+        [Tile(values, buffer=nl.psum), index],
+        Result((16, 16)),
+        target=TRN3,
+    )
+    assert result.tolist() == gathered(values, index, 16).tolist()
+
+
+def test_a_gathered_stationary_tile_can_be_transposed() -> None:
+    values, index = normal(32, 64).astype(BF16), offsets(32, 1, 64, 32)
+    result = run(
+        lambda out, data, index, unit: nisa.nc_matmul(out, data.indirect(index, 32), unit, is_transpose=True),
+        [values, index, np.eye(32, dtype=BF16)],
+        Result((32, 32), nl.bfloat16, nl.psum),
+        target=TRN3,
+    )
+    assert result.tolist() == gathered(values, index, 32, 32).T.tolist()
+
+
+def test_moving_values_and_scales_have_one_index_too() -> None:
+    def body(out: Any, words: Any, scales: Any, index: Any, _: Any) -> None:
+        data = words.view(nl.float8_e4m3fn_x4)
+        nisa.nc_matmul_mx(out, data, data.indirect(index, 32), scales, scales[:, :32])
+
+    with pytest.raises(nisa.NkiValidationError, match="operands 'moving' and 'moving_scale' must both be views"):
+        run(body, _mx_inputs(), Result((64, 32), nl.float32, nl.psum), target=TRN3)
+
+
 @pytest.mark.parametrize(
     ("broken", "message", "corrected"),
     [
