@@ -93,6 +93,7 @@ class IndirectOperand:
         index: the tensor of their offsets.
         positions: for each partition, the free elements, in the order of the gathered ones.
         gathered: the tensor that the instruction works on in its place.
+        elements: where the gathered elements are in its storage, as a matrix like ``positions``.
         is_output: whether the elements go back afterwards.
     """
 
@@ -101,6 +102,7 @@ class IndirectOperand:
     index: NkiTensor
     positions: npt.NDArray[np.int64]
     gathered: NkiTensor
+    elements: Layout
     is_output: bool
 
     def finish(self) -> None:
@@ -109,19 +111,11 @@ class IndirectOperand:
             return
         to, source = self.base.flat_rows, self.gathered.storage
         assert to is not None
-        width = to.itemsize
-        layout = Layout(self.positions.shape, (self.positions.shape[1], 1), 0)
-        _put(to, self.positions, source.array(layout, to.dtype))
-        written, summed = (_marks(marks, layout, width) for marks in (source.written, source.accumulated))
-        storage, target = self.base.storage, _rows_layout(self.base)
+        _put(to, self.positions, source.array(self.elements, to.dtype))
+        # On trn3 a matmul adds to whatever was written: what holds a matmul result is of no matter.
         chosen = np.zeros(to.shape, np.bool_)
-        _put(chosen, self.positions, written)
-        storage.written.mark_where(target, width, chosen)
-        if not storage.accumulated.is_untouched or summed.any():
-            for put, is_summed in ((storage.accumulated.clear_where, False), (storage.accumulated.mark_where, True)):
-                chosen = np.zeros(to.shape, np.bool_)
-                _put(chosen, self.positions, summed == is_summed)
-                put(target, width, chosen)
+        _put(chosen, self.positions, _marks(source.written, self.elements, to.itemsize))
+        self.base.storage.written.mark_where(_rows_layout(self.base), to.itemsize, chosen)
 
 
 def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output: bool) -> IndirectOperand:
@@ -144,15 +138,11 @@ def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output
     layout = Layout(positions.shape, (count, 1), lane * count)
     gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
     gathered.array[...] = np.take_along_axis(source, positions, 1)
-    for marks, found in (
-        (storage.written, base.storage.written),
-        (storage.accumulated, base.storage.accumulated),
-    ):
-        if not found.is_untouched:
-            chosen = np.take_along_axis(_marks(found, _rows_layout(base), source.itemsize), positions, 1)
-            marks.mark_where(layout, source.itemsize, chosen)
+    if not base.storage.written.is_untouched:
+        chosen = np.take_along_axis(_marks(base.storage.written, _rows_layout(base), source.itemsize), positions, 1)
+        storage.written.mark_where(layout, source.itemsize, chosen)
     shifted = view.layout._replace(offset=view.offset + layout.offset)
-    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), is_output)
+    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), layout, is_output)
 
 
 def _positions(name: str, view: NkiTensor, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:

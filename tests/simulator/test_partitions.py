@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nl
@@ -70,6 +71,23 @@ def test_placed_tiles_use_the_registers_of_their_partitions(reduces: str) -> Non
     first, second = execute(kernel)
     assert (first == 2 + 2).all()
     assert (second == 20 + 20).all()
+
+
+def test_tensor_indirection_scatters_where_its_base_is() -> None:
+    """Element i of partitions 32 to 47 goes to column 15 - i; the others keep their sevens."""
+
+    def kernel() -> Any:
+        target, offsets = tile(64, 16, value=7), nl.ndarray((64, 1), nl.uint16)
+        nisa.iota(offsets[32:48], [[0, 1]], offset=15, channel_multiplier=-1)
+        view = target[32:48].indirect(offsets[32:48], num_elem=16)
+        source = nl.ndarray((16, 16), nl.float32)
+        nisa.iota(source, [[1, 16]])
+        nisa.tensor_copy(view, source)
+        return store(target)
+
+    found = execute(kernel, "trn3")
+    assert (found[:32] == 7).all() and (found[48:] == 7).all()
+    assert (found[32:48] == np.arange(15, -1, -1)).all()
 
 
 def test_tensor_indirection_uses_the_registers_of_the_partitions_that_it_reads() -> None:

@@ -31,6 +31,8 @@ def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor
         raise NkiValidationError(
             f"operand 'dst' must have 1 partition and the {free_size(data)} elements per partition of 'data', got {dst}"
         )
+    if data.shape[0] == 0:
+        raise NkiValidationError(f"operand 'data' must have partitions to reduce, got {data}")
     key = operator_key("op", op)
     if key in _BITWISE:
         require_bit_patterns({"dst": dst, "data": data})

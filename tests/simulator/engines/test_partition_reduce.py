@@ -141,6 +141,12 @@ def test_it_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
         for op in (nl.min, nl.multiply, nl.subtract, nl.logical_and, nl.bitwise_xor)
     ),
     Rule(
+        "no partitions",
+        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2)[0:0]),
+        "nisa.tensor_partition_reduce: operand 'data' must have partitions to reduce, got tensor [0, 2] float32 in sbuf",
+        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2)[0:1]),
+    ),
+    Rule(
         "bits of floats",
         lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.bitwise_or, tile(3, 2)),
         "nisa.tensor_partition_reduce: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor "
