@@ -143,7 +143,8 @@ def test_it_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
     Rule(
         "no partitions",
         lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2)[0:0]),
-        "nisa.tensor_partition_reduce: operand 'data' must have partitions to reduce, got tensor [0, 2] float32 in sbuf",
+        "nisa.tensor_partition_reduce: operand 'data' must have partitions to reduce, got tensor [0, 2] float32 in "
+        "sbuf",
         lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2)[0:1]),
     ),
     Rule(
