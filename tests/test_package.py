@@ -34,11 +34,14 @@ print(sorted(loaded - {{"numpy", "ml_dtypes"}} - set(sys.stdlib_module_names)))
 """
 DISTRIBUTIONS = """
 import sys
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions
 {imports}
-owners = packages_distributions()
 loaded = {{name.partition(".")[0] for name in sys.modules}} - {{"nkilib"}}
-print(*sorted({{owner for name in loaded for owner in owners.get(name, ())}}))
+owners = set()
+for distribution in distributions():  # packages_distributions() misses those without top_level.txt on Python 3.10
+    if loaded & {{file.parts[0].removesuffix(".py") for file in distribution.files or ()}}:
+        owners.add(distribution.metadata["Name"])
+print(*sorted(owners))
 """
 EVERYTHING = "import nkilib, nkilib.nki, nkilib.simulator, nkilib.core, nkilib.experimental.loss"
 
