@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.script is None) == (not options.module):
         parser.error("name a script, or a module after -m")
+    if options.script is not None and not os.path.exists(options.script):
+        parser.error(f"there is no script {options.script!r}")
     install()
     changes = {name: getattr(options, name) for name in _CHOICES if getattr(options, name) is not None}
     with using(**changes):

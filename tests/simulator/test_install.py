@@ -166,6 +166,12 @@ def test_an_error_of_the_kernel_names_its_line_and_ends_the_command(tmp_path: Pa
     assert f"NkiValidationError: {script}:{line}: nisa.tensor_scalar: op0=nl.exp" in process.stderr
 
 
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    process = command("nothing.py", directory=tmp_path)
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1] == "python -m nkilib.simulator: error: there is no script 'nothing.py'"
+
+
 @pytest.mark.parametrize("arguments", [(), ("-m",)])
 def test_the_command_wants_something_to_run(arguments: tuple[str, ...], tmp_path: Path) -> None:
     process = command(*arguments, directory=tmp_path)
