@@ -410,12 +410,12 @@ def test_an_address_that_cannot_be(address: Any, arguments: dict[str, Any], mess
 
 def test_the_addresses_at_the_limits() -> None:
     def kernel() -> None:
-        nl.ndarray((128, 128), nl.float32, address=(0, SBUF_BYTES - 512))
-        nl.ndarray((128, 128), nl.float32, nl.psum, address=(0, 7 * BANK))
-        nl.ndarray((32, 128), nl.float32, address=[96, 0])
-        nl.ndarray((64, 128), nl.float32, address=(64, 0))
+        nisa.memset(nl.ndarray((128, 128), nl.float32, address=(0, SBUF_BYTES - 512)), 0)
+        nisa.memset(nl.ndarray((128, 128), nl.float32, nl.psum, address=(0, 7 * BANK)), 0)
+        nisa.memset(nl.ndarray((32, 128), nl.float32, address=[96, 0]), 0)
+        nisa.memset(nl.ndarray((64, 128), nl.float32, address=(64, 0)), 0)
 
-    execute(kernel)
+    assert peaks(kernel) == (SBUF_BYTES, 7 * BANK + 512)
 
 
 # -- Against every arrangement that there is ---------------------------------------------------------------------------

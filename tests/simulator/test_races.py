@@ -42,8 +42,8 @@ def race(body: Callable[..., Any]) -> str:
 
 
 def write(view: Any) -> None:
-    """In a kernel: a DMA into ``view``, of other values on each core."""
-    nisa.dma_copy(view, tile(*view.shape, value=nl.program_id(0)))
+    """In a kernel: a DMA into ``view``, of ones by core 0 and twos by core 1."""
+    nisa.dma_copy(view, tile(*view.shape, value=1 + nl.program_id(0)))
 
 
 def read(view: Any) -> None:
@@ -77,7 +77,9 @@ def test_the_same_element_written_by_one_core_and_touched_by_the_other(first: An
 
 
 def test_both_may_read() -> None:
-    on_two_cores(lambda shared, core: read(shared))
+    with nkilib.simulator.recording() as record:
+        on_two_cores(lambda shared, core: read(shared))
+    assert record.hbm_read_bytes == 2 * 8 * 6 * 4
 
 
 def test_a_core_may_access_again_what_it_wrote() -> None:
@@ -86,7 +88,7 @@ def test_a_core_may_access_again_what_it_wrote() -> None:
             write(shared[4 * core : 4 * core + 4, :])
             read(shared[4 * core : 4 * core + 4, :])
 
-    on_two_cores(kernel)
+    assert on_two_cores(kernel)[:, 0].tolist() == [1] * 4 + [2] * 4
 
 
 def test_rows_in_turns_do_not_meet() -> None:
@@ -96,11 +98,11 @@ def test_rows_in_turns_do_not_meet() -> None:
         read(shared[core::2, :])
         write(shared[core::2, :])
 
-    on_two_cores(kernel)
+    assert on_two_cores(kernel)[:, 5].tolist() == [1, 2] * 4
 
 
 def test_columns_in_turns_do_not_meet_but_every_second_and_every_third_do() -> None:
-    on_two_cores(lambda shared, core: write(shared[:, core::2]))
+    assert on_two_cores(lambda shared, core: write(shared[:, core::2]))[7].tolist() == [1, 2] * 3
 
     def kernel(shared: Any, core: int) -> None:
         write(shared[:, 0::2] if core == 0 else shared[:, 1::3])  # 0, 2, 4 and 1, 4
@@ -110,10 +112,11 @@ def test_columns_in_turns_do_not_meet_but_every_second_and_every_third_do() -> N
 
 def test_neighbouring_elements_of_two_bytes_do_not_meet() -> None:
     def kernel(shared: Any) -> Any:
-        nisa.dma_copy(shared[:, nl.program_id(0) :: 2], tile(4, 3, dtype=nl.bfloat16))
+        core = nl.program_id(0)
+        nisa.dma_copy(shared[:, core::2], tile(4, 3, dtype=nl.bfloat16, value=1 + core))
         return shared
 
-    nki.jit(kernel)[2](np.zeros((4, 6), nl.bfloat16.numpy))
+    assert nki.jit(kernel)[2](np.zeros((4, 6), nl.bfloat16.numpy))[3].tolist() == [1, 2] * 3
 
 
 def test_views_of_another_type_meet_where_their_bytes_do() -> None:
@@ -165,9 +168,9 @@ def test_an_index_out_of_range_that_is_skipped_touches_nothing() -> None:
     def kernel(shared: Any, core: int) -> None:
         index = nl.ndarray((2, 1), nl.int32)
         nisa.iota(index, [[1, 1]], offset=core, channel_multiplier=100)
-        nisa.dma_copy(shared.vector_select(0, index), tile(2, 6), oob_mode=nisa.oob_mode.skip)
+        nisa.dma_copy(shared.vector_select(0, index), tile(2, 6, value=1 + core), oob_mode=nisa.oob_mode.skip)
 
-    on_two_cores(kernel)
+    assert on_two_cores(kernel)[:, 0].tolist() == [1, 2, 0, 0, 0, 0, 0, 0]
 
 
 def write_the_same(view: Any, value: Any = 7) -> None:
@@ -257,8 +260,9 @@ def test_private_tensors_are_no_matter() -> None:
         own = nl.ndarray((4, 4), nl.float32, nl.private_hbm)
         write(own)
         read(own)
+        nisa.dma_copy(shared[core : core + 1, 0:4], own[0:1, :])
 
-    on_two_cores(kernel)
+    assert on_two_cores(kernel)[:2, 0].tolist() == [1, 2]
 
 
 def test_a_shared_tensor_that_the_kernel_makes_is_watched_too() -> None:
@@ -274,11 +278,12 @@ def test_one_core_has_no_races() -> None:
         read(shared)
         return shared
 
-    nki.jit(kernel)[1](np.zeros((4, 4), np.float32))
+    assert (nki.jit(kernel)[1](np.zeros((4, 4), np.float32)) == 1).all()
 
 
 def test_races_ignore_lets_the_kernel_run() -> None:
-    on_two_cores(lambda shared, core: write(shared), races="ignore")
+    result = on_two_cores(lambda shared, core: write(shared), races="ignore")
+    assert np.isin(result, (1, 2)).all()
 
 
 # -- What orders two accesses ------------------------------------------------------------------------------------------
@@ -290,7 +295,7 @@ def test_a_barrier_orders_what_is_before_it_with_what_is_after_it() -> None:
         nisa.core_barrier(shared, CORES)
         read(shared)
 
-    on_two_cores(kernel)
+    assert on_two_cores(kernel)[:, 3].tolist() == [1] * 4 + [2] * 4
 
     def without(shared: Any, core: int) -> None:
         write(shared[4 * core : 4 * core + 4, :])

@@ -75,7 +75,7 @@ def test_a_name_may_belong_to_one_core_only() -> None:
             nisa.memset(nl.ndarray((1, 1), nl.float32), 0, name="second core only")
         return x
 
-    nki.jit(uneven)[2].with_schedule([("second core only", [])])(X)
+    assert nki.jit(uneven)[2].with_schedule([("second core only", [])])(X) is X
 
 
 @pytest.mark.parametrize("schedule", ["ab", 3, None])
