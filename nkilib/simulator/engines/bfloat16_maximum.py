@@ -1,0 +1,35 @@
+"""The maximum of rows of bfloat16 by the order of their bits: numpy compares integers, and casts nothing.
+
+The bits of a bfloat16 are a sign and a magnitude. Read as int16, non-negative numbers come in their own order and above
+all negative ones, which come in the opposite order. A NaN has a larger magnitude than infinity: a positive one is above
+every number, a negative one shows in the largest unsigned value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..blocks import BLOCK_ELEMENTS
+
+_NEGATIVE_INFINITY_BITS = 0xFF80
+
+
+def row_maxima(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """The maximum of each row of a bfloat16 array (rows, one or more elements); NaN where a row has one."""
+    signed, unsigned = values.view(np.int16), values.view(np.uint16)
+    maxima = np.empty(values.shape[0], np.int16)
+    has_nan = np.empty(values.shape[0], np.bool_)
+    step = max(1, BLOCK_ELEMENTS // values.shape[1])  # so that the second pass finds the rows in the cache
+    for start in range(0, values.shape[0], step):
+        rows = slice(start, start + step)
+        np.maximum.reduce(signed[rows], axis=1, out=maxima[rows])
+        has_nan[rows] = np.maximum.reduce(unsigned[rows], axis=1) > _NEGATIVE_INFINITY_BITS
+    negative = np.flatnonzero(maxima < 0)
+    if negative.size:
+        maxima[negative] = np.minimum.reduce(signed[negative], axis=1)
+    found = maxima.view(values.dtype).astype(np.float32)
+    found[has_nan] = np.nan
+    return found
