@@ -60,7 +60,8 @@ def test_the_barrier_can_be_used_again() -> None:
 
 
 def test_one_core_alone_does_not_wait() -> None:
-    CoreBarrier(1).wait()
+    core = Waiter(CoreBarrier(1)).ended()
+    assert core.passed == 1 and core.error is None
 
 
 @pytest.mark.parametrize(

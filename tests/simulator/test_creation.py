@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import nkilib.simulator
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError
 from tests.simulator.frame import refused, run, without_line, without_place
@@ -48,11 +49,7 @@ def test_ndarray_is_dense_and_unwritten(buffer: Any) -> None:
 
 
 def test_ndarray_is_in_sbuf_unless_told_otherwise() -> None:
-    run(lambda: _assert(nl.ndarray((2, 2), "float32").buffer is nl.sbuf))
-
-
-def _assert(truth: bool) -> None:
-    assert truth
+    assert run(lambda: nl.ndarray((2, 2), "float32").buffer) is nl.sbuf
 
 
 @pytest.mark.parametrize("buffer", [nl.hbm, nl.shared_hbm])
@@ -196,7 +193,14 @@ def test_sbuf_grows_with_the_generation(target: str, elements: int) -> None:
 
 
 def test_a_type_takes_the_room_that_it_has_on_the_device() -> None:
-    run(lambda: _none(nl.ndarray((1, 2 * 53246), nl.bfloat16)), precise_fp=False)
+    """Also where it is held in float32 here: 2 * 53246 elements of 2 bytes are all that a partition of trn2 holds."""
+
+    def kernel() -> None:
+        nisa.memset(nl.ndarray((1, 2 * 53246), nl.bfloat16)[:, 0:1], 0)
+
+    with nkilib.simulator.recording() as record:
+        run(kernel, precise_fp=False)
+    assert record.sbuf_peak_bytes == 2 * 2 * 53246
 
 
 @pytest.mark.parametrize(

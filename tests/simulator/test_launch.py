@@ -340,8 +340,11 @@ def test_core_0_runs_in_the_calling_thread_where_breakpoint_works(monkeypatch: p
 
 
 def test_both_cores_run_at_the_same_time() -> None:
+    """Each waits until the other one is there too."""
     met = threading.Barrier(2)
-    run(lambda: met.wait(SECONDS), cores=2)
+    arrivals: list[int] = []
+    run(lambda: arrivals.append(met.wait(SECONDS)), cores=2)
+    assert sorted(arrivals) == [0, 1]
 
 
 def test_print_and_f_strings(capsys: pytest.CaptureFixture[str]) -> None:

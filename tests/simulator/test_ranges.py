@@ -373,12 +373,16 @@ def test_no_reorder_nests_and_ends() -> None:
 
 
 def test_no_reorder_may_be_inside_a_dynamic_loop() -> None:
-    def kernel() -> None:
+    def kernel() -> Any:
+        total, result = nl.zeros((1, 1), nl.int32), nl.ndarray((1, 1), nl.int32, nl.shared_hbm)
         for _ in nl.dynamic_range(2):
             with nl.no_reorder():
-                nl.zeros((1, 1), nl.int32)
+                nisa.tensor_scalar(total, total, nl.add, 3)
+                nisa.tensor_scalar(total, total, nl.multiply, 5)
+        nisa.dma_copy(result, total)
+        return result
 
-    run(kernel)
+    assert run(kernel).tolist() == [[((0 + 3) * 5 + 3) * 5]]
 
 
 def test_no_reorder_outside_a_kernel_does_nothing() -> None:

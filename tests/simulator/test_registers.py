@@ -123,8 +123,9 @@ def test_python_does_not_learn_the_value(convert: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("other", [2, 2.5, VirtualRegister(3)])
 def test_python_does_not_compute_with_registers(compute: Callable[[Any, Any], Any], other: Any) -> None:
     register = VirtualRegister(3)
-    refused(RegisterTypeError, lambda: compute(register, other))
-    refused(RegisterTypeError, lambda: compute(other, register))
+    expected = f"Python cannot compute with VirtualRegister(3): a register has its value on the device only; {REMEDY}"
+    assert refused(RegisterTypeError, lambda: compute(register, other)) == expected
+    assert refused(RegisterTypeError, lambda: compute(other, register)) == expected
 
 
 def test_the_refusal_is_the_documented_type_error_and_names_the_line() -> None:

@@ -191,8 +191,8 @@ def test_the_instructions_that_document_tensor_indirection_have_its_operands() -
         assert rule.operands[0] == "dst"
 
 
-def _in_and_out(compute: Any, expected: Any, **options: Any) -> None:
-    """`compute(dst, data)` on gathered and scattered tiles does what it does on plain ones."""
+def _in_and_out(compute: Any, expected: Any) -> tuple[Any, Any]:
+    """What `compute(dst, data)` makes of a gathered and a scattered tile, and what it is to be by `expected(array)`."""
     array, index = normal(16, 64), offsets(16, 1, 64)
 
     def body(out: Any, data: Any, at: Any) -> None:
@@ -201,17 +201,20 @@ def _in_and_out(compute: Any, expected: Any, **options: Any) -> None:
 
     result = run(body, [array, index], Result((16, 64)), target=TRN3)
     values = expected(gathered(array, index, 16)).astype(np.float32)
-    wanted = scattered(np.full((16, 64), -9, np.float32), index, values)
-    np.testing.assert_allclose(result, wanted, **options)
+    return result, scattered(np.full((16, 64), -9, np.float32), index, values)
 
 
 def test_elementwise_instructions_take_it() -> None:
-    _in_and_out(lambda dst, data: nisa.tensor_scalar(dst, data, nl.add, 2.0), lambda x: x + np.float32(2), rtol=0)
-    _in_and_out(
-        lambda dst, data: nisa.tensor_tensor(dst, data, tile(16, 16, value=3), nl.multiply), lambda x: 3 * x, rtol=0
-    )
+    def triple(dst: Any, data: Any) -> None:
+        nisa.tensor_tensor(dst, data, tile(16, 16, value=3), nl.multiply)
+
+    result, wanted = _in_and_out(lambda dst, data: nisa.tensor_scalar(dst, data, nl.add, 2.0), lambda x: x + 2)
+    np.testing.assert_array_equal(result, wanted, strict=True)
+    result, wanted = _in_and_out(triple, lambda x: 3 * x)
+    np.testing.assert_array_equal(result, wanted, strict=True)
     # The simulator's exp is numpy's in float32, within 2 units in the last place.
-    _in_and_out(lambda dst, data: nisa.activation(dst, nl.exp, data), np.exp, rtol=3e-7)
+    result, wanted = _in_and_out(lambda dst, data: nisa.activation(dst, nl.exp, data), np.exp)
+    np.testing.assert_allclose(result, wanted, rtol=3e-7)
 
 
 def test_a_reduction_of_gathered_columns() -> None:
@@ -589,17 +592,20 @@ def test_rules_for_operands_that_are_placed_by_hand(rule: Rule) -> None:
 def test_operands_that_the_compiler_places_may_go_with_placed_ones() -> None:
     """It finds partitions for them that keep the rules."""
 
-    def kernel() -> None:
-        data, index = tile(32, 16), at(32)
+    def body(from_placed: Any, by_placed: Any, to_placed: Any, data: Any, index: Any) -> None:
         placed = nl.ndarray((32, 16), nl.float32, address=(64, 0))
         placed_index = nl.ndarray((32, 1), nl.int32, address=(64, 1024))
-        nisa.memset(placed, 0)
-        nisa.memset(placed_index, 0)
-        nisa.tensor_copy(tile(32, 16), placed.indirect(index, 16))
-        nisa.tensor_copy(tile(32, 16), data.indirect(placed_index, 16))
-        nisa.tensor_copy(data.indirect(placed_index, 16), tile(32, 16))
+        nisa.dma_copy(placed, data)
+        nisa.dma_copy(placed_index, index)
+        nisa.tensor_copy(from_placed, placed.indirect(index, 16))
+        nisa.tensor_copy(by_placed, data.indirect(placed_index, 16))
+        nisa.tensor_copy(to_placed.indirect(placed_index, 16), data)
 
-    execute(kernel, TRN3)
+    array, index = normal(32, 16), offsets(32, 1, 16)
+    results = run(body, [array, index], *[Result((32, 16))] * 3, target=TRN3)
+    np.testing.assert_array_equal(results[0], gathered(array, index, 16), strict=True)
+    np.testing.assert_array_equal(results[1], gathered(array, index, 16), strict=True)
+    np.testing.assert_array_equal(results[2], scattered(np.zeros_like(array), index, array), strict=True)
 
 
 def test_the_scalar_engine_gathers_from_psum() -> None:

@@ -892,10 +892,23 @@ def pattern_of_two_rows(partitions: int, columns: int) -> Body:
     return kernel
 
 
+def loading(**options: Any) -> Body:
+    """Bring two rows into a tile under these options, and out of it under none."""
+
+    def body(data: Any) -> Any:
+        made, result = sbuf(2, 3), hbm(2, 3)
+        nisa.dma_copy(made, data, **options)
+        nisa.dma_copy(result, made)
+        return result
+
+    return body
+
+
 @pytest.mark.parametrize("dge_mode", DGE, ids=lambda mode: mode.name)
 def test_a_static_copy_goes_with_every_dge_mode(dge_mode: Any) -> None:
-    execute(copying(dge_mode=dge_mode))
-    execute(copying(dge_mode=dge_mode), "trn3")
+    for target in ("trn2", "trn3"):
+        result = launch(loading(dge_mode=dge_mode), rows(2, 3), target=target)
+        assert result.tolist() == [[0, 1, 2], [10, 11, 12]]
 
 
 @pytest.mark.parametrize("dge_mode", [mode for mode in DGE if mode is not DGE.hwdge], ids=lambda mode: mode.name)
@@ -910,7 +923,8 @@ def test_every_other_dge_mode_casts(dge_mode: Any) -> None:
 
 @pytest.mark.parametrize("priority", [0, 1, 2, 3, None])
 def test_priorities_on_trn3(priority: Any) -> None:
-    execute(copying(priority=priority), "trn3")
+    result = launch(loading(priority=priority), rows(2, 3), target="trn3")
+    assert result.tolist() == [[0, 1, 2], [10, 11, 12]]
 
 
 @rules(

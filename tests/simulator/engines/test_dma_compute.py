@@ -240,7 +240,13 @@ def test_an_unwritten_source_is_named_by_its_number() -> None:
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_every_generation_adds(target: str) -> None:
-    execute(lambda: add(hbm(2, 2), hbm(2, 2), tile(2, 2)), target)
+    def body(first: Any, second: Any) -> Any:
+        made = hbm(2, 2)
+        add(made, first, loaded(second))
+        return stored(made)
+
+    first, second = np.array([[1, 2], [3, 4]], np.float32), np.array([[10, 20], [30, 40]], np.float32)
+    assert launch(body, first, second, target=target).tolist() == [[11, 22], [33, 44]]
 
 
 # -- scatter and gather ----------------------------------------------------------------------------------------------
@@ -626,7 +632,12 @@ def test_at_most_16_sources() -> None:
 
 
 def test_unique_indices_is_about_vector_offsets_only() -> None:
-    execute(summing(unique_indices=False))
+    def body(first: Any, second: Any) -> Any:
+        made = hbm(1, 2)
+        add(made, first, second, unique_indices=False)
+        return stored(made)
+
+    assert launch(body, np.array([[1, 2]], np.float32), np.array([[10, 20]], np.float32)).tolist() == [[11, 22]]
 
 
 # -- what is recorded ------------------------------------------------------------------------------------------------

@@ -219,9 +219,23 @@ def test_an_unwritten_source() -> None:
     )
 
 
+def transposed(**options: Any) -> Body:
+    """Transpose two rows of three elements."""
+
+    def body(data: Any) -> Any:
+        made = sbuf(3, 2)
+        nisa.dma_transpose(made, data, **options)
+        return stored(made)
+
+    return body
+
+
+TWO_ROWS = np.array([[1, 2, 3], [4, 5, 6]], ml_dtypes.bfloat16)
+
+
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_every_generation_transposes(target: str) -> None:
-    execute(lambda: nisa.dma_transpose(sbuf(3, 2), hbm(2, 3)), target)
+    assert launch(transposed(), TWO_ROWS, target=target).tolist() == [[1, 4], [2, 5], [3, 6]]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +268,8 @@ def test_descriptors_made_before_the_kernel_runs(mode: Any) -> None:
 
 @pytest.mark.parametrize("priority", [0, 3])
 def test_priorities_on_trn3(priority: int) -> None:
-    execute(lambda: nisa.dma_transpose(sbuf(3, 2), hbm(2, 3), priority=priority), "trn3")
+    result = launch(transposed(priority=priority), TWO_ROWS, target="trn3")
+    assert result.tolist() == [[1, 4], [2, 5], [3, 6]]
 
 
 # -- gather and transpose --------------------------------------------------------------------------------------------

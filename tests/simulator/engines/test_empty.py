@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 
+import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ..kernels import Body, Result, execute, run, tile
@@ -92,14 +94,34 @@ WITHOUT_PARTITIONS: dict[str, Body] = {
 }
 
 
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The tiles that the kernels of a test have made, each with one memset."""
+    made: list[Any] = []
+    make = tile
+
+    def remembered(*shape: int, **options: Any) -> Any:
+        made.append(make(*shape, **options))
+        return made[-1]
+
+    monkeypatch.setitem(globals(), "tile", remembered)
+    return made
+
+
 @pytest.mark.parametrize("name", WITHOUT_COLUMNS)
-def test_without_columns(name: str) -> None:
-    execute(WITHOUT_COLUMNS[name], "trn3")
+def test_without_columns(name: str, tiles: list[Any]) -> None:
+    with nkilib.simulator.recording() as record:
+        execute(WITHOUT_COLUMNS[name], "trn3")
+    assert record.instruction_counts - Counter(memset=len(tiles)) == {name: 1}
+    assert not any(made.array.any() for made in tiles)
 
 
 @pytest.mark.parametrize("name", WITHOUT_PARTITIONS)
-def test_without_partitions(name: str) -> None:
-    execute(WITHOUT_PARTITIONS[name], "trn3")
+def test_without_partitions(name: str, tiles: list[Any]) -> None:
+    with nkilib.simulator.recording() as record:
+        execute(WITHOUT_PARTITIONS[name], "trn3")
+    assert record.instruction_counts - Counter(memset=len(tiles)) == {name: 1}
+    assert not any(made.array.any() for made in tiles)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,10 @@ def test_low_precision_held_wide() -> None:
 
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_generations_with_two_cores(target: str) -> None:
-    execute(lambda: swap(tile(2, 2), sbuf(2, 2)), target, cores=2)
+    first, second = np.array([[1, 2], [3, 4]], np.float32), np.array([[5, 6], [7, 8]], np.float32)
+    with nkilib.simulator.using(target=target):
+        received = swapped([first, second])
+    assert [array.tolist() for array in received] == [[[5, 6], [7, 8]], [[1, 2], [3, 4]]]
 
 
 def test_parts_of_one_tile() -> None:

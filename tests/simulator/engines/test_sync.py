@@ -27,6 +27,22 @@ def meet(data: Any, **options: Any) -> Any:
     return nisa.core_barrier(data, (0, 1), **options)
 
 
+def present(make_data: Any, target: str = "trn2") -> list[int]:
+    """How many cores had come to a barrier on `make_data()` when each of them went on; one of them comes late."""
+    came: list[int] = []
+    seen: list[int] = []
+
+    def kernel() -> None:
+        data = make_data()
+        time.sleep(0.01 * nl.program_id(0))
+        came.append(nl.program_id(0))
+        meet(data)
+        seen.append(len(came))
+
+    execute(kernel, target, cores=2)
+    return seen
+
+
 def test_what_a_core_writes_before_the_barrier_the_other_one_reads_after_it() -> None:
     """The documentation's example: each core writes its half, then reads the other's; many times, for the threads."""
 
@@ -65,11 +81,13 @@ def test_the_default_engine_is_gpsimd() -> None:
 
 def test_the_barrier_reads_nothing() -> None:
     """It waits for a tensor; it does not matter that nothing has been written to it yet."""
-    execute(lambda: meet(shared(4, 4)), "trn3", cores=2)
+    with nkilib.simulator.recording() as record:
+        assert present(lambda: shared(4, 4), "trn3") == [2, 2]
+    assert record.hbm_read_bytes == 0
 
 
 def test_the_barrier_waits_for_any_part_of_a_tensor() -> None:
-    execute(lambda: meet(shared(300, 4)[5:7, 1:3]), cores=2)
+    assert present(lambda: shared(300, 4)[5:7, 1:3]) == [2, 2]
 
 
 def test_the_barrier_does_not_wait_for_rows_chosen_at_run_time() -> None:
@@ -83,8 +101,19 @@ def test_the_barrier_does_not_wait_for_rows_chosen_at_run_time() -> None:
 
 
 def test_inputs_of_a_kernel_on_two_cores_are_shared() -> None:
-    kernel = nki.jit(lambda data: meet(data))
-    kernel[2](np.zeros((2, 2), np.float32))
+    """Each core writes its row of the input, and reads the other one's from it."""
+
+    def kernel(data: Any) -> Any:
+        core, result, received = nl.program_id(0), shared(2, 2), nl.ndarray((1, 2), nl.float32)
+        nisa.dma_copy(data[core : core + 1], tile(1, 2, value=core + 1))
+        meet(data)
+        nisa.dma_copy(received, data[1 - core : 2 - core])
+        nisa.dma_copy(result[core : core + 1], received)
+        return result
+
+    data = np.zeros((2, 2), np.float32)
+    assert nki.jit(kernel)[2](data).tolist() == [[2, 2], [1, 1]]
+    assert data.tolist() == [[1, 1], [2, 2]]
 
 
 RULES = [
@@ -170,7 +199,9 @@ def test_a_tile_and_a_shared_tensor_are_two_places_to_meet() -> None:
 @pytest.mark.parametrize("cores", [0, (0,), [0]])
 def test_one_core_waits_for_none(cores: Any) -> None:
     """Published kernels pass ``(0)`` when they are launched on one core."""
-    execute(lambda: nisa.core_barrier(shared(2, 2), cores), cores=1)
+    with nkilib.simulator.recording() as record:
+        execute(lambda: nisa.core_barrier(shared(2, 2), cores), cores=1)
+    assert record.instructions_per_engine == {"gpsimd": 1}
 
 
 def test_it_needs_two_cores() -> None:
@@ -287,5 +318,5 @@ def test_a_launch_after_a_failed_one_is_sound() -> None:
         meet(shared(2, 2))
 
     for _ in range(3):
-        in_time(failing)
-        execute(lambda: meet(shared(2, 2)), cores=2)
+        assert type(in_time(failing)) is AssertionError
+        assert present(lambda: shared(2, 2)) == [2, 2]

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ..kernels import Body, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
@@ -426,13 +427,20 @@ def test_a_contraction_over_nothing_is_zero(perf_mode: Any) -> None:
 
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_tiles_without_elements_are_accepted(target: str) -> None:
-    def kernel() -> None:
-        dst = psum(4, 600)[:, 0:0]
+    """They run and leave what is beside them."""
+
+    def body(beside: Any) -> None:
+        nisa.memset(beside, 7)
+        dst = beside[:, 0:0]
         nisa.nc_matmul(dst, tile(2, 4), tile(2, 3)[:, 0:0])
         nisa.nc_transpose(dst, tile(2, 4)[0:0])
         nisa.nc_transpose(dst, tile(2, 4)[0:0], engine=ENGINE.vector)
 
-    execute(kernel, target)
+    with nkilib.simulator.recording() as record:
+        result = run(body, [], Result((4, 600), nl.float32, PSUM), target=target)
+    assert result.tolist() == [[7] * 600] * 4
+    assert (record.instruction_counts["nc_matmul"], record.instruction_counts["nc_transpose"]) == (1, 2)
+    assert record.instructions_per_engine["tensor"] == 2
 
 
 @pytest.mark.parametrize("mode", ["nc_transpose", "is_transpose"])
