@@ -75,7 +75,11 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
 
 
 def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
-    make = functools.partial(Storage, shape, dtype, region, name, precise_fp=core.options.precise_fp)
+    options = core.options
+    is_poisoned = options.uninitialized == "error"
+    make = functools.partial(
+        Storage, shape, dtype, region, name, precise_fp=options.precise_fp, is_poisoned=is_poisoned
+    )
     if region is not MemoryRegion.shared_hbm:
         return make()
     position = core.shared_allocations

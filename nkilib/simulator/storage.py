@@ -20,9 +20,14 @@ INTEGER_SENTINEL = 4
 # The same for each of the four elements of a packed type: NaN, and 4 in the bits of FP4, which has no NaN.
 _PACKED_SENTINELS = {float8_e5m2_x4: 0x7E7E7E7E, float8_e4m3fn_x4: 0x7F7F7F7F, float4_e2m1fn_x4: 0x4444}
 
+# For those who look for unwritten elements: else memory that is used again shows what was right there a moment ago.
+_POISON = 0xA5
+
 
 class Storage:
     """A piece of SBUF, PSUM or HBM.
+
+    With ``is_poisoned`` its memory, which is otherwise what the process last had there, starts as one odd byte.
 
     Attributes:
         name: for messages.
@@ -63,6 +68,7 @@ class Storage:
         *,
         precise_fp: bool = True,
         data: npt.NDArray[Any] | None = None,
+        is_poisoned: bool = False,
     ) -> None:
         self.name = name
         self.region = region
@@ -79,6 +85,8 @@ class Storage:
         else:
             self._is_pooled = False
             self._bytes = data.reshape(-1).view(np.uint8)
+        if is_poisoned:
+            self._bytes.fill(_POISON)
         self.is_read_only = not self._bytes.flags.writeable
         self.written = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, data is not None)
         self._accumulated: WrittenMap | None = None
