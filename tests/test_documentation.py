@@ -37,7 +37,7 @@ def blocks(language: str) -> list[Any]:
 def test_python_block_runs(source: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(source, encoding="utf-8")
-    done = subprocess.run([sys.executable, script], cwd=ROOT, env=_environment(), capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

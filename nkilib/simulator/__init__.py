@@ -15,21 +15,32 @@ from .errors import (
 )
 from .explain import explain_index
 from .install import install
+from .model.parameters import ModelParameters
+from .model.profile import Profile, profile
+from .model.work import Work, states_work
 from .options import Options, using
 from .record import Record, recording
+from .spec import Spec, spec
 
 __all__ = [
     "BarrierError",
     "CapacityError",
+    "ModelParameters",
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
+    "Profile",
     "RaceError",
     "Record",
     "RegisterTypeError",
+    "Spec",
     "UninitializedReadError",
+    "Work",
     "explain_index",
     "install",
+    "profile",
     "recording",
+    "spec",
+    "states_work",
     "using",
 ]

@@ -16,6 +16,7 @@ from .dtypes import LOW_PRECISION, DType, as_dtype
 from .errors import NkiValidationError, UninitializedReadError
 from .memory import HBM, MemoryRegion
 from .options import Options
+from .spec import Spec
 from .storage import Storage
 from .tensor import NkiTensor
 
@@ -84,16 +85,26 @@ class Arguments:
             bound = inspect.signature(func).bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._kernel}: {error}") from None
+        leaves: list[Any] = []
+        map_leaves(bound.arguments, "", lambda leaf, path: leaves.append(leaf))
+        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves)
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args
         self.kwargs = bound.kwargs
 
     def _convert(self, value: Any, name: str) -> Any:
+        if self.is_abstract and _is_array(value):
+            value = Spec(tuple(value.shape), as_dtype(value.dtype))
         if _is_array(value):
             if id(value) not in self._inputs:
                 self._inputs[id(value)] = _Input(value, self._kernel, name, self._region, self._precise_fp)
             return self._inputs[id(value)].tensor
+        if isinstance(value, Spec):
+            storage = Storage(
+                value.shape, value.dtype, self._region, name, precise_fp=self._precise_fp, is_abstract=True
+            )
+            return NkiTensor.whole(storage)
         if isinstance(value, np.bool_ | np.integer | np.floating):
             return value.item()  # NKI values are Python's
         if hasattr(value, "__array__") and not isinstance(value, NkiTensor | np.generic | type):
@@ -137,6 +148,8 @@ class Arguments:
             raise NkiValidationError(
                 f"{self._kernel}: a kernel on two cores returns tensors in nl.shared_hbm; {tensor} belongs to one core"
             )
+        if tensor.storage.is_abstract:
+            return Spec(tensor.shape, tensor.dtype)
         self._check_written(tensor, options)
         array = tensor.array
         return _to_torch(array, tensor.dtype) if as_torch else array

@@ -24,6 +24,13 @@ _QUARTER = PARTITIONS // 4
 _LISTED = 12
 
 
+class Peak(NamedTuple):
+    """The most bytes of a partition that tensors take at one time, and the tensors that are live then."""
+
+    nbytes: int
+    lives: tuple[LiveRange, ...]
+
+
 class _Placed(NamedTuple):
     """The ``quarters`` quarters of the partitions from ``first`` on, bytes ``low`` to ``high`` (exclusive) of each."""
 
@@ -46,8 +53,8 @@ class _Room:
     bank: int
 
 
-def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[MemoryRegion, int]:
-    """Refuse a kernel whose live tensors do not fit; returns the most bytes of a partition that each region needs.
+def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[MemoryRegion, Peak]:
+    """Refuse a kernel whose live tensors do not fit; returns when each region needs most, and for what.
 
     Args:
         lives: every on-chip tensor that one core made.
@@ -65,24 +72,25 @@ def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[M
     return {room.region: _peak(room, [life for life in used if life.region is room.region]) for room in rooms}
 
 
-def _peak(room: _Room, lives: Sequence[LiveRange]) -> int:
+def _peak(room: _Room, lives: Sequence[LiveRange]) -> Peak:
     """The most bytes of a partition that are needed at any time."""
     spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=lambda item: item[:2])
     live: dict[int, LiveRange] = {}  # by the number of the span
     ends: list[tuple[int, int]] = []
-    highest = 0
+    peak = Peak(0, ())
     for number, (first, last, life) in enumerate(spans):
         while ends and ends[0][0] < first:
             del live[heapq.heappop(ends)[1]]
         _check_apart(room, life, live.values())
         live[number] = life
         heapq.heappush(ends, (last, number))
-        if _could_exceed(room, live.values(), highest):
+        if _could_exceed(room, live.values(), peak.nbytes):
             height = _height(room, live.values())
             if height is None:
                 raise CapacityError(_overflow(room, life, list(live.values())))
-            highest = max(highest, height)
-    return highest
+            if height > peak.nbytes:
+                peak = Peak(height, tuple(live.values()))
+    return peak
 
 
 def _could_exceed(room: _Room, live: Iterable[LiveRange], highest: int) -> bool:

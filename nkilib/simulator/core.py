@@ -24,6 +24,7 @@ from .record import Record
 from .storage import Storage
 
 if TYPE_CHECKING:
+    from .model.trace import Trace
     from .tensor_indirection import IndirectOperand
 
 if TYPE_CHECKING:
@@ -32,12 +33,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Launch:
-    """What the cores of one kernel launch share."""
+    """What the cores of one kernel launch share.
+
+    Attributes:
+        is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+    """
 
     options: Options
     cores: int
     grid_dimensions: int
     barrier: CoreBarrier
+    is_abstract: bool = False
     shared: list[Storage] = field(default_factory=list)
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -92,6 +98,7 @@ class Core:
     Attributes:
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
         instruction_number: number of the instruction that runs, from 1.
+        trace: the model of time, while a profile is made.
         names: the ``name=`` of every instruction that had one.
         lives: the life of every on-chip tensor that the kernel made.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
@@ -108,6 +115,7 @@ class Core:
         self.record = Record()
         self.instruction_number = 0
         self.names: set[str] = set()
+        self.trace: Trace | None = None
         self.shared_accesses = SharedAccesses()
         self._sees_races = launch.cores > 1 and launch.options.races == "error"
         self.lives: list[LiveRange] = []
@@ -157,6 +165,12 @@ def current_core(what: str) -> Core:
     if core is None:
         raise NkiValidationError(f"{what} works inside a kernel only: decorate the function with @nki.jit and call it")
     return core
+
+
+def is_abstract_launch() -> bool:
+    """Whether the running kernel has shapes and no data."""
+    core = current_core_or_none()
+    return core is not None and core.launch.is_abstract
 
 
 def enter(core: Core | None) -> None:

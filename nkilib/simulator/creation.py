@@ -20,6 +20,7 @@ from .language_function import language_function
 from .live_ranges import LiveRange, touch_output
 from .memory import HBM, ON_CHIP, MemoryRegion, as_region
 from .partitions import allowed_starts
+from .spec import DataNeeded
 from .storage import Storage
 from .tensor import NkiTensor
 
@@ -76,9 +77,15 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
 
 def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
     options = core.options
-    is_poisoned = options.uninitialized == "error"
     make = functools.partial(
-        Storage, shape, dtype, region, name, precise_fp=options.precise_fp, is_poisoned=is_poisoned
+        Storage,
+        shape,
+        dtype,
+        region,
+        name,
+        precise_fp=options.precise_fp,
+        is_abstract=core.launch.is_abstract,
+        is_poisoned=options.uninitialized == "error",
     )
     if region is not MemoryRegion.shared_hbm:
         return make()
@@ -149,7 +156,10 @@ def full(
     """A new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
     tensor = ndarray(shape, dtype, buffer, name)
     core = current_core("nl.full")
-    fill(tensor, fill_value)
+    try:
+        fill(tensor, fill_value)
+    except DataNeeded:  # the value is checked
+        assert core.launch.is_abstract
     tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
     core.instruction_number += 1
     if tensor.buffer in ON_CHIP:
@@ -160,6 +170,8 @@ def full(
         core.note_shared(tensor, True, None, np.full(1, fill_value))
         core.record.add("dma_copy", "dma")
         core.record.hbm_written_bytes += tensor.size * tensor.dtype.itemsize
+    if core.trace is not None:
+        core.trace.add_fill(core.instruction_number, tensor, fill_value)
     return tensor
 
 

@@ -1,10 +1,9 @@
-"""Limits of the hardware generations trn1, trn2 and trn3."""
+"""Limits that all hardware generations share, and how a generation is named; see ``hardware`` for what differs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from .enums import nc_version
+from .hardware import TRN1, TRN2, TRN3
+from .hardware import Generation as Generation
 
 # The same on every generation (nki/guides/architecture/*_arch.rst).
 PARTITIONS = 128
@@ -19,28 +18,6 @@ FREE_STRIDE_MAX = 32767
 FREE_DIMENSIONS_MAX = 4
 # Partitions that one of the eight GpSimd cores reaches (docstring of nisa.nonzero_with_count).
 GPSIMD_CORE_PARTITIONS = 16
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What differs between generations.
-
-    Attributes:
-        name: ``"trn1"``, ``"trn2"`` or ``"trn3"``.
-        version: the value of ``nisa.get_nc_version()``.
-        sbuf_partition_bytes: physical SBUF bytes of a partition (nki/guides/architecture/*_arch.rst).
-        sbuf_usable_bytes: bytes of it that a kernel may use (constants of the open NKI front end, leanprover/KLR).
-    """
-
-    name: str
-    version: nc_version
-    sbuf_partition_bytes: int
-    sbuf_usable_bytes: int
-
-
-TRN1 = Generation("trn1", nc_version.gen2, 192 * 1024, 180_224)
-TRN2 = Generation("trn2", nc_version.gen3, 224 * 1024, 212_984)
-TRN3 = Generation("trn3", nc_version.gen4, 256 * 1024, 245_752)
 
 _BY_NAME = {
     "trn1": TRN1,

@@ -18,9 +18,11 @@ from .enums import nc_version
 from .errors import CoreAbortedError, NkiValidationError, add_location
 from .live_ranges import touch_output
 from .memory import MemoryRegion
+from .model.costs import Cost
 from .objects import NKIObject
 from .operands import Operand, check_engine_access, check_operand
 from .signatures import call_error
+from .spec import DataNeeded
 from .tensor import NkiTensor
 from .tensor_indirection import check_indirect_operands, with_indirection
 
@@ -105,6 +107,8 @@ class Definition:
         signature: the public one, ``name=`` included.
         is_lane_bound: whether the rules which partitions an engine may access hold for its operands (not for DMA).
         is_matmul: whether a later matmul may add to what it leaves in PSUM.
+        cost: the cycles that it is modelled to take; None for what takes none, and for transfers.
+        is_transfer: whether the DMA engines do the work.
         names: the parameters of ``signature``.
     """
 
@@ -117,6 +121,8 @@ class Definition:
     signature: inspect.Signature
     is_lane_bound: bool
     is_matmul: bool
+    cost: Cost | None
+    is_transfer: bool
     names: tuple[str, ...] = field(init=False)
     # Worked out once, because every call needs them: defaults (or _MISSING) and positions in ``names``.
     _defaults: tuple[Any, ...] = field(init=False)
@@ -125,6 +131,7 @@ class Definition:
     _engine_position: int | None = field(init=False)
     checks: tuple[tuple[Operand, int, int], ...] = field(init=False)
     outputs: tuple[tuple[Operand, int], ...] = field(init=False)
+    output_names: frozenset[str] = field(init=False)
     label: str = field(init=False)
     since_number: int = field(init=False)
 
@@ -141,6 +148,7 @@ class Definition:
             "_required": tuple(positions[name] for name, item in parameters.items() if item.default is empty),
             "_engine_position": positions.get("engine"),
             "checks": tuple((rule, positions[rule.name], positions.get(rule.like, 0)) for rule in self.operands),
+            "output_names": frozenset(rule.name for rule in self.operands if rule.is_output),
             "outputs": tuple((rule, positions[rule.name]) for rule in self.operands if rule.is_output),
         }
         for name, value in known.items():
@@ -200,6 +208,8 @@ def instruction(
     choose_engine: Callable[[dict[str, Any]], Engine] | None = None,
     is_lane_bound: bool = True,
     is_matmul: bool = False,
+    cost: Cost | None = None,
+    is_transfer: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., NkiInstruction]]:
     """Register ``function(call, <documented parameters>)`` as the instruction of its name."""
 
@@ -215,6 +225,8 @@ def instruction(
             signature,
             is_lane_bound,
             is_matmul,
+            cost,
+            is_transfer,
         )
         REGISTRY[definition.name] = definition
 
@@ -247,14 +259,18 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     core.instruction_number += 1
     try:
         engine = _validate(core, definition, values)
-        definition.function(Call(core, engine), *values[:-1])
+        try:
+            definition.function(Call(core, engine), *values[:-1])
+        except DataNeeded:  # of a tensor without data: what the instruction checks before it computes is checked
+            assert core.launch.is_abstract
         for rule, position in definition.outputs:
             written = values[position]
             if written is not None:
                 if not rule.marks_itself:
                     mark_written(written, definition.is_matmul)
                 touch_output(written, core.instruction_number, definition.is_matmul or rule.may_leave)
-        for operand in core.indirect_operands:
+        indirect = core.indirect_operands
+        for operand in indirect:
             operand.finish()
     except NkiValidationError as error:
         label = f" (name={name!r})" if name else ""
@@ -264,6 +280,9 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     finally:
         if core.indirect_operands:
             core.indirect_operands = []
+    if core.trace is not None:
+        parameters = dict(zip(definition.names, values, strict=True))
+        core.trace.add(core.instruction_number, definition, engine, name, parameters, indirect)
     core.record.add(definition.name, engine._name_)  # `name` is a property, ten times as slow
     handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
     if name:

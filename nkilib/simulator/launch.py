@@ -17,10 +17,13 @@ from .core import Core, Launch, current_core_or_none, enter
 from .enums import nc_version
 from .errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
 from .memory import MemoryRegion
+from .model.collect import open_collection
+from .model.trace import Trace
 from .options import current_options
 from .races import check_all_races
 from .record import active_records
 from .schedule import Edge, check_names, checked_edges
+from .spec import DataNeeded
 
 # A logical NeuronCore is one physical core or two.
 LOGICAL_CORE_SIZES = (1, 2)
@@ -123,9 +126,14 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{_name_of(func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
             f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
-    launch = Launch(options, count, 0 if kernel.cores is None else 1, CoreBarrier(count))
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
+    launch = Launch(options, count, 0 if kernel.cores is None else 1, CoreBarrier(count), arguments.is_abstract)
     running = [_CoreRun(func, arguments, Core(number, launch)) for number in range(count)]
+    collection = open_collection()
+    if collection is not None:
+        for run in running:
+            run.core.trace = Trace(run.core.number, options.generation, collection.parameters)
+            collection.traces.append(run.core.trace)
     try:
         _run_cores(running, launch)
     finally:
@@ -157,11 +165,15 @@ class _CoreRun:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
             with np.errstate(all="ignore"):
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
+            if self.core.trace is not None:
+                self.core.trace.lives = self.core.lives
             self._check_capacity()
             barrier.finish()
         except CoreAbortedError:
             pass
         except BaseException as error:
+            if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
+                error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
             if isinstance(error, NkiValidationError):
                 add_location_of_traceback(error, f"core {self.core.number}: " if self.core.launch.cores > 1 else "")
             self.error = error
@@ -174,8 +186,10 @@ class _CoreRun:
         if core.options.capacity == "ignore":
             return
         peaks = check_capacity(core.lives, core.generation)
-        core.record.sbuf_peak_bytes = peaks[MemoryRegion.sbuf]
-        core.record.psum_peak_bytes = peaks[MemoryRegion.psum]
+        core.record.sbuf_peak_bytes = peaks[MemoryRegion.sbuf].nbytes
+        core.record.psum_peak_bytes = peaks[MemoryRegion.psum].nbytes
+        if core.trace is not None:
+            core.trace.peaks = peaks
 
 
 def _run_cores(running: list[_CoreRun], launch: Launch) -> None:

@@ -10,13 +10,13 @@ Both cores may write the same values to the same place, as kernels do whose smal
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from .description import describe
 from .errors import RaceError, kernel_location
 from .layout import Layout
@@ -25,18 +25,9 @@ from .storage import Storage
 if TYPE_CHECKING:
     from .tensor import NkiTensor
 
-Offsets = npt.NDArray[np.int64]
-
 # Of larger writes about as much is compared, in pieces of so many elements: all of it would take as long as the write.
 _CHECKSUM_BYTES = 1 << 20
 _PIECE = 64
-
-
-class _Spans(NamedTuple):
-    """Byte ranges ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
-
-    starts: Offsets
-    length: int
 
 
 @dataclass
@@ -56,11 +47,11 @@ class _Access:
     place: str
     content: int | None
 
-    def spans(self) -> _Spans:
+    def spans(self) -> Spans:
         """The bytes that are accessed."""
         if self.rows is None:
-            return _spans(self.layout, self.width)
-        return _spans_of_rows(self.layout, self.width, self.rows)
+            return spans_of(self.layout, self.width)
+        return spans_of_rows(self.layout, self.width, self.rows)
 
 
 class _Accesses:
@@ -174,7 +165,7 @@ def _check_pair(tensor: Storage, first: _Side, second: _Side) -> None:
     (first_verb, first_accesses), (second_verb, second_accesses) = first, second
     if not first_accesses or not second_accesses:
         return
-    meeting = _first_meeting([item.spans() for item in first_accesses], [item.spans() for item in second_accesses])
+    meeting = first_meeting([item.spans() for item in first_accesses], [item.spans() for item in second_accesses])
     if meeting is None:
         return
     byte, one, other = meeting
@@ -185,60 +176,3 @@ def _check_pair(tensor: Storage, first: _Side, second: _Side) -> None:
         f"{second_verb} it at {second_accesses[other].place}; let the cores use different elements, or put "
         f"nisa.core_barrier on this tensor between the two; if it does no harm, run with using(races='ignore')"
     )
-
-
-def _first_meeting(first: Sequence[_Spans], second: Sequence[_Spans]) -> tuple[int, int, int] | None:
-    """A byte that is in a span of both, and which of ``first`` and of ``second`` it is in; None if there is none."""
-    starts, ends, owners = _together([*first, *second])
-    is_first = owners < len(first)
-    order = np.argsort(starts, kind="stable")
-    starts, ends, owners, is_first = starts[order], ends[order], owners[order], is_first[order]
-    for side in (True, False):
-        # A span meets one of the other side that starts before it or with it if any of those ends behind its start.
-        reach = np.maximum.accumulate(np.where(is_first == side, ends, -1))
-        met = np.flatnonzero((is_first != side) & (reach > starts))
-        if met.size:
-            at = int(met[0])
-            partner = int(np.flatnonzero((is_first == side) & (starts <= starts[at]) & (ends > starts[at]))[0])
-            one, other = (partner, at) if side else (at, partner)
-            return int(starts[at]), int(owners[one]), int(owners[other]) - len(first)
-    return None
-
-
-def _together(spans: Sequence[_Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Starts, ends and number of the owner of all byte ranges."""
-    starts = np.concatenate([item.starts for item in spans])
-    counts = [item.starts.size for item in spans]
-    lengths = np.repeat([item.length for item in spans], counts)
-    return starts, starts + lengths, np.repeat(np.arange(len(spans)), counts)
-
-
-def _spans(layout: Layout, width: int) -> _Spans:
-    """The bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
-    starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
-    return _Spans(starts + layout.offset * width, length)
-
-
-def _spans_of_rows(layout: Layout, width: int, rows: Offsets) -> _Spans:
-    """The bytes of some rows (indices of dimension 0) of a layout."""
-    starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
-    first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
-    return _Spans((first[:, None] + starts[None, :]).reshape(-1), length)
-
-
-def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
-    """Starts, from that of the first element, and length of the byte ranges that dimensions (size, stride) make."""
-    starts, length = np.zeros(1, np.int64), width
-    for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
-        step = abs(stride) * width
-        if stride < 0:
-            starts = starts - step * (size - 1)
-        if size == 0:
-            return np.zeros(0, np.int64), width
-        if step == 0 or size == 1:
-            continue
-        if step <= length and starts.size == 1:
-            length += step * (size - 1)
-        else:
-            starts = (starts[:, None] + step * np.arange(size)[None, :]).reshape(-1)
-    return starts, length

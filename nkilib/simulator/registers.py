@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .core import current_core
+from .core import current_core, is_abstract_launch
 from .errors import NkiValidationError, RegisterTypeError, UninitializedReadError, add_location
 from .objects import NKIObject
+from .spec import DataNeeded
 
 _INT32_MIN, _UINT32_MAX = -(2**31), 2**32 - 1
 
@@ -36,12 +37,24 @@ class VirtualRegister(NKIObject):
         self._content: int | np.float32 | None = None if state is None else wrap_integer("state", state)
         self.frozen = frozen
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the register holds a value that a launch without data does not know."""
+        return self._content is None and is_abstract_launch()
+
+    def forget(self) -> None:
+        """The register takes a value that a launch without data does not know."""
+        self._check_writable()
+        self._content = None
+
     def content(self, what: str) -> int | np.float32:
         """The integer or float32 that the register holds; ``what`` says for messages who reads it.
 
         Raises:
             UninitializedReadError: if the register was never set.
         """
+        if self.is_unknown:
+            raise DataNeeded(f"a register ({what})")
         if self._content is None:
             raise UninitializedReadError(
                 f"{what}: the register was never set; give nisa.register_alloc a value, or nisa.register_load one first"
@@ -66,12 +79,15 @@ class VirtualRegister(NKIObject):
         Raises:
             NkiValidationError: if it is frozen.
         """
+        self._check_writable()
+        self._content = value if isinstance(value, np.float32) else _as_int32(value)
+
+    def _check_writable(self) -> None:
         if self.frozen:
             raise NkiValidationError(
                 f"operand 'dst': {self} is the value of a loop and read-only; nisa.register_move it to a register of "
                 "your own and write that one"
             )
-        self._content = value if isinstance(value, np.float32) else _as_int32(value)
 
     def __bool__(self) -> bool:
         return self.value("a register as a condition") != 0

@@ -36,9 +36,12 @@ class Storage:
         numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
         shape: the shape that it was made with; on chip, dimension 0 counts partitions.
         partition_bytes: bytes, as they are held here, of one index of dimension 0.
+        nbytes: bytes that all of it takes, as it is held here.
+        is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: which elements have a value.
         life: when it holds data that is needed, for a tensor that the kernel made on chip; else None.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
+        uses: what the model of time knows of the accesses to it, if it is on chip and a profile is made; else None.
         index_note: how to explain an index read from here (see ``explain_index``), or None.
     """
 
@@ -48,14 +51,17 @@ class Storage:
         "_is_pooled",
         "dtype",
         "index_note",
+        "is_abstract",
         "is_read_only",
         "life",
         "name",
+        "nbytes",
         "numpy_dtype",
         "partition_bytes",
         "region",
         "scope",
         "shape",
+        "uses",
         "written",
     )
 
@@ -68,6 +74,7 @@ class Storage:
         *,
         precise_fp: bool = True,
         data: npt.NDArray[Any] | None = None,
+        is_abstract: bool = False,
         is_poisoned: bool = False,
     ) -> None:
         self.name = name
@@ -76,21 +83,25 @@ class Storage:
         self.shape = shape
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
         self.partition_bytes = prod(shape[1:]) * self.numpy_dtype.itemsize
-        if data is None:
+        self.is_abstract = is_abstract
+        if is_abstract:
+            self._is_pooled = False
+            self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        elif data is None:
             nbytes = prod(shape) * self.numpy_dtype.itemsize
             self._is_pooled = nbytes >= SMALLEST_POOLED_BYTES and region in ON_CHIP
-            self._bytes: npt.NDArray[np.uint8] = (
-                ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
-            )
+            self._bytes = ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
         else:
             self._is_pooled = False
             self._bytes = data.reshape(-1).view(np.uint8)
         if is_poisoned:
             self._bytes.fill(_POISON)
         self.is_read_only = not self._bytes.flags.writeable
-        self.written = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, data is not None)
+        self.nbytes = prod(shape) * self.numpy_dtype.itemsize
+        self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, data is not None or is_abstract)
         self._accumulated: WrittenMap | None = None
         self.index_note: Any = None
+        self.uses: Any = None
         self.life: LiveRange | None = None
         self.scope: tuple[int, ...] = ()
 
@@ -102,12 +113,8 @@ class Storage:
     def accumulated(self) -> WrittenMap:
         """The elements that hold a matmul result: a matmul may add to these (see engines/psum_accumulate.py)."""
         if self._accumulated is None:
-            self._accumulated = WrittenMap(self._bytes.size, self.numpy_dtype.itemsize, False)
+            self._accumulated = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, self.is_abstract)
         return self._accumulated
-
-    @property
-    def nbytes(self) -> int:
-        return self._bytes.size
 
     @property
     def is_widened(self) -> bool:

@@ -107,7 +107,7 @@ class IndirectOperand:
 
     def finish(self) -> None:
         """After the instruction, put the elements of an output back; of several for one place the last one stays."""
-        if not self.is_output:
+        if not self.is_output or self.base.storage.is_abstract:
             return
         to, source = self.base.flat_rows, self.gathered.storage
         assert to is not None
@@ -127,22 +127,30 @@ def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output
     """
     base = indirect.base
     assert base is not None and isinstance(indirect.index, NkiTensor)
+    is_abstract = base.storage.is_abstract
     positions = _positions(name, view, indirect, rule.group)
-    source = base.flat_rows
-    assert source is not None
-    is_exact = source.dtype == base.dtype.numpy
+    is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
     partitions, count = positions.shape
     # In the partitions of the base, because these decide which accumulator registers an engine uses.
     lane = first_lane(base)
-    storage = Storage((lane + partitions, count), base.dtype, base.buffer, base.name, precise_fp=is_exact)
+    shape = (lane + partitions, count)
+    storage = Storage(shape, base.dtype, base.buffer, base.name, precise_fp=is_exact, is_abstract=is_abstract)
     layout = Layout(positions.shape, (count, 1), lane * count)
     gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
+    if not is_abstract:
+        _copy_elements(base, positions, gathered)
+    shifted = view.layout._replace(offset=view.offset + layout.offset)
+    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), layout, is_output)
+
+
+def _copy_elements(base: NkiTensor, positions: npt.NDArray[np.int64], gathered: NkiTensor) -> None:
+    """The chosen elements of ``base``, and what is known of them, to ``gathered``."""
+    source, storage = base.flat_rows, gathered.storage
+    assert source is not None
     gathered.array[...] = np.take_along_axis(source, positions, 1)
     if not base.storage.written.is_untouched:
         chosen = np.take_along_axis(_marks(base.storage.written, _rows_layout(base), source.itemsize), positions, 1)
-        storage.written.mark_where(layout, source.itemsize, chosen)
-    shifted = view.layout._replace(offset=view.offset + layout.offset)
-    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), layout, is_output)
+        storage.written.mark_where(gathered.layout, source.itemsize, chosen)
 
 
 def _positions(name: str, view: NkiTensor, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:
@@ -157,6 +165,8 @@ def _positions(name: str, view: NkiTensor, indirect: Indirect, group: int) -> np
             f"operand {name!r}: {view} takes {count} offsets of {indirect.index}, of which each group of {group} "
             f"partitions holds its own: {held} here; pass num_elem={held} or less, or an index of more columns"
         )
+    if indirect.index.storage.is_abstract:
+        return np.zeros((partitions, count), np.int64)
     offsets = indirect.read().reshape(partitions, columns)
     element = np.arange(count)
     first = np.arange(partitions) // group * group

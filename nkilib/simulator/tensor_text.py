@@ -27,6 +27,8 @@ def values_text(tensor: View) -> str:
         return f"at an address that is read at run time from {index!s}"
     if tensor.storage is None:
         return "without a storage"
+    if tensor.storage.is_abstract:
+        return "without values: the launch was given shapes only"
     options = np.get_printoptions()
     is_shortened = tensor.size > options["threshold"]
     edge = options["edgeitems"] if is_shortened else max(tensor.shape, default=0)

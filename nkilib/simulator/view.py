@@ -19,6 +19,7 @@ from .errors import NkiValidationError, OutOfRangeError
 from .layout import Layout, is_dense
 from .memory import ON_CHIP, MemoryRegion
 from .objects import NKIObject
+from .spec import DataNeeded
 from .storage import Storage
 from .tensor_text import values_text
 
@@ -119,6 +120,8 @@ class View(NKIObject):
         if self._indirect is not None:
             raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
         if self._array is None:
+            if self.storage.is_abstract:
+                raise DataNeeded(repr(self))
             self._array = self.storage.array(self.layout, self.storage.numpy_type_of(self.dtype))
         return self._array
 

@@ -9,6 +9,7 @@ from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, output, same_tile_size, vector
 from ..operators import BYPASS, operator_key
 from ..tensor import NkiTensor
@@ -38,6 +39,7 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
     ),
     on=(engines.scalar,),
     since=nc_version.gen4,
+    cost=costs.activated,
 )
 def activate2(
     call: Call,

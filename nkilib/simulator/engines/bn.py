@@ -10,6 +10,7 @@ from ..casts import store_float
 from ..enums import engine as engines
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, output, same_partitions
 from ..tensor import NkiTensor
 from ..tile_size import TileSize
@@ -22,7 +23,11 @@ _MEAN_AND_VARIANCE = 2
 Float32s = npt.NDArray[np.float32]
 
 
-@instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(engines.vector,),
+    cost=costs.streamed("data"),
+)
 def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """Count, mean and variance * count of the even elements of each partition, then the same of the odd ones.
 
@@ -51,7 +56,11 @@ def _tuple_of(values: Float32s) -> Float32s:
     return statistics
 
 
-@instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(engines.vector,),
+    cost=costs.assumed("data"),
+)
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """Mean and (population) variance of each partition from the tuples (count, mean, variance * count) in ``data``.
 

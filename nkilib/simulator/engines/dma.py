@@ -24,6 +24,7 @@ from .dma_rows import Rows, read, resolve, rows_in_range, write
     on=(enums.engine.sync, enums.engine.scalar),
     choose_engine=lambda values: enums.engine.dma,
     is_lane_bound=False,
+    is_transfer=True,
 )
 def dma_copy(
     call: Call,

@@ -33,6 +33,7 @@ _SOURCES_OF_UPDATE = 2
     operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
     on=(enums.engine.dma,),
     is_lane_bound=False,
+    is_transfer=True,
 )
 def dma_compute(
     call: Call,

@@ -35,6 +35,7 @@ _BLOCK_ITEMSIZE = 2
     ),
     on=(enums.engine.dma,),
     is_lane_bound=False,
+    is_transfer=True,
 )
 def dma_transpose(
     call: Call,

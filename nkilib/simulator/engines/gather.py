@@ -13,6 +13,7 @@ from ..dtypes import MOVABLE, uint16, uint32
 from ..enums import engine as engines
 from ..errors import NkiValidationError, OutOfRangeError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import SBUF, Operand, check_written, output, same_partitions, same_tile_size
 from ..partitions import possible_starts
 from ..tensor import NkiTensor
@@ -32,6 +33,7 @@ Indices = npt.NDArray[np.int64]
         Operand("index", regions=SBUF, dtypes=frozenset({uint16}), is_accessed=False),
     ),
     on=(engines.gpsimd,),
+    cost=costs.assumed("dst"),
 )
 def local_gather(
     call: Call,
@@ -124,6 +126,7 @@ def _is_integer(value: Any) -> bool:
         Operand("indices", regions=SBUF, dtypes=frozenset({uint32})),
     ),
     on=(engines.gpsimd,),
+    cost=costs.assumed("dst"),
 )
 def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor) -> None:
     """``dst[p, k] = data[p, indices[p, k]]`` in every partition, with the free dimensions of all tiles flattened.

@@ -10,12 +10,17 @@ import numpy.typing as npt
 from ..casts import store_float
 from ..enums import engine as engines
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import SBUF, output
 from ..tensor import NkiTensor
 from .affine import affine_values
 
 
-@instruction(operands=(output("dst", regions=SBUF),), on=(engines.gpsimd,))
+@instruction(
+    operands=(output("dst", regions=SBUF),),
+    on=(engines.gpsimd,),
+    cost=costs.counted,
+)
 def iota(
     call: Call, dst: NkiTensor, pattern: Sequence[Sequence[int]], offset: int = 0, channel_multiplier: int = 0
 ) -> None:

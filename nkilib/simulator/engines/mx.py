@@ -20,6 +20,7 @@ from ..errors import NkiValidationError
 from ..generations import PARTITIONS, PSUM_PARTITION_BYTES
 from ..instruction import Call, instruction, mark_written
 from ..layout import Layout
+from ..model import costs
 from ..operands import (
     PSUM,
     SBUF,
@@ -60,6 +61,7 @@ def _scale(name: str) -> Operand:
     on=(engines.vector,),
     since=nc_version.gen4,
     is_lane_bound=False,  # not for the scales; the other tiles are checked here
+    cost=costs.assumed("src"),
 )
 def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor) -> None:
     """``src`` in an MXFP8 format: packed elements to ``dst``, a scale for each block of 32 to ``dst_scale``.
@@ -104,6 +106,7 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
     since=nc_version.gen4,
     is_lane_bound=False,  # not for the scales; the other tiles are checked here
     is_matmul=True,
+    cost=costs.multiplied,
 )
 def nc_matmul_mx(
     call: Call,

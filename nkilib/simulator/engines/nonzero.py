@@ -14,6 +14,7 @@ from ..errors import NkiValidationError
 from ..generations import GPSIMD_CORE_PARTITIONS
 from ..instruction import Call, instruction
 from ..layout import Layout
+from ..model import costs
 from ..operands import SBUF, Operand, check_written, output, same_partitions
 from ..tensor import NkiTensor
 
@@ -27,6 +28,7 @@ _INT32 = np.iinfo(np.int32)
     ),
     on=(engines.gpsimd,),
     since=nc_version.gen3,
+    cost=costs.assumed("src"),
 )
 def nonzero_with_count(
     call: Call, dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1

@@ -11,6 +11,7 @@ from ..casts import store_float
 from ..enums import engine as engines
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, output
 from ..operators import AVERAGE, BITWISE_REDUCTIONS, operator_key
 from ..tensor import NkiTensor
@@ -20,7 +21,11 @@ _ARITHMETIC = {"add": np.add, AVERAGE: np.add, "maximum": np.maximum}
 _BITWISE = ("bitwise_or", "bitwise_and")
 
 
-@instruction(operands=(output("dst"), Operand("data")), on=(engines.gpsimd,))
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(engines.gpsimd,),
+    cost=costs.assumed("data"),
+)
 def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor) -> None:
     """Reduce the partitions of ``data`` to the one of ``dst``, for every element of the free dimensions.
 

@@ -13,6 +13,7 @@ from ..errors import NkiValidationError
 from ..fill import cast_number
 from ..instruction import Call, instruction
 from ..memory import MemoryRegion
+from ..model import costs
 from ..operands import Operand, not_both_in_psum, output, same_tile_size
 from ..tensor import NkiTensor
 
@@ -24,6 +25,7 @@ from ..tensor import NkiTensor
         Operand("predicate", dtypes=frozenset({uint8, uint16, uint32})),
     ),
     on=(engines.vector,),
+    cost=costs.assumed("dst"),
 )
 def tensor_copy_predicated(
     call: Call, dst: NkiTensor, src: Any, predicate: NkiTensor, reverse_pred: bool = False

@@ -34,6 +34,7 @@ from ..enums import engine as engines
 from ..enums import nc_version
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import SBUF, Operand, output, same_tile_size, vector
 from ..partitions import first_lane
 from ..random_state import STREAMS, WORDS
@@ -56,7 +57,11 @@ def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
     return call.core.random.of(call.engine).draw(_lanes(tensor), free_size(tensor))
 
 
-@instruction(operands=(output("dst", dtypes=_INTEGERS),), on=(engines.vector, engines.gpsimd))
+@instruction(
+    operands=(output("dst", dtypes=_INTEGERS),),
+    on=(engines.vector, engines.gpsimd),
+    cost=costs.assumed("dst"),
+)
 def rng(call: Call, dst: NkiTensor, engine: engines = engines.vector) -> None:
     """Random bits: every element takes the low bits of a 32-bit number of its own, as many as its type has.
 
@@ -74,6 +79,7 @@ def rng(call: Call, dst: NkiTensor, engine: engines = engines.vector) -> None:
     ),
     on=(engines.vector,),
     since=nc_version.gen4,
+    cost=costs.assumed("dst"),
 )
 def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTensor) -> None:
     """``min + u * (max - min)`` in float32, ``u`` uniform in [0, 1), cast to the type of ``dst``.
@@ -105,6 +111,7 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
         vector("prob", "data", accepts_scalar=True, dtypes=FLOATS),
     ),
     on=(engines.vector,),
+    cost=costs.assumed("dst"),
 )
 def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor) -> None:
     """``data`` with every element replaced by 0 with probability ``prob``; the others keep their value unscaled.
@@ -125,7 +132,11 @@ def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor
     dst.array[...] = np.where(is_dropped.reshape(dst.shape), np.zeros((), kept.dtype), kept)
 
 
-@instruction(operands=(Operand("src_seeds", dtypes=_SEEDS),), on=(engines.vector,))
+@instruction(
+    operands=(Operand("src_seeds", dtypes=_SEEDS),),
+    on=(engines.vector,),
+    cost=costs.assumed("src_seeds"),
+)
 def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     """Seed the generators of the Vector engine with the 32 bits of ``src_seeds``, a tile of shape [1, 1].
 
@@ -141,6 +152,7 @@ def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     operands=(Operand("src_seeds", regions=SBUF, dtypes=frozenset({uint32})),),
     on=(engines.gpsimd, engines.vector),
     since=nc_version.gen3,
+    cost=costs.assumed("src_seeds"),
 )
 def rand_set_state(call: Call, src_seeds: NkiTensor, engine: engines = engines.gpsimd) -> None:
     """Set the generators of an engine's lanes, each from its partition of ``src_seeds``: undoes ``rand_get_state``.
@@ -157,6 +169,7 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: engines = engines.g
     operands=(output("dst", dtypes=frozenset({uint32})),),
     on=(engines.gpsimd, engines.vector),
     since=nc_version.gen3,
+    cost=costs.assumed("dst"),
 )
 def rand_get_state(call: Call, dst: NkiTensor, engine: engines = engines.gpsimd) -> None:
     """Store the state of the generators of an engine's lanes, each to its partition of ``dst``.

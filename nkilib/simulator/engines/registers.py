@@ -53,6 +53,9 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
         UninitializedReadError: if the register ``src`` was never set.
     """
     target = _checked_register("dst", dst)
+    if isinstance(src, VirtualRegister) and src.is_unknown:
+        target.forget()
+        return
     target.write(src.content("operand 'src'") if isinstance(src, VirtualRegister) else wrap_integer("src", src))
 
 
@@ -65,9 +68,13 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     float32, and cannot be an index or a condition while it holds one.
     """
     _check_scalar("src", src)
+    target = _checked_register("dst", dst)
+    if src.storage.is_abstract:
+        target.forget()
+        return
     call.core.note_shared(src, False)
     value = read(call.core, "src", src).reshape(())[()]
-    _checked_register("dst", dst).write(np.float32(value) if src.dtype == float32 else int(value))
+    target.write(np.float32(value) if src.dtype == float32 else int(value))
 
 
 @_without_name

@@ -13,6 +13,7 @@ from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, output, same_tile_size, vector
 from ..operators import ARITHMETIC, operator_key
 from ..tensor import NkiTensor
@@ -34,7 +35,11 @@ _OPERANDS = (
 )
 
 
-@instruction(operands=_OPERANDS, on=(engines.scalar,))
+@instruction(
+    operands=_OPERANDS,
+    on=(engines.scalar,),
+    cost=costs.activated,
+)
 def activation(
     call: Call,
     dst: NkiTensor,
@@ -55,7 +60,11 @@ def activation(
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
-@instruction(operands=_OPERANDS, on=(engines.scalar,))
+@instruction(
+    operands=_OPERANDS,
+    on=(engines.scalar,),
+    cost=costs.activated,
+)
 def activation_reduce(
     call: Call,
     dst: NkiTensor,

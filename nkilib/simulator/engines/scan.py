@@ -17,6 +17,7 @@ from ..enums import engine as engines
 from ..enums import reduce_cmd as commands
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, not_both_in_psum, output, same_tile_size, vector
 from ..operators import ARITHMETIC, Binary, operator_key
 from ..tensor import NkiTensor
@@ -33,6 +34,7 @@ _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
 @instruction(
     operands=(output("dst"), Operand("data0"), Operand("data1"), vector("initial", "data0", accepts_scalar=True)),
     on=(engines.vector,),
+    cost=costs.streamed("data0", cycles=2.0),
 )
 def tensor_tensor_scan(
     call: Call,
@@ -71,6 +73,7 @@ def tensor_tensor_scan(
         vector("imm1", "src", accepts_scalar=True, is_optional=True, dtypes=_FLOAT32),
     ),
     on=(engines.vector,),
+    cost=costs.assumed("src"),
 )
 def tensor_scalar_cumulative(
     call: Call,

@@ -17,6 +17,7 @@ from ..enums import engine as engines
 from ..enums import nc_version
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, output, same_partitions, same_tile_size
 from ..tensor import NkiTensor
 
@@ -31,7 +32,11 @@ Float32s = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
 
 
-@instruction(operands=(output("dst"), Operand("src")), on=(engines.vector,))
+@instruction(
+    operands=(output("dst"), Operand("src")),
+    on=(engines.vector,),
+    cost=costs.streamed("src"),
+)
 def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
     """The 8 largest elements of each partition of ``src``, the largest first, equal ones each counted.
 
@@ -53,6 +58,7 @@ def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
 @instruction(
     operands=(output("dst", dtypes=_INDEX_TYPES), Operand("data"), Operand("vals")),
     on=(engines.vector,),
+    cost=costs.streamed("data"),
 )
 def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
     """Where in each partition of ``data`` its 8 ``vals`` stand: the index of the first occurrence, counted from 0.
@@ -82,6 +88,7 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
         output("dst_idx", is_optional=True, dtypes=_INDEX_TYPES),
     ),
     on=(engines.vector,),
+    cost=costs.streamed("data"),
 )
 def nc_match_replace8(
     call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, imm: float, dst_idx: NkiTensor | None = None

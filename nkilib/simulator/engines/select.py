@@ -16,6 +16,7 @@ from ..enums import reduce_cmd as commands
 from ..errors import NkiValidationError
 from ..fill import cast_number, require_number
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import SBUF, Operand, output, same_tile_size, vector
 from ..operators import ARITHMETIC, OPERATORS, Binary, operator_key
 from ..tensor import NkiTensor
@@ -38,7 +39,11 @@ def _comparison(parameter: str, op: Any, allowed: tuple[str, ...]) -> Binary:
     return ARITHMETIC[key]
 
 
-@instruction(operands=(output("dst", regions=SBUF), Operand("on_true_tile", regions=SBUF)), on=(engines.gpsimd,))
+@instruction(
+    operands=(output("dst", regions=SBUF), Operand("on_true_tile", regions=SBUF)),
+    on=(engines.gpsimd,),
+    cost=costs.assumed("dst"),
+)
 def affine_select(
     call: Call,
     dst: NkiTensor,
@@ -78,6 +83,7 @@ def affine_select(
     ),
     on=(engines.vector,),
     since=nc_version.gen3,
+    cost=costs.streamed("on_true_tile"),
 )
 def range_select(
     call: Call,

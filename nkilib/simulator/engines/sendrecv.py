@@ -30,7 +30,8 @@ class _Parcel(NamedTuple):
     core: int
     src: NkiTensor
     dma_engine: DmaEngine
-    values: npt.NDArray[Any]
+    values: npt.NDArray[Any] | None
+    arrival_ns: float
 
 
 @instruction(
@@ -39,6 +40,7 @@ class _Parcel(NamedTuple):
     since=nc_version.gen3,
     choose_engine=lambda values: engines.gpsimd if values["dma_engine"] is DmaEngine.gpsimd_dma else engines.dma,
     is_lane_bound=False,
+    is_transfer=True,
 )
 def sendrecv(
     call: Call,
@@ -66,10 +68,16 @@ def sendrecv(
     if not _is_integer(pipe_id) or pipe_id < 0:
         raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
     _check_tiles(src, dst, dma_engine)
-    own = _Parcel(call.core.number, src, dma_engine, src.array.copy())
+    trace = call.core.trace
+    arrival_ns = 0.0 if trace is None else trace.arrival_at_exchange(src, dst, {"dma_engine": dma_engine})
+    values = None if src.storage.is_abstract else src.array.copy()
+    own = _Parcel(call.core.number, src, dma_engine, values, arrival_ns)
     (received,) = call.core.launch.barrier.meet(f"sendrecv(pipe_id={pipe_id})", own)
     _check_agreement(*sorted((own, received), key=lambda parcel: parcel.core))
-    dst.array[...] = received.values
+    if trace is not None:
+        trace.met_ns = max(arrival_ns, received.arrival_ns)
+    if received.values is not None:
+        dst.array[...] = received.values
 
 
 def _is_integer(value: Any) -> bool:

@@ -11,6 +11,7 @@ from ..dtypes import float32, int32
 from ..enums import engine as engines
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import SBUF, Operand, output
 from ..tensor import NkiTensor
 
@@ -21,6 +22,7 @@ _NO_END = -1
 @instruction(
     operands=(output("dst", regions=SBUF, dtypes=_TYPES), Operand("segment_ids", regions=SBUF, dtypes=_TYPES)),
     on=(engines.gpsimd,),
+    cost=costs.assumed("dst"),
 )
 def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:
     """For each of n elements, where its segment begins (``dst[0, 0]``) and where it has ended (``dst[0, 1]``).

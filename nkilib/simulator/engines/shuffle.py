@@ -13,6 +13,7 @@ from ..enums import engine as engines
 from ..errors import NkiValidationError, OutOfRangeError
 from ..instruction import Call, instruction, mark_written
 from ..live_ranges import keep_elements
+from ..model import costs
 from ..operands import Operand, check_written, output, same_elements
 from ..partitions import allowed_starts, possible_starts
 from ..tensor import NkiTensor
@@ -28,6 +29,7 @@ _UNCHANGED = 255
         Operand("src", dtypes=MOVABLE, is_accessed=False),
     ),
     on=(engines.vector,),
+    cost=costs.assumed("dst"),
 )
 def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int]) -> None:
     """``dst[32 * q + i] = src[32 * q + shuffle_mask[i]]`` for every partition of ``dst``, in quadrants q of 32.

@@ -46,7 +46,10 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
         raise NkiValidationError("needs a launch on two cores: kernel[2](...)")
     shared = data.storage if data.buffer in HBM_SHARED else None
     own = Touched() if shared is None else core.shared_accesses.take(shared)
-    ((other, others),) = core.launch.barrier.meet("core_barrier", (shared, own))
+    arrival_ns = 0.0 if core.trace is None else core.trace.arrival_at_barrier(call.engine, data)
+    ((other, others, other_ns),) = core.launch.barrier.meet("core_barrier", (shared, own, arrival_ns))
+    if core.trace is not None:
+        core.trace.met_ns = max(arrival_ns, other_ns)
     if other is not shared:
         raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")
     if shared is not None and core.number == 0:  # one of them compares for both

@@ -21,6 +21,7 @@ from ..generations import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..instruction import Call, instruction
 from ..layout import Layout, extent
 from ..memory import MemoryRegion
+from ..model import costs
 from ..operands import PSUM, SBUF, Operand, output
 from ..partitions import partition_elements
 from ..tensor import NkiTensor
@@ -43,6 +44,7 @@ _VECTOR_TRANSPOSE_MAX = 32
     ),
     on=(engines.tensor,),
     is_matmul=True,
+    cost=costs.multiplied,
 )
 def nc_matmul(
     call: Call,
@@ -220,6 +222,7 @@ def _transpose_engine(values: dict[str, Any]) -> engines:
     operands=(output("dst", dtypes=dt.MOVABLE), Operand("data", dtypes=dt.MOVABLE)),
     on=(engines.tensor, engines.vector),
     choose_engine=_transpose_engine,
+    cost=costs.transposed,
 )
 def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = engines.unknown) -> None:
     """``dst = data.T``; free dimensions count as one. Takes every type, packed ones too, and casts none.

@@ -17,6 +17,7 @@ from ..errors import NkiValidationError
 from ..generations import GPSIMD_CORE_PARTITIONS
 from ..instruction import Call, instruction
 from ..layout import Layout
+from ..model import costs
 from ..operands import SBUF, Operand, check_written, output, same_partitions
 from ..tensor import NkiTensor
 
@@ -31,6 +32,7 @@ _K_END = 32768
         Operand("src", regions=SBUF, dtypes=frozenset({bfloat16}), is_accessed=False),
     ),
     on=(engines.gpsimd,),
+    cost=costs.assumed("src"),
 )
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int) -> None:
     """The K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions in it.

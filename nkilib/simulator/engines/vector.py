@@ -20,6 +20,7 @@ from ..errors import NkiValidationError
 from ..fill import fill
 from ..instruction import Call, instruction
 from ..memory import MemoryRegion
+from ..model import costs
 from ..operands import (
     Operand,
     no_cast_of_packed,
@@ -40,6 +41,7 @@ _INTEGERS_OF_GPSIMD = frozenset({int32, uint32})
 @instruction(
     operands=(output("dst", dtypes=MOVABLE), Operand("src", dtypes=MOVABLE)),
     on=(engines.vector, engines.scalar, engines.gpsimd),
+    cost=costs.copied("dst", "src"),
 )
 def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown) -> None:
     """Copy ``src`` to ``dst`` on chip.
@@ -62,7 +64,11 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
         result.store(rows, values)
 
 
-@instruction(operands=(output("dst", dtypes=MOVABLE),), on=(engines.vector, engines.gpsimd))
+@instruction(
+    operands=(output("dst", dtypes=MOVABLE),),
+    on=(engines.vector, engines.gpsimd),
+    cost=costs.filled,
+)
 def memset(call: Call, dst: NkiTensor, value: Any, engine: engines = engines.unknown) -> None:
     """Fill ``dst`` with the compile-time number ``value``, which is 0 for a packed type."""
     fill(dst, value)
@@ -81,6 +87,7 @@ def _tensor_tensor_engine(values: dict[str, Any]) -> engines:
     operands=(output("dst"), Operand("data1"), Operand("data2")),
     on=(engines.vector, engines.gpsimd),
     choose_engine=_tensor_tensor_engine,
+    cost=costs.of_two_tiles("data1", "data2"),
 )
 def tensor_tensor(
     call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: engines = engines.unknown
@@ -136,6 +143,7 @@ _SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add
     ),
     on=(engines.vector, engines.scalar, engines.gpsimd),
     choose_engine=_tensor_scalar_engine,
+    cost=costs.copied("dst", "data"),
 )
 def tensor_scalar(
     call: Call,
@@ -213,6 +221,7 @@ def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOpera
         Operand("operand1"),
     ),
     on=(engines.vector,),
+    cost=costs.scalar_and_tile,
 )
 def scalar_tensor_tensor(
     call: Call,
@@ -246,7 +255,11 @@ def scalar_tensor_tensor(
         result.store(rows, out)
 
 
-@instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(engines.vector,),
+    cost=costs.reduced,
+)
 def tensor_reduce(
     call: Call, dst: NkiTensor, op: Any, data: NkiTensor, axis: Any, negate: bool = False, keepdims: bool = False
 ) -> None:
@@ -312,7 +325,11 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
         raise NkiValidationError(f"operand 'dst' must have {prod(kept[1:])} elements per partition, got {dst}")
 
 
-@instruction(operands=(output("dst"), Operand("data")), on=(engines.vector,))
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(engines.vector,),
+    cost=costs.inverted,
+)
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """``1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")

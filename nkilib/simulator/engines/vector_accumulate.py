@@ -13,6 +13,7 @@ from ..enums import nc_version
 from ..enums import reduce_cmd as commands
 from ..errors import NkiValidationError
 from ..instruction import Call, instruction
+from ..model import costs
 from ..operands import Operand, not_both_in_psum, output, same_tile_size, vector
 from ..operators import OPERATORS, operator_key
 from ..tensor import NkiTensor
@@ -37,6 +38,7 @@ _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bf
         vector("reduce_init", "data", accepts_scalar=True, is_optional=True, dtypes=frozenset({dt.float32})),
     ),
     on=(engines.vector,),
+    cost=costs.streamed("data", extra=64.0),
 )
 def tensor_scalar_reduce(
     call: Call,
@@ -84,6 +86,7 @@ def tensor_scalar_reduce(
         vector("reduce_res", "on_true", is_output=True, is_optional=True, dtypes=dt.FLOATS),
     ),
     on=(engines.vector,),
+    cost=costs.selected,
 )
 def select_reduce(
     call: Call,
@@ -134,6 +137,7 @@ def select_reduce(
     ),
     on=(engines.vector,),
     since=nc_version.gen4,
+    cost=costs.exponential,
 )
 def exponential(
     call: Call,

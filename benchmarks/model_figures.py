@@ -1,0 +1,322 @@
+"""The performance model beside the figures that AWS publishes for trn2: ``python -m benchmarks.model_figures``.
+
+Each line is a kernel of our own that does the work of a published one, or a single instruction. The figures are
+those of aws-neuron/aws-neuron-sdk; many are read off profile images. Modelled, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks._display import verdict
+from examples._display import heading, make_console, plain_table
+from nkilib.nki import SIMULATED, nisa, nki, nl
+from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+
+PARTITIONS = 128
+# How far the model may be off: single instructions and the matrix product, and everything else.
+CLOSE, ROUGH = 0.15, 0.30
+NS_PER_US = 1000.0
+US_PER_MS = 1000.0
+PEAK_GB_PER_S = 368.0
+DMA_OVERVIEW = "nki/get-started/about/nki-dma-overview.rst"
+RMSNORM = "nki/library/specs/design-rmsnorm-quant.rst"
+MATMUL = "nki/guides/tutorials/kernel-optimization.rst"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure and how the model comes to its own.
+
+    Attributes:
+        what: what was measured.
+        unit: of both figures.
+        published: the figure.
+        source: page of the SDK's documentation.
+        tolerance: how far the model may be off.
+        modelled: computes the model's figure.
+    """
+
+    what: str
+    unit: str
+    published: float
+    source: str
+    tolerance: float
+    modelled: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure with what the model says."""
+
+    figure: Figure
+    modelled: float
+
+    @property
+    def ratio(self) -> float:
+        return self.modelled / self.figure.published
+
+    @property
+    def is_met(self) -> bool:
+        return abs(self.ratio - 1.0) <= self.figure.tolerance
+
+
+def _profile(kernel: Any, *args: Any, cores: int = 1, **assumptions: Any) -> Profile:
+    with using(target="trn2"):
+        return profile(nki.jit(kernel)[cores], *args, parameters=ModelParameters(**assumptions))
+
+
+# Single instructions.
+
+
+def _load(shape: tuple[int, int]) -> float:
+    """Nanoseconds that the rows of one load take, without its fixed time, as the profiles of the overview count."""
+
+    def kernel(x: Any) -> None:
+        nisa.dma_copy(nl.ndarray(x.shape, x.dtype), x)
+
+    return _profile(kernel, spec(shape, nl.bfloat16)).engine_busy_us["dma"] * NS_PER_US
+
+
+def _instruction_ns(issue: Callable[[Any], object], columns: int) -> float:
+    """Nanoseconds from the start of an instruction on [128, columns] bfloat16 until its result can be used."""
+
+    def kernel(_: Any) -> None:
+        issue(nl.ndarray((PARTITIONS, columns), nl.bfloat16))
+
+    found = _profile(kernel, spec((1,), nl.int32))
+    (event,) = found.instructions
+    return found.time_us * NS_PER_US - event.start_us * NS_PER_US
+
+
+def _exp(tile: Any) -> None:
+    nisa.activation(nl.ndarray(tile.shape, tile.dtype), nl.exp, tile)
+
+
+def _square_and_sum(tile: Any) -> None:
+    column = nl.ndarray((PARTITIONS, 1), nl.float32)
+    nisa.activation_reduce(nl.ndarray(tile.shape, tile.dtype), nl.square, tile, nl.add, column)
+
+
+def _maximum(tile: Any) -> None:
+    column = nl.ndarray((PARTITIONS, 1), nl.float32)
+    nisa.tensor_scalar_reduce(nl.ndarray(tile.shape, tile.dtype), tile, nl.multiply, 1.0, nl.maximum, column)
+
+
+def _throughput(row_bytes: int, **assumptions: Any) -> float:
+    """Percent of the peak rate that loads of 128 rows of so many bytes reach, one after the other from one queue."""
+    loads, columns = 32, row_bytes // 2
+
+    def kernel(x: Any) -> None:
+        tile = nl.ndarray((PARTITIONS, loads, columns), x.dtype)
+        for number in range(loads):
+            nisa.dma_copy(tile[:, number, :], x[number * PARTITIONS : (number + 1) * PARTITIONS, :])
+
+    found = _profile(kernel, spec((loads * PARTITIONS, columns), nl.bfloat16), **assumptions)
+    return 100 * found.hbm_read_bytes / (found.time_us * NS_PER_US) / PEAK_GB_PER_S
+
+
+# Whole kernels.
+
+
+def rmsnorm_quant(x: Any, gamma: Any) -> Any:
+    """float8 of ``gamma * x / rms(x)``, scaled by row to the range of float8, and the scales: [S, H] and [S, 1].
+
+    As the published design has it: squares summed on Scalar, gamma broadcast by the Tensor engine 512 columns at a
+    time, both factors applied on Vector from PSUM, then the largest magnitude and the scaling on Vector. The tiles are
+    made once: the design says that its steps run one after the other. (The magnitude costs what the maximum does.)
+    """
+    rows, hidden = x.shape
+    bank = 512
+    quantized = nl.ndarray(x.shape, nl.float8_e4m3, nl.shared_hbm)
+    scales = nl.ndarray((rows, 1), nl.float32, nl.shared_hbm)
+    gamma_row = nl.ndarray((1, hidden), x.dtype)
+    nisa.dma_copy(gamma_row, gamma)
+    ones = nl.ndarray((1, PARTITIONS), x.dtype)
+    nisa.memset(ones, 1.0)
+    tile, normed = (nl.ndarray((PARTITIONS, hidden), x.dtype) for _ in range(2))
+    result = nl.ndarray((PARTITIONS, hidden), nl.float8_e4m3)
+    inverse_rms, largest, scale, inverse = (nl.ndarray((PARTITIONS, 1), nl.float32) for _ in range(4))
+    cores, core = nl.num_programs(), nl.program_id()
+    of_core = rows // cores
+    for start in range(core * of_core, (core + 1) * of_core, PARTITIONS):
+        some = slice(start, start + PARTITIONS)
+        nisa.dma_copy(tile, x[some, :])
+        nisa.activation_reduce(normed, nl.square, tile, nl.add, inverse_rms)
+        nisa.activation(inverse_rms, nl.rsqrt, inverse_rms, scale=1.0 / hidden)
+        for left in range(0, hidden, bank):
+            columns = slice(left, left + bank)
+            broadcast = nl.ndarray((PARTITIONS, bank), nl.float32, nl.psum)
+            nisa.nc_matmul(broadcast, ones, gamma_row[:, columns])
+            nisa.scalar_tensor_tensor(
+                normed[:, columns], tile[:, columns], nl.multiply, inverse_rms, nl.multiply, broadcast
+            )
+        nisa.tensor_scalar_reduce(tile, normed, nl.multiply, 1.0, nl.maximum, largest)
+        nisa.activation(scale, nl.copy, largest, scale=1.0 / 240.0)
+        nisa.tensor_scalar(scale, scale, nl.maximum, 1e-6)
+        nisa.reciprocal(inverse, scale)
+        nisa.tensor_scalar(result, normed, nl.multiply, inverse)
+        nisa.dma_copy(quantized[some, :], result)
+        nisa.dma_copy(scales[some, :], scale)
+    return quantized, scales
+
+
+def matmul(lhs_t: Any, rhs: Any) -> Any:
+    """``lhs_t.T @ rhs``: [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
+    (depth, rows), columns = lhs_t.shape, rhs.shape[1]
+    tile_m, tile_n, block = 128, 512, 1024
+    result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
+    for n in range(0, columns, block):
+        for m in range(0, rows, block):
+            sums = nl.ndarray((tile_m, block // tile_m, block), nl.float32)
+            for k in range(0, depth, block):
+                left, right = (nl.ndarray((PARTITIONS, block // PARTITIONS, block), rhs.dtype) for _ in range(2))
+                for part in range(block // PARTITIONS):
+                    some = slice(k + part * PARTITIONS, k + (part + 1) * PARTITIONS)
+                    nisa.dma_copy(left[:, part, :], lhs_t[some, m : m + block])
+                    nisa.dma_copy(right[:, part, :], rhs[some, n : n + block])
+                for m_tile in range(block // tile_m):
+                    for n_tile in range(block // tile_n):
+                        out = slice(n_tile * tile_n, (n_tile + 1) * tile_n)
+                        product = nl.ndarray((tile_m, tile_n), nl.float32, nl.psum)
+                        for part in range(block // PARTITIONS):
+                            stationary = left[:, part, m_tile * tile_m : (m_tile + 1) * tile_m]
+                            nisa.nc_matmul(product, stationary, right[:, part, out])
+                        if k:
+                            nisa.tensor_tensor(sums[:, m_tile, out], sums[:, m_tile, out], product, nl.add)
+                        else:
+                            nisa.tensor_copy(sums[:, m_tile, out], product)
+            for m_tile in range(block // tile_m):
+                some = slice(m + m_tile * tile_m, m + (m_tile + 1) * tile_m)
+                nisa.dma_copy(result[some, n : n + block], sums[:, m_tile, :])
+    return result
+
+
+def tiled_matmul(lhs_t: Any, rhs: Any) -> Any:
+    """``lhs_t.T @ rhs`` without blocks: every product of two tiles loads both of them."""
+    (depth, rows), columns = lhs_t.shape, rhs.shape[1]
+    tile_m, tile_n = 128, 512
+    result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
+    for m in range(0, rows, tile_m):
+        for n in range(0, columns, tile_n):
+            product = nl.ndarray((tile_m, tile_n), nl.float32, nl.psum)
+            for k in range(0, depth, PARTITIONS):
+                stationary = nl.ndarray((PARTITIONS, tile_m), lhs_t.dtype)
+                moving = nl.ndarray((PARTITIONS, tile_n), rhs.dtype)
+                nisa.dma_copy(stationary, lhs_t[k : k + PARTITIONS, m : m + tile_m])
+                nisa.dma_copy(moving, rhs[k : k + PARTITIONS, n : n + tile_n])
+                nisa.nc_matmul(product, stationary, moving)
+            rounded = nl.ndarray((tile_m, tile_n), lhs_t.dtype)
+            nisa.tensor_copy(rounded, product)
+            nisa.dma_copy(result[m : m + tile_m, n : n + tile_n], rounded)
+    return result
+
+
+def _rmsnorm_us(rows: int, hidden: int) -> float:
+    return _profile(rmsnorm_quant, spec((rows, hidden), nl.bfloat16), spec((1, hidden), nl.bfloat16), cores=2).time_us
+
+
+def _matmul_ms(kernel: Callable[[Any, Any], Any], rows: int, depth: int, columns: int) -> float:
+    found = _profile(kernel, spec((depth, rows), nl.float32), spec((depth, columns), nl.float32))
+    return found.time_us / US_PER_MS
+
+
+# float32 [4096, 8192] @ [8192, 8192]
+_MATMUL_SIZES = (4096, 8192, 8192)
+_RATES = ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97))
+
+
+def _rates(what: str, **assumptions: Any) -> list[Figure]:
+    """Bandwidth by the bytes of a row."""
+    return [
+        Figure(what.format(size), "%", share, DMA_OVERVIEW, ROUGH, partial(_throughput, size, **assumptions))
+        for size, share in _RATES
+    ]
+
+
+FIGURES = (
+    Figure("load [4, 4096] bf16, one DMA engine", "ns", 1416, DMA_OVERVIEW, CLOSE, partial(_load, (4, 4096))),
+    Figure("load [128, 128] bf16", "ns", 468, DMA_OVERVIEW, CLOSE, partial(_load, (128, 128))),
+    Figure("exp, N=4096", "ns", 3713, DMA_OVERVIEW, CLOSE, partial(_instruction_ns, _exp, 4096)),
+    Figure("exp, N=128", "ns", 401, DMA_OVERVIEW, CLOSE, partial(_instruction_ns, _exp, 128)),
+    Figure("tensor_scalar_reduce, N=16384", "ns", 17250, RMSNORM, CLOSE, partial(_instruction_ns, _maximum, 16384)),
+    Figure("activation_reduce, N=16384", "ns", 14000, RMSNORM, CLOSE, partial(_instruction_ns, _square_and_sum, 16384)),
+    Figure("matmul, every tile loaded", "ms", 39.89, MATMUL, CLOSE, partial(_matmul_ms, tiled_matmul, *_MATMUL_SIZES)),
+    # Three kernels with blocks: 28.20, 28.41 and 28.30 ms.
+    Figure("matmul, in blocks", "ms", 28.20, MATMUL, CLOSE, partial(_matmul_ms, matmul, *_MATMUL_SIZES)),
+    Figure("RMSNorm-Quant, S=2K, H=8192", "us", 458.2, RMSNORM, ROUGH, partial(_rmsnorm_us, 2048, 8192)),
+    Figure("RMSNorm-Quant, S=2K, H=16384", "us", 866.81, RMSNORM, ROUGH, partial(_rmsnorm_us, 2048, 16384)),
+    Figure("RMSNorm-Quant, S=32K, H=8192", "us", 6287.0, RMSNORM, ROUGH, partial(_rmsnorm_us, 32768, 8192)),
+    Figure("RMSNorm-Quant, S=32K, H=16384", "us", 13214.4, RMSNORM, ROUGH, partial(_rmsnorm_us, 32768, 16384)),
+    *_rates("DMA rate, rows of {} B"),
+    *_rates("the same, {} B, trigger_us=0.85", trigger_us=0.85),
+)
+
+
+def all_rows() -> list[Row]:
+    """Every figure with what the model says."""
+    return [Row(figure, figure.modelled()) for figure in FIGURES]
+
+
+def markdown(found: Sequence[Row]) -> str:
+    """The table of docs/performance-model.md."""
+    lines = [
+        "| what (trn2) | published | modelled | ratio | within | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        figure = row.figure
+        met = f"{figure.tolerance:.0%}" if row.is_met else f"**missed** {figure.tolerance:.0%}"
+        lines.append(
+            f"| {figure.what} | {figure.published:,g} {figure.unit} | {row.modelled:,.1f} {figure.unit} | "
+            f"{row.ratio:.2f} | {met} | `{figure.source}` |"
+        )
+    return "\n".join(lines)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.model_figures", description=__doc__)
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/performance-model.md only")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns 0, or 2 if there is no simulator that models."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print(
+            "This profiles in the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator."
+        )
+        return 2
+    found = all_rows()
+    if options.markdown:
+        print(markdown(found))
+        return 0
+    console.print(
+        heading(
+            "The performance model beside published figures",
+            "trn2; modelled, not measured. Kernels of our own do the work of the published ones.",
+            f"Goal: within {CLOSE:.0%} for single instructions and the matrix product, {ROUGH:.0%} for the others.",
+        )
+    )
+    table = plain_table("Figures of aws-neuron/aws-neuron-sdk")
+    table.add_column("what", no_wrap=True)
+    for column in ("unit", "published", "modelled", "ratio", "goal", ""):
+        table.add_column(column, justify="right")
+    for row in found:
+        figure = row.figure
+        numbers = (f"{figure.published:,g}", f"{row.modelled:,.1f}", f"{row.ratio:.2f}", f"{figure.tolerance:.0%}")
+        table.add_row(figure.what, figure.unit, *numbers, verdict(row.is_met))
+    console.print(table)
+    console.print(f"Within the goal: {sum(row.is_met for row in found)} of {len(found)}.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""What the model of time has to assume: each assumption has a name, a default and a note."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """Assumptions where the documentation is silent or has two readings.
+
+    Attributes:
+        halves_bf16_max: ``tensor_reduce`` of 16-bit tiles by add or max takes N/2 cycles, as older revisions of the
+            API's text say, instead of N; the trn2 guide lists no such mode.
+        fp32_exponential_cycles: cycles an element of ``exponential`` in float32 (trn3); bfloat16 takes 1/4.
+        select_reduce_cycles: cycles an element of ``select_reduce``, for which nothing is published.
+        other_cycles: cycles an element of an instruction for which nothing is published.
+        indirect_base_us: what a DMA with a vector offset takes before its rows, on each engine.
+        indirect_row_ns: least time that an engine takes for a row of it.
+        indirect_gpsimd_us: how long GpSimd is busy with its descriptors.
+        barrier_us: a ``core_barrier``, or the meeting of a ``sendrecv``, from the moment when both cores have come.
+        trigger_us: from one trigger of a DMA queue to the next; None for that of the generation (0.6). The published
+            throughput of small rows asks for 0.85: see docs/performance-model.md.
+        queues_by_direction: loads and stores have a queue each, so that a store that waits for its data holds up no
+            load; else one queue triggers all transfers in program order. The compiler decides; a gather or a scatter
+            has a queue of its own (GpSimd) in any case, and so has each engine that ``dma_copy(engine=)`` names.
+        functions_without_table: activation functions that every table of the Scalar engine has.
+        shared_tables: groups of activation functions that one table holds. Which do is not published: by default each
+            function has a table of its own, so that a change of function always costs a load.
+    """
+
+    halves_bf16_max: bool = False
+    fp32_exponential_cycles: float = 0.5
+    select_reduce_cycles: float = 2.0
+    other_cycles: float = 1.0
+    indirect_base_us: float = 2.0
+    indirect_row_ns: float = 60.0
+    indirect_gpsimd_us: float = 1.0
+    barrier_us: float = 2.0
+    trigger_us: float | None = None
+    queues_by_direction: bool = True
+    functions_without_table: frozenset[str] = frozenset({"copy"})
+    shared_tables: tuple[frozenset[str], ...] = ()
+
+    def table_of(self, function: str) -> str:
+        """The name of the activation table that a function needs; empty if any will do."""
+        if function in self.functions_without_table:
+            return ""
+        return next(("+".join(sorted(group)) for group in self.shared_tables if function in group), function)

@@ -1,0 +1,160 @@
+"""How long each DMA engine works on a transfer, and which queue triggers it. Modelled, not measured.
+
+A transfer is moved row by row: a row is what is contiguous on both sides, and takes an engine at least so long whatever
+its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from ..byte_spans import spans_of
+from ..enums import dge_mode, dma_engine
+from ..enums import engine as engines
+from ..generations import PARTITIONS
+from ..hardware import DmaTiming
+from ..layout import Layout
+from ..memory import ON_CHIP, MemoryRegion
+from ..tensor import NkiTensor
+from .parameters import ModelParameters
+
+_NS_PER_US = 1000.0
+# A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
+_LEAST_PIECE_BYTES = 512
+
+SOFTWARE_QUEUE = engines.gpsimd.name
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What a DMA instruction moves.
+
+    Attributes:
+        dst: where to.
+        sources: where from: none for a constant, several for a sum of tensors.
+        indices: tensors of vector or scalar offsets, which are read too.
+        queue: name of the queue that triggers it.
+        is_transpose: whether the dimensions are reversed on the way.
+        rows: how many rows a vector offset names; 0 if none does.
+    """
+
+    dst: NkiTensor
+    sources: Sequence[NkiTensor]
+    indices: Sequence[NkiTensor]
+    queue: str
+    is_transpose: bool
+    rows: int
+
+    @property
+    def reads(self) -> list[NkiTensor]:
+        """Every tensor that has to be ready."""
+        return [*self.sources, *self.indices]
+
+
+def queue_of(values: dict[str, Any], is_indirect: bool, parameters: ModelParameters) -> str:
+    """The queue of a DMA instruction: that of the engine that triggers it, as far as the kernel says which one."""
+    is_software = values.get("dge_mode") is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
+    if is_indirect or is_software:
+        return SOFTWARE_QUEUE
+    asked = values.get("engine", engines.unknown)
+    if asked is not engines.unknown:
+        return str(asked.name)
+    if not parameters.queues_by_direction:
+        return "dma"
+    return "load" if values["dst"].is_on_chip() else "store"
+
+
+def fixed_ns(transfer: Transfer, dma: DmaTiming, parameters: ModelParameters) -> float:
+    """What a transfer takes besides its rows."""
+    return parameters.indirect_base_us * _NS_PER_US if transfer.rows else dma.fixed_ns
+
+
+class Side(NamedTuple):
+    """One end of a transfer, as far as its time depends on it.
+
+    Attributes:
+        shape, strides: of the view, in elements.
+        width: bytes of an element.
+        region: where it is.
+        first, step: on chip, its first partition, and from one partition to the next.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    width: int
+    region: MemoryRegion
+    first: int
+    step: int
+
+    @classmethod
+    def of(cls, tensor: NkiTensor) -> Side:
+        width, first, step = tensor.dtype.itemsize, 0, 0
+        if tensor.is_on_chip():
+            pitch = max(1, tensor.storage.partition_bytes // tensor.storage.width_of(tensor.dtype))
+            first, step = tensor.offset // pitch, tensor.strides[0] // pitch
+        return cls(tensor.shape, tensor.strides, width, tensor.buffer, first, step)
+
+    @property
+    def is_on_chip(self) -> bool:
+        return self.region in ON_CHIP
+
+    @property
+    def runs(self) -> int:
+        """Contiguous pieces: on chip, each partition has its own."""
+        if self.is_on_chip:
+            return self.shape[0] * _runs(Layout(self.shape[1:], self.strides[1:], 0), self.width)
+        return _runs(Layout(self.shape, self.strides, 0), self.width)
+
+
+def _runs(layout: Layout, width: int) -> int:
+    return int(spans_of(layout, width).starts.size)
+
+
+def sides_of(transfer: Transfer) -> tuple[Side, ...]:
+    """``dst``, and the sources."""
+    return (Side.of(transfer.dst), *map(Side.of, transfer.sources))
+
+
+def engine_times(
+    sides: Sequence[Side], rows: int, is_transpose: bool, dma: DmaTiming, parameters: ModelParameters
+) -> list[tuple[int, float]]:
+    """Pairs (number of a DMA engine, nanoseconds that it works).
+
+    Args:
+        sides: from :func:`sides_of`.
+        rows: how many rows a vector offset names; 0 if none does.
+        is_transpose: whether the dimensions are reversed on the way.
+        dma: the engines.
+        parameters: what is assumed of gathers and scatters.
+    """
+    # Bytes on the side where the elements are wider: a cast on the way moves these.
+    nbytes = prod(sides[0].shape) * max(side.width for side in sides)
+    sources = max(1, len(sides) - 1)
+    if rows:
+        used = min(rows, dma.engines)
+        row = max(parameters.indirect_row_ns, nbytes / rows / dma.gb_per_s)
+        return [(number, ceil(rows / used) * row) for number in range(used)]
+    if is_transpose:
+        share = dma.transpose_from_sbuf if sides[1].region is MemoryRegion.sbuf else dma.transpose_from_hbm
+        return [(number, nbytes / dma.engines / (dma.gb_per_s * share)) for number in range(dma.engines)]
+    runs = max(side.runs for side in sides)
+    on_chip = next((side for side in sides if side.is_on_chip), None)
+    if on_chip is None:
+        count = max(runs, min(dma.engines, nbytes // _LEAST_PIECE_BYTES), 1)
+        row = sources * max(dma.row_ns, nbytes / count / dma.gb_per_s)
+        used = min(count, dma.engines)
+        return [(number, ceil(count / used) * row) for number in range(used)]
+    partitions = on_chip.shape[0]
+    rows_each = max(1, ceil(runs / max(1, partitions)))
+    row = sources * max(dma.row_ns, nbytes / max(1, partitions * rows_each) / dma.gb_per_s)
+    return [(number, held * rows_each * row) for number, held in _partitions_of(on_chip, dma.engines)]
+
+
+def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
+    """For each DMA engine that serves some of a tile's partitions: its number and how many."""
+    places = (side.first + side.step * number for number in range(side.shape[0]))
+    return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())

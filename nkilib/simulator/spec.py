@@ -1,0 +1,65 @@
+"""Shapes without data: a kernel runs its control flow, its checks and its costs, and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from .dtypes import DType, as_dtype
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Stands for an array in a launch that is only profiled, and for a result of one.
+
+    Attributes:
+        shape: sizes.
+        dtype: NKI type of an element.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+def spec(shape: Sequence[int], dtype: Any) -> Spec:
+    """An argument of ``shape`` and ``dtype`` that takes no memory, for ``nkilib.simulator.profile``.
+
+    Example::
+
+        profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32))
+
+    A launch with one computes nothing: every argument, arrays too, stands for its shape and type alone, and each result
+    is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as ever; indices, values and accesses
+    of both cores to one place are not. A kernel whose control flow depends on values is refused.
+
+    Raises:
+        TypeError: if ``dtype`` is no NKI type or ``shape`` holds something else than integers.
+        ValueError: if a size is negative.
+    """
+    sizes = tuple(index(size) for size in shape)
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"spec: sizes must not be negative, got {sizes}")
+    return Spec(sizes, as_dtype(dtype))
+
+
+class DataNeeded(BaseException):
+    """An instruction has come to the point where it would compute; what it checks before is checked.
+
+    Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
+
+    Attributes:
+        tensor: of which values are asked for.
+    """
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(f"the values of {tensor} {NO_VALUES}")
+        self.tensor = tensor
+
+
+# What to do where a kernel asks for values that there are none of.
+NO_VALUES = (
+    "decide what the kernel does next, and a launch with nkilib.simulator.spec has shapes and types only; pass arrays, "
+    "or let the kernel decide by shapes and compile-time arguments"
+)

@@ -1,0 +1,101 @@
+"""The written trace is what the trace-event format asks for, and says what the profile says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import profile, spec
+
+
+@nki.jit
+def kernel(x: Any) -> Any:
+    tile = nl.ndarray(x.shape, x.dtype)
+    half = slice(4 * nl.program_id(0), 4 * nl.program_id(0) + 4)
+    nisa.dma_copy(tile[half, :], x[half, :], name="load")
+    nisa.activation(tile[half, :], nl.exp, tile[half, :])
+    nisa.dma_copy(x[half, :], tile[half, :])
+    return x
+
+
+def written(tmp_path: Path) -> tuple[Any, Any]:
+    found = profile(kernel[1], np.zeros((8, 16), np.float32))
+    found.to_perfetto(tmp_path / "trace.json")
+    return found, json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_every_event_has_the_fields_of_its_phase(tmp_path: Path) -> None:
+    _, trace = written(tmp_path)
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    for event in trace["traceEvents"]:
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["name"], str)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0 and isinstance(event["args"], dict)
+        elif event["ph"] == "C":
+            assert event["ts"] >= 0 and all(isinstance(value, int) for value in event["args"].values())
+        else:
+            assert event["ph"] == "M"
+            assert event["name"] in ("process_name", "process_labels", "thread_name", "thread_sort_index")
+
+
+def test_instructions_stand_on_the_track_of_their_engine(tmp_path: Path) -> None:
+    found, trace = written(tmp_path)
+    tracks = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in complete] == ["dma_copy load", "activation", "dma_copy"]
+    for event, instruction in zip(complete, found.instructions, strict=True):
+        assert tracks[event["pid"], event["tid"]] == instruction.engine == event["cat"]
+        assert event["ts"] == instruction.start_us
+        assert event["dur"] == instruction.end_us - instruction.start_us
+        assert event["args"]["place"] == instruction.place
+        assert event["args"]["dst"] == "[4, 16] float32"
+
+
+def test_it_says_that_it_is_modelled(tmp_path: Path) -> None:
+    _, trace = written(tmp_path)
+    assert trace["otherData"]["note"] == "modelled, not measured"
+    labels = [event["args"]["labels"] for event in trace["traceEvents"] if event["name"] == "process_labels"]
+    assert labels == [trace["otherData"]["title"]]
+    assert "kernel on 1 core of trn2" in trace["otherData"]["title"]
+
+
+def test_slices_of_a_track_do_not_overlap(tmp_path: Path) -> None:
+    """Perfetto nests overlapping slices of a thread wrongly; transfers, which overlap, have threads for it."""
+
+    def loads(x: Any) -> None:
+        for _ in range(5):
+            nisa.dma_copy(nl.ndarray(x.shape, x.dtype), x)
+
+    profile(nki.jit(loads)[2], spec((128, 4096), nl.float32)).to_perfetto(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    tracks: dict[Any, list[Any]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert len(tracks) > 2
+    for slices in tracks.values():
+        slices.sort(key=lambda event: event["ts"])
+        for before, after in itertools.pairwise(slices):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-9
+    named = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert all(named[track].startswith("dma") for track in tracks)
+
+
+def test_the_use_of_sbuf_is_a_counter(tmp_path: Path) -> None:
+    _, trace = written(tmp_path)
+    counts = [event for event in trace["traceEvents"] if event["ph"] == "C"]
+    assert [event["args"]["bytes"] for event in counts] == [64, 0]  # a row of 16 float32
+    assert {event["name"] for event in counts} == {"SBUF bytes of a partition"}

@@ -1,0 +1,184 @@
+"""What a profile says of a launch, and how it shows it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import Profile, profile, recording, spec, using
+
+FP32 = nl.float32
+
+
+@nki.jit
+def scale(x: Any) -> Any:
+    """Twice x, a half of its rows on each core: loads, one instruction, stores."""
+    rows = x.shape[0] // nl.num_programs()
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm, name="result")
+    own = slice(rows * nl.program_id(), rows * (nl.program_id() + 1))
+    tile = nl.ndarray((rows, x.shape[1]), x.dtype, name="tile")
+    doubled = nl.ndarray((rows, x.shape[1]), x.dtype, name="doubled")
+    nisa.dma_copy(tile, x[own, :])
+    nisa.tensor_scalar(doubled, tile, nl.multiply, 2.0)
+    nisa.dma_copy(result[own, :], doubled)
+    return result
+
+
+def scaled() -> Profile:
+    return profile(scale[2], np.ones((128, 960), np.float32))
+
+
+def test_time_and_busy_time() -> None:
+    """Load: 1,000 ns and 8 rows of 3,840 bytes at 23 a ns; 1,000 ns on Vector; the store as the load."""
+    found = scaled()
+    rows = 8 * 3840 / 23
+    store_ends = (1000 + rows + 300) + (1000 + 150 + 60) + (1000 + rows)
+    assert found.time_us * 1000 == pytest.approx(store_ends + 300)
+    assert found.engine_busy_us == pytest.approx(
+        {"tensor": 0.0, "vector": 1.0, "scalar": 0.0, "gpsimd": 0.0, "dma": 2 * rows / 1000}
+    )
+    assert found.engine_utilisation["vector"] == pytest.approx(1.0 / found.time_us)
+    assert (found.kernel, found.generation, found.cores) == ("scale", "trn2", 2)
+
+
+def test_bytes_by_direction_and_tensor() -> None:
+    found = scaled()
+    nbytes = 128 * 960 * 4
+    assert (found.hbm_read_bytes, found.hbm_written_bytes) == (nbytes, nbytes)
+    assert found.hbm_read_bytes_by_tensor == {"x": nbytes}
+    assert found.hbm_written_bytes_by_tensor == {"result": nbytes}
+
+
+def test_counts_are_those_of_the_record() -> None:
+    with recording() as record:
+        found = scaled()
+    assert found.instruction_counts == record.instruction_counts == {"dma_copy": 4, "tensor_scalar": 2}
+    assert (found.hbm_read_bytes, found.hbm_written_bytes) == (record.hbm_read_bytes, record.hbm_written_bytes)
+
+
+def test_the_peak_and_the_tensors_that_make_it() -> None:
+    @nki.jit
+    def kernel(x: Any) -> None:
+        small = nl.ndarray((128, 10), FP32, name="small")
+        nisa.memset(small, 0)
+        large = nl.ndarray((128, 100), FP32, name="large")
+        nisa.memset(large, 0)
+        nisa.tensor_copy(small, large[:, 0:10])
+        after = nl.ndarray((128, 50), FP32, name="after")
+        nisa.memset(after, 0)
+        bank = nl.ndarray((128, 7), FP32, nl.psum, name="bank")
+        nisa.tensor_copy(bank, after[:, 0:7])
+
+    found = profile(kernel, spec((1,), FP32))
+    assert found.sbuf_peak_bytes_per_partition == 440
+    assert [(tensor.nbytes, "'large'" in tensor.what, tensor.core) for tensor in found.sbuf_peak_tensors] == [
+        (400, True, 0),
+        (40, False, 0),
+    ]
+    assert found.psum_peak_bytes_per_partition == 28
+    assert [tensor.region for tensor in found.psum_peak_tensors] == ["psum"]
+    large = found.sbuf_peak_tensors[0]
+    _, memset, copy, *_ = found.instructions
+    assert (large.start_us, large.end_us) == (memset.start_us, copy.end_us)
+    assert len(found.tensors) == 4
+
+
+def test_it_prints_as_a_table_that_says_what_it_is() -> None:
+    text = str(scaled())
+    assert text.startswith("scale on 2 cores of trn2: 6.5 us, modelled, not measured")
+    for line in ("vector            1.0    15.4%", "x                                     491,520", "tensor_scalar"):
+        assert line in text
+    with using(target="trn3"):
+        assert "on 2 cores of trn3" in scaled().title
+    with using(target="trn1"):
+        assert "on 1 core of trn1" in profile(scale, np.ones((128, 8), np.float32)).title
+
+
+def test_only_kernels_are_profiled() -> None:
+    with pytest.raises(TypeError, match=r"kernel must come from nki\.jit"):
+        profile(lambda x: x, np.ones(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_picture(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"profile.{suffix}"
+    scaled().plot(path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    if suffix == "svg":
+        text = content.decode()
+        for words in ("modelled, not measured", "on 2 cores of trn2", "core 1 vector", "SBUF, KiB of a partition"):
+            assert words in text
+
+
+def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'nkilib\[plot\]'"):
+        scaled().plot(tmp_path / "profile.png")
+
+
+# Without data.
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+def test_a_profile_without_data_is_the_same(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((300, 1000)).astype(dtype)
+    targets = rng.integers(0, 1000, 300).astype(np.int32)
+    lse = np.full(300, 7.0, np.float32)
+    tiling = {"positions_per_batch": 128, "chunk_size": 300}
+    arrays = logits, targets, lse
+    shapes = [spec(array.shape, array.dtype) for array in arrays]
+    assert profile(cross_entropy_forward[2], *arrays[:2], **tiling) == profile(
+        cross_entropy_forward[2], *shapes[:2], **tiling
+    )
+    assert profile(cross_entropy_backward[2], *arrays, **tiling) == profile(
+        cross_entropy_backward[2], *shapes, **tiling
+    )
+
+
+def test_the_largest_shape_takes_seconds_and_megabytes() -> None:
+    """16,384 x 202,408: 6.6 GB of logits. It takes 3 s; the bound leaves room for a slow and busy machine."""
+    positions, vocabulary = 16384, 202408
+    logits, targets = spec((positions, vocabulary), nl.bfloat16), spec((positions,), nl.int32)
+    tiling = {"positions_per_batch": 128, "chunk_size": 16384}
+    start = time.process_time()
+    forward = profile(cross_entropy_forward[2], logits, targets, **tiling)
+    backward = profile(cross_entropy_backward[2], logits, targets, spec((positions,), FP32), **tiling)
+    assert time.process_time() - start < 20
+    assert forward.hbm_read_bytes_by_tensor["logits_hbm"] == positions * (vocabulary + 1) * 2
+    assert backward.hbm_written_bytes == positions * (vocabulary + 1) * 2
+
+
+def test_memory_without_data() -> None:
+    tracemalloc.start()
+    profile(cross_entropy_forward[2], spec((4096, 202408), nl.bfloat16), spec((4096,), nl.int32))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100e6  # of 1.7 GB
+
+
+def test_tiles_that_a_kernel_drops_are_not_kept() -> None:
+    """A loop that makes a tile of 4 MiB in each of 50 steps."""
+
+    @nki.jit
+    def kernel(x: Any) -> None:
+        for _ in range(50):
+            nisa.dma_copy(nl.ndarray(x.shape, x.dtype), x)
+
+    x = np.zeros((128, 8192), np.float32)
+    tracemalloc.start()
+    profile(kernel, x)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * x.nbytes

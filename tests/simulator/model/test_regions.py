@@ -1,0 +1,134 @@
+"""Whether two parts of a storage share a byte, and whether one holds the other, against sets of bytes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nkilib.simulator.dtypes import float32, int32
+from nkilib.simulator.enums import engine
+from nkilib.simulator.indirect import Indirect
+from nkilib.simulator.layout import Layout
+from nkilib.simulator.memory import MemoryRegion
+from nkilib.simulator.model.regions import Part, Uses, _part, part_of
+from nkilib.simulator.storage import Storage
+from nkilib.simulator.tensor import NkiTensor
+
+
+def bytes_of(layout: Layout, width: int) -> set[int]:
+    found: set[int] = set()
+    for index in itertools.product(*map(range, layout.shape)):
+        element = layout.offset + sum(i * stride for i, stride in zip(index, layout.strides, strict=True))
+        found.update(range(element * width, (element + 1) * width))
+    return found
+
+
+def part(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, width: int = 1) -> Part:
+    found = _part(Layout(shape, strides, offset), width)
+    assert found is not None
+    return found
+
+
+@st.composite
+def layouts(draw: Any) -> tuple[Layout, int]:
+    rank = draw(st.integers(1, 3))
+    shape = tuple(draw(st.integers(1, 4)) for _ in range(rank))
+    strides = tuple(draw(st.sampled_from([-7, -1, 0, 1, 2, 3, 4, 6, 8, 12])) for _ in range(rank))
+    lowest = sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True) if stride < 0)
+    return Layout(shape, strides, draw(st.integers(0, 30)) - lowest), draw(st.sampled_from([1, 2, 4]))
+
+
+@given(layouts(), layouts())
+def test_parts_agree_with_sets_of_bytes(one: tuple[Layout, int], other: tuple[Layout, int]) -> None:
+    first, second = _part(*one), _part(*other)
+    assert first is not None and second is not None
+    one_bytes, other_bytes = bytes_of(*one), bytes_of(*other)
+    assert first.meets(second) == second.meets(first) == bool(one_bytes & other_bytes)
+    if first.covers(second):  # not covering is always a safe answer
+        assert one_bytes >= other_bytes
+
+
+def test_columns_of_rows_are_a_comb() -> None:
+    columns = part((4, 3), (10, 1), offset=2, width=2)
+    assert (columns.first, columns.last, columns.length, columns.step, columns.count) == (4, 69, 6, 20, 4)
+    assert part((4, 10), (10, 1)).count == 1  # whole rows are one run
+    assert part((4, 3, 2), (30, 7, 1)).count == 0  # runs at unlike distances
+
+
+def test_a_comb_covers_narrower_ones_of_the_same_rows() -> None:
+    wide = part((4, 6), (10, 1), offset=1)
+    assert wide.covers(part((4, 3), (10, 1), offset=2))
+    assert wide.covers(part((2, 6), (10, 1), offset=11))
+    assert wide.covers(part((1, 6), (10, 1), offset=31))
+    assert not wide.covers(part((4, 6), (10, 1), offset=2))
+    assert not wide.covers(part((5, 6), (10, 1), offset=1))
+
+
+def test_an_empty_view_is_no_part() -> None:
+    assert _part(Layout((0, 3), (3, 1), 0), 4) is None
+
+
+def matrix() -> NkiTensor:
+    return NkiTensor.whole(Storage((10, 8), float32, MemoryRegion.private_hbm, "x", is_abstract=True))
+
+
+def test_a_vector_offset_may_reach_every_row() -> None:
+    base = matrix()
+    index = NkiTensor.whole(Storage((4, 1), int32, MemoryRegion.sbuf, "i", is_abstract=True))
+    indirect = Indirect("vector", index, stride=8, limit=10, source="x", dim=0)
+    view = base._with((4, 2), (8, 1), offset=3, indirect=indirect)
+    reach = part_of(view)
+    assert reach is not None and reach.layout == Layout((10, 2), (8, 1), 3)
+
+
+def test_a_scalar_offset_may_reach_everything() -> None:
+    base = matrix()
+    index = NkiTensor.whole(Storage((1, 1), int32, MemoryRegion.sbuf, "i", is_abstract=True))
+    indirect = Indirect("scalar", index, stride=8, limit=10, source="x", dim=0)
+    reach = part_of(base._with((2, 8), (8, 1), indirect=indirect))
+    assert reach is not None and (reach.first, reach.last) == (0, 319)
+
+
+def test_a_write_makes_earlier_accesses_to_its_part_forgotten() -> None:
+    left, right, whole = part((4, 5), (10, 1)), part((4, 5), (10, 1), offset=5), part((4, 10), (10, 1))
+    uses = Uses(left)
+    assert uses.before_write(left) == []
+    uses.note_write(left, engine.vector, 10.0)
+    assert uses.before_read(right) == []
+    uses.note_read(right, engine.scalar, 20.0)
+    assert [(use.by, use.until_ns) for use in uses.before_read(whole)] == [(engine.vector, 10.0)]
+    assert {use.until_ns for use in uses.before_write(whole)} == {10.0, 20.0}
+    assert uses.before_write(part((1, 5), (10, 1), offset=50)) == []
+    uses.note_write(whole, engine.dma, 30.0)
+    assert [use.until_ns for use in uses.before_write(left)] == [30.0]
+
+
+def test_many_parts_of_one_storage_are_told_apart() -> None:
+    """Parts of several extents: one that begins far in front of another may still reach into it."""
+    parts = [part((4, 10), (100, 1), offset=10 * number) for number in range(10)]
+    uses = Uses(parts[0])
+    for number, some in enumerate(parts):
+        assert uses.before_write(some) == []
+        uses.note_write(some, engine.dma, float(number))
+    uses.note_write(part((1,), (1,), offset=1000), engine.dma, 100.0)
+    assert [use.until_ns for use in uses.before_read(part((3,), (1,), offset=345))] == [4.0]
+    assert sorted(use.until_ns for use in uses.before_read(part((20,), (1,), offset=215))) == [1.0, 2.0, 3.0]
+
+
+def test_a_tile_that_is_used_as_a_whole() -> None:
+    """The last write and the reads since then count, by engine; another part then finds them."""
+    whole = part((4, 10), (10, 1))
+    uses = Uses(whole)
+    uses.note_write(whole, engine.dma, 5.0)
+    uses.note_write(whole, engine.vector, 10.0)
+    uses.note_read(whole, engine.scalar, 20.0)
+    uses.note_read(whole, engine.scalar, 25.0)
+    assert [(use.by, use.until_ns) for use in uses.before_read(whole)] == [(engine.vector, 10.0)]
+    assert [use.until_ns for use in uses.before_write(whole)] == [10.0, 25.0]
+    corner = part((1, 2), (10, 1))
+    assert [use.until_ns for use in uses.before_write(corner)] == [10.0, 25.0]
+    uses.note_write(corner, engine.gpsimd, 30.0)
+    assert sorted(use.until_ns for use in uses.before_write(whole)) == [10.0, 25.0, 30.0]
