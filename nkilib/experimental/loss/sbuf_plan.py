@@ -7,11 +7,14 @@ from typing import Any
 from nkilib.core.cores import row_span
 from nkilib.nki import nl
 
-# A third buffer lets one chunk be loaded and one be stored while a third is computed on; more buy nothing.
-MAX_CHUNK_BUFFERS = 3
-# Columns of the tiles of per-chunk statistics: column 0 carries what earlier groups of chunks gave.
+# One chunk is loaded, one is Vector's, one Scalar's or stored; a fourth buffer covers the latencies between them. More
+# buy nothing.
+MAX_CHUNK_BUFFERS = 4
+# Columns of the tiles of per-chunk statistics, and how many batches share them at most.
 STATISTICS_COLUMNS = 128
-# Set aside for those tiles (three of 128 float32) and for the tiles of shape [P, 1], with room for alignment.
+GROUP_BATCHES_MAX = 16
+# Set aside for those tiles (five of 128 float32: two groups of batches overlap) and for the tiles of at most
+# GROUP_BATCHES_MAX columns, with room for alignment.
 SMALL_TILES_BYTES = 4096
 # Indices of the gather are int32; this leaves room to push the index of an invalid target out of range.
 INDEX_LIMIT = 2**30

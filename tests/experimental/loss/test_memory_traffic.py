@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 import nkilib.simulator
+from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.sbuf_plan import MAX_CHUNK_BUFFERS, SMALL_TILES_BYTES
+from nkilib.nki import nl
+from nkilib.simulator.spec import spec
 
 from .loss_checks import as_nl, backward, forward
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, normal_batch, pair_name
@@ -95,6 +99,20 @@ def test_targets_and_lse_are_left_alone() -> None:
     forward(logits, targets, cores=2, chunk_size=20)
     backward(logits, targets, lse, cores=2, chunk_size=20)
     assert (targets.tobytes(), lse.tobytes()) == before
+
+
+@pytest.mark.parametrize("num_chunks", [1, 8, 16, 43, 64, 128, 129])
+def test_small_tiles_fit_what_is_set_aside_for_them(num_chunks: int) -> None:
+    """Beside the chunk buffers, whatever number of batches shares the statistics."""
+    positions, chunk_size = 128 * 19, 10
+    logits = spec((positions, num_chunks * chunk_size), nl.float32)
+    targets, lse = spec((positions,), nl.int32), spec((positions,), nl.float32)
+    tiling = {"positions_per_batch": 128, "chunk_size": chunk_size, "dtype": nl.float32}
+    for kernel, arguments in ((cross_entropy_forward, (targets,)), (cross_entropy_backward, (targets, lse))):
+        with nkilib.simulator.recording() as record:
+            kernel(logits, *arguments, **tiling)
+        buffers = min(MAX_CHUNK_BUFFERS, num_chunks * 19) * chunk_size * 4
+        assert buffers < record.sbuf_peak_bytes <= buffers + SMALL_TILES_BYTES
 
 
 def _instruction_counts(positions: int, cores: int, inplace: bool | None) -> dict[str, int]:
