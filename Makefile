@@ -7,15 +7,16 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint sweep bench clean
+.PHONY: help demo test lint sweep bench profile clean
 
 help:
-	@echo "make demo   the kernels on two simulated cores beside float64, and a model trained with them"
-	@echo "make test   linters, type checker and tests"
-	@echo "make lint   linters and type checker only"
-	@echo "make sweep  the kernels over real vocabularies and many tunings (long)"
-	@echo "make bench  speed and memory of the simulation beside PyTorch, and what an instruction costs"
-	@echo "make clean  remove the virtual environment and caches"
+	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
+	@echo "make test     linters, type checker and tests"
+	@echo "make lint     linters and type checker only"
+	@echo "make sweep    the kernels over real vocabularies and many tunings (long)"
+	@echo "make bench    speed and memory of the simulation beside PyTorch, and what an instruction costs"
+	@echo "make profile  the kernels beside the bound of the hardware (modelled, not measured)"
+	@echo "make clean    remove the virtual environment and caches"
 
 demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
@@ -34,6 +35,9 @@ sweep: $(VENV)/.installed-cli
 bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.bench
 	$(RUN) -m benchmarks.instruction_cost
+
+profile: $(VENV)/.installed-cli
+	$(RUN) -m benchmarks.profile_table
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,147 @@
+"""The kernels beside the bound of the hardware: ``python -m benchmarks.profile_table`` or ``make profile``.
+
+From shapes alone, on two cores. Modelled, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks._display import verdict
+from examples._display import heading, make_console, plain_table
+from nkilib.cli.profile import usual_tiling
+from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
+from nkilib.nki import SIMULATED, nl
+from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+
+VOCABULARIES = (32128, 129280, 151936, 202408)
+POSITIONS = 4096
+DTYPES = {"bf16": nl.bfloat16, "fp32": nl.float32}
+BYTES = {"bf16": 2, "fp32": 4}
+# At most so many times the bound; on trn3 the exponential has readings of its own.
+GOALS = {"trn2": 1.10, "trn3": 1.25}
+# Traffic over HBM as a multiple of the bytes of the logits.
+TRAFFIC_GOALS = {"forward": 1.01, "backward": 2.02}
+# The readings of the rate of a bfloat16 maximum: see ModelParameters.halves_bf16_max.
+READINGS = {"N": False, "N/2": True}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A profile, and what it is of."""
+
+    vocabulary: int
+    dtype: str
+    direction: str
+    reading: str
+    tiling: tuple[int, int]
+    found: Profile
+    goal: float
+
+    @property
+    def times_bound(self) -> float:
+        """The modelled time as a multiple of the bound."""
+        fraction = self.found.fraction_of_bound
+        assert fraction is not None
+        return fraction
+
+    @property
+    def traffic(self) -> float:
+        """Bytes over HBM as a multiple of those of the logits."""
+        logits = POSITIONS * self.vocabulary * BYTES[self.dtype]
+        return (self.found.hbm_read_bytes + self.found.hbm_written_bytes) / logits
+
+    @property
+    def is_met(self) -> bool:
+        """Whether time and traffic are within their goals."""
+        return self.times_bound <= self.goal and self.traffic <= TRAFFIC_GOALS[self.direction]
+
+
+def rows(vocabularies: Sequence[int], target: str) -> Iterator[Row]:
+    """The profiles of the table, one at a time: a maximum is taken by the forward alone, and in bfloat16 twice as fast
+    in one reading of the documentation.
+    """
+    for vocabulary in vocabularies:
+        for dtype in DTYPES:
+            for direction in TRAFFIC_GOALS:
+                has_readings = direction == "forward" and dtype == "bf16"
+                for reading in READINGS if has_readings else ("N",):
+                    yield _row(vocabulary, dtype, direction, reading, target)
+
+
+def _row(vocabulary: int, dtype: str, direction: str, reading: str, target: str) -> Row:
+    tiling = usual_tiling(POSITIONS, vocabulary)
+    logits, targets = spec((POSITIONS, vocabulary), DTYPES[dtype]), spec((POSITIONS,), nl.int32)
+    keywords: dict[str, Any] = {
+        "positions_per_batch": tiling[0],
+        "chunk_size": tiling[1],
+        "dtype": DTYPES[dtype],
+        "parameters": ModelParameters(halves_bf16_max=READINGS[reading]),
+    }
+    with using(target=target):
+        if direction == "forward":
+            found = profile(cross_entropy_forward[2], logits, targets, **keywords)
+        else:
+            lse = spec((POSITIONS,), nl.float32)
+            found = profile(cross_entropy_backward[2], logits, targets, lse, **keywords)
+    return Row(vocabulary, dtype, direction, reading, tiling, found, GOALS[target])
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profile_table",
+        description="Model the forward and the backward on two cores and hold them against the bound of the hardware.",
+        epilog="The exit code is 1 if a goal is missed.",
+    )
+    parser.add_argument("--target", choices=tuple(GOALS), default="trn2", help="generation (default trn2)")
+    parser.add_argument(
+        "--vocabularies",
+        type=int,
+        nargs="+",
+        metavar="V",
+        default=VOCABULARIES,
+        help="default: " + " ".join(map(str, VOCABULARIES)),
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns 0, 1 if a goal is missed, or 2 if there is no simulator that models."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print(
+            "This profiles in the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator."
+        )
+        return 2
+    console.print(
+        heading(
+            f"The kernels at the roofline: N = {POSITIONS}, two cores of {options.target}",
+            "Modelled, not measured. The bound comes from the constants of the hardware alone.",
+            f"Goal: time at most {GOALS[options.target]:.2f} times the bound; bytes over HBM at most "
+            + " and ".join(f"{goal} ({name})" for name, goal in TRAFFIC_GOALS.items())
+            + " times those of the logits.",
+            "max: cycles for the maximum of N elements, in both readings of the documentation for bf16.",
+        )
+    )
+    table = plain_table("Profiles")
+    for column in ("V", "dtype", "pass", "max", "tiling", "us", "bound us", "set by", "times", "traffic", ""):
+        table.add_column(column, justify="right")
+    found = list(rows(options.vocabularies, options.target))
+    for row in found:
+        tiling, of = " x ".join(map(str, row.tiling)), row.found
+        numbers = (f"{of.time_us:,.1f}", f"{of.bound_us:,.1f}", of.bound_by, f"{row.times_bound:.3f}")
+        names = (str(row.vocabulary), row.dtype, row.direction, row.reading if row.direction == "forward" else "")
+        table.add_row(*names, tiling, *numbers, f"{row.traffic:.4f}", verdict(row.is_met))
+    console.print(table)
+    met = sum(row.is_met for row in found)
+    console.print(f"Goals met: {met} of {len(found)}.")
+    return int(met < len(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

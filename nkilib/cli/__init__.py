@@ -1,0 +1,1 @@
+"""``python -m nkilib``: commands on the kernels and on what they run on."""

@@ -1,0 +1,102 @@
+"""``python -m nkilib doctor``: what kernels would run on here, and why."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import NamedTuple
+
+# Imported by the name on the left, installed under the one on the right.
+_PACKAGES = {"torch": "torch", "torch_neuronx": "torch-neuronx", "neuronxcc": "neuronx-cc"}
+_VARIABLES = (
+    "NKILIB_BACKEND",
+    "NEURON_PLATFORM_TARGET_OVERRIDE",
+    "NKI_PRECISE_FP",
+    "NKI_SIMULATOR",
+    "NEURON_RT_VISIBLE_CORES",
+    "NEURON_RT_NUM_CORES",
+    "NEURON_LOGICAL_NC_CONFIG",
+)
+
+
+class Finding(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        what: was looked at.
+        found: there.
+        is_wrong: whether kernels cannot run because of it.
+    """
+
+    what: str
+    found: str
+    is_wrong: bool = False
+
+
+def main() -> int:
+    """Print the report; returns 0, or 1 if kernels cannot run here."""
+    findings = list(examine())
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        print(f"{finding.what:<{width}}  {finding.found}")
+    return int(any(finding.is_wrong for finding in findings))
+
+
+def examine() -> Iterator[Finding]:
+    """Everything that the report says, in its order."""
+    from nkilib import __version__
+
+    yield Finding("nkilib", f"{__version__}, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}")
+    yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
+    for name in ("numpy", "ml_dtypes"):
+        yield Finding(name, _installed(name))
+    yield from _backend()
+    for module, distribution in _PACKAGES.items():
+        yield Finding(distribution, _importable(module, distribution))
+    devices = sorted(glob.glob("/dev/neuron[0-9]*"))
+    yield Finding("Neuron devices", ", ".join(devices) or "none visible (/dev/neuron*)")
+    for name in _VARIABLES:
+        if name in os.environ:
+            yield Finding(name, repr(os.environ[name]))
+
+
+def _backend() -> Iterator[Finding]:
+    """Which NKI was chosen, and the target of a simulation."""
+    try:
+        backend = importlib.import_module("nkilib.nki").backend
+    except (ImportError, ValueError) as error:
+        yield Finding("nki", f"cannot be used: {error}", is_wrong=True)
+        return
+    yield Finding("nki", f"{backend.name}, because {backend.reason}")
+    if backend.name == "simulator":
+        try:
+            options = importlib.import_module("nkilib.simulator.options").current_options()
+        except ValueError as error:
+            yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
+        else:
+            yield Finding("simulated target", options.generation.name)
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _importable(module: str, distribution: str) -> str:
+    """Version of an optional package, and what its import says if it refuses, as the stubs of the public index do."""
+    version = _installed(distribution)
+    if version == "not installed":
+        return version
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        return f"{version}, but it refuses to import: {type(error).__name__}: {reason[0] if reason else ''}"
+    return version

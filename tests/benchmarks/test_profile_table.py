@@ -1,0 +1,45 @@
+"""`benchmarks.profile_table`: the kernels are within the goals, and a miss is shown as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import profile_table
+from benchmarks.profile_table import GOALS, main, rows
+
+
+@pytest.mark.parametrize("target", GOALS)
+def test_the_kernels_are_at_the_roofline(capsys: pytest.CaptureFixture[str], target: str) -> None:
+    assert main(("--target", target)) == 0
+    printed = capsys.readouterr().out
+    assert f"two cores of {target}" in printed and "Modelled, not measured" in printed
+    assert "Goals met: 20 of 20." in printed
+
+
+def test_both_readings_of_the_maximum_are_shown() -> None:
+    found = list(rows((32128,), "trn2"))
+    kinds = [(row.dtype, row.direction, row.reading) for row in found]
+    assert kinds == [
+        ("bf16", "forward", "N"),
+        ("bf16", "forward", "N/2"),
+        ("bf16", "backward", "N"),
+        ("fp32", "forward", "N"),
+        ("fp32", "backward", "N"),
+    ]
+    assert found[0].found.bound_by == "vector" and found[1].found.bound_by == "scalar"
+    assert found[0].found.time_us > found[1].found.time_us
+
+
+def test_a_missed_goal_is_an_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(profile_table.GOALS, "trn2", 1.0)
+    assert main(("--vocabularies", "32128")) == 1
+    printed = capsys.readouterr().out
+    assert "missed" in printed and "Goals met: 0 of 5." in printed
+
+
+def test_the_seed_defaults_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16."""
+    monkeypatch.setattr(profile_table, "usual_tiling", lambda num_positions, vocab_size: (32, 32768))
+    for row in rows((129280,), "trn2"):
+        if row.dtype == "bf16" and row.reading == "N":
+            assert 3.5 < row.times_bound < 4.5, row

@@ -1,0 +1,113 @@
+"""`python -m nkilib doctor` in fresh processes: what it finds, and when it says that kernels cannot run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fresh_python import CHECKOUT
+
+VARIABLES = ("NKILIB_BACKEND", "NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_PRECISE_FP", "NKI_SIMULATOR")
+
+
+def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
+    """Exit code, and what the report says by what was looked at."""
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    path = os.pathsep.join(map(str, (*before, CHECKOUT)))
+    process = subprocess.run(
+        [sys.executable, "-m", "nkilib", "doctor"],
+        env=kept | {"PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.stderr == ""
+    lines = process.stdout.splitlines()
+    width = max(line.index("  ") for line in lines if "  " in line)
+    found = (line.partition("  ") for line in lines)
+    assert width > 0
+    return process.returncode, {what: said.strip() for what, _, said in found}
+
+
+def package(root: Path, name: str, source: str, *parts: str) -> Path:
+    """A directory with a package of that name."""
+    for path, text in [("", source), *((part, "") for part in parts)]:
+        directory = root / name / path
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "__init__.py").write_text(text)
+    return root
+
+
+def test_where_there_is_no_neuron_software() -> None:
+    code, report = doctor()
+    assert code == 0
+    assert report["nki"] == "simulator, because no package nki is installed"
+    assert report["simulated target"] == "trn2"
+    assert report["nkilib"].endswith(str(CHECKOUT / "nkilib"))
+    assert report["python"].startswith(f"{sys.version.split()[0]}, {sys.executable}, ")
+    for name in ("numpy", "ml_dtypes"):
+        assert report[name][0].isdigit()
+    assert not set(VARIABLES) & report.keys()
+
+
+def test_variables_that_are_set_are_shown() -> None:
+    code, report = doctor(NEURON_PLATFORM_TARGET_OVERRIDE="trn3", NKI_SIMULATOR="1")
+    assert code == 0
+    assert report["simulated target"] == "trn3"
+    assert report["NEURON_PLATFORM_TARGET_OVERRIDE"] == "'trn3'"
+    assert report["NKI_SIMULATOR"] == "'1'"
+
+
+def test_a_stub_of_nki_is_named_as_the_reason_for_the_simulator(tmp_path: Path) -> None:
+    stub = package(tmp_path, "nki", "raise ImportError('wrong package')")
+    code, report = doctor(stub)
+    assert code == 0
+    assert report["nki"] == (
+        "simulator, because the installed package nki is a stub that refuses to import: wrong package"
+    )
+
+
+def test_the_real_nki_is_chosen_and_then_nothing_is_simulated(tmp_path: Path) -> None:
+    real = package(tmp_path, "nki", "", "isa", "language")
+    code, report = doctor(real)
+    assert code == 0
+    assert report["nki"].startswith("neuron, because the package nki is installed: ")
+    assert "simulated target" not in report
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "what", "says"),
+    [
+        ("NKILIB_BACKEND", "neuron", "nki", "cannot be used: nkilib.nki: NKILIB_BACKEND=neuron requires the real NKI"),
+        ("NKILIB_BACKEND", "nonsense", "nki", "cannot be used: nkilib.nki: NKILIB_BACKEND must be one of auto, neuron"),
+        (
+            "NEURON_PLATFORM_TARGET_OVERRIDE",
+            "trn9",
+            "simulated target",
+            "cannot be used: NEURON_PLATFORM_TARGET_OVERRIDE: target must be one of trn1",
+        ),
+        ("NKI_PRECISE_FP", "2", "simulated target", "cannot be used: NKI_PRECISE_FP must be 0 or 1"),
+    ],
+)
+def test_what_keeps_kernels_from_running_is_said_and_the_exit_code_is_1(
+    variable: str, value: str, what: str, says: str
+) -> None:
+    code, report = doctor(**{variable: value})
+    assert code == 1
+    assert report[what].startswith(says)
+    assert report[variable] == repr(value)
+
+
+def test_a_package_that_refuses_to_import_is_called_so(tmp_path: Path) -> None:
+    package(tmp_path, "torch_neuronx", "raise ImportError('WRONG PACKAGE\\nsecond line')")
+    information = tmp_path / "torch_neuronx-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-neuronx\nVersion: 1.0\n")
+    code, report = doctor(tmp_path)
+    assert code == 0
+    assert report["torch-neuronx"] == "1.0, but it refuses to import: ImportError: WRONG PACKAGE"

@@ -1,0 +1,89 @@
+"""`python -m nkilib profile`: what it prints and writes, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nkilib.cli.main import main
+from nkilib.cli.profile import usual_tiling
+from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
+from nkilib.nki import nl
+from nkilib.simulator import profile, spec, using
+
+SIZES = ("--positions", "64", "--vocab", "3000")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code and what was printed to both streams."""
+    try:
+        code = main(("profile", *arguments))
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        code = ended.code
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_it_prints_the_profile_of_the_forward(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, errors = command(capsys, *SIZES)
+    arguments = spec((64, 3000), nl.bfloat16), spec((64,), nl.int32)
+    expected = profile(cross_entropy_forward[2], *arguments, positions_per_batch=64, chunk_size=3000)
+    assert (code, printed, errors) == (0, f"{expected}\n", "")
+    assert "2 cores of trn2" in printed and "modelled, not measured" in printed
+
+
+def test_every_option_reaches_the_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--dtype", "float32", "--direction", "backward", "--target", "trn3", "--cores", "1")
+    code, printed, _ = command(capsys, *SIZES, *options, "--positions-per-batch", "16", "--chunk-size", "700")
+    arguments = spec((64, 3000), nl.float32), spec((64,), nl.int32), spec((64,), nl.float32)
+    with using(target="trn3"):
+        expected = profile(
+            cross_entropy_backward[1], *arguments, positions_per_batch=16, chunk_size=700, dtype=nl.float32
+        )
+    assert (code, printed) == (0, f"{expected}\n")
+
+
+def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pip install 'nkilib[plot]'")
+    trace, picture = tmp_path / "trace.json", tmp_path / "picture.png"
+    code, _, _ = command(capsys, *SIZES, "--trace", str(trace), "--plot", str(picture))
+    assert code == 0
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param(("--vocab", "9"), 2, "the following arguments are required: --positions", id="no positions"),
+        pytest.param((*SIZES, "--positions", "0"), 2, "--positions: must be a positive integer, got '0'", id="none"),
+        pytest.param((*SIZES, "--dtype", "float16"), 2, "invalid choice: 'float16'", id="type"),
+        pytest.param((*SIZES, "--trace", "absent/t.json"), 2, "there is no directory 'absent'", id="no directory"),
+        pytest.param((*SIZES, "--plot", "."), 2, "must name a file, got the directory '.'", id="a directory"),
+        pytest.param((*SIZES, "--chunk-size", "3001"), 1, "pass chunk_size=3000", id="refused by the kernel"),
+        pytest.param((*SIZES, "--target", "trn1"), 2, "invalid choice: 'trn1'", id="trn1"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str) -> None:
+    found, printed, errors = command(capsys, *arguments)
+    assert (found, printed) == (code, "")
+    assert "python -m nkilib profile: error: " in errors and said in errors
+
+
+def test_a_picture_of_unknown_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pip install 'nkilib[plot]'")
+    code, _, errors = command(capsys, *SIZES, "--plot", str(tmp_path / "picture.xyz"))
+    assert code == 1
+    assert "cannot write" in errors and "xyz" in errors
+
+
+@pytest.mark.parametrize("vocabulary", [1, 8192, 8193, 129280])
+def test_chunks_are_few_and_equal(vocabulary: int) -> None:
+    positions, chunk = usual_tiling(100, vocabulary)
+    assert positions == 100 and usual_tiling(4096, vocabulary)[0] == 128
+    chunks = -(-vocabulary // chunk)
+    assert chunk <= 8192 and chunks == -(-vocabulary // 8192)
+    assert chunks * chunk - vocabulary < chunks
