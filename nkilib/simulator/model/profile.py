@@ -133,7 +133,8 @@ class Profile:
     def _bound_line(self) -> str:
         if self.bound_us is None:
             return "bound: unknown, the kernel does not state its work (nkilib.simulator.states_work)"
-        return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; the time is {self.fraction_of_bound:.2f} times that"
+        times = f"the time is {self.fraction_of_bound:.2f} times that"
+        return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; {times}"
 
 
 def _with_rest(lines: list[str]) -> list[str]:
