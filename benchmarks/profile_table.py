@@ -12,8 +12,7 @@ from typing import Any
 
 from benchmarks._display import verdict
 from examples._display import heading, make_console, plain_table
-from nkilib.cli.profile import usual_tiling
-from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss import Tiling, choose_tiling, cross_entropy_backward, cross_entropy_forward
 from nkilib.nki import SIMULATED, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 
@@ -37,7 +36,7 @@ class Row:
     dtype: str
     direction: str
     reading: str
-    tiling: tuple[int, int]
+    tiling: Tiling
     found: Profile
     goal: float
 
@@ -73,11 +72,10 @@ def rows(vocabularies: Sequence[int], target: str) -> Iterator[Row]:
 
 
 def _row(vocabulary: int, dtype: str, direction: str, reading: str, target: str) -> Row:
-    tiling = usual_tiling(POSITIONS, vocabulary)
+    tiling = choose_tiling(POSITIONS, vocabulary, DTYPES[dtype], direction, target)
     logits, targets = spec((POSITIONS, vocabulary), DTYPES[dtype]), spec((POSITIONS,), nl.int32)
     keywords: dict[str, Any] = {
-        "positions_per_batch": tiling[0],
-        "chunk_size": tiling[1],
+        **tiling._asdict(),
         "dtype": DTYPES[dtype],
         "parameters": ModelParameters(halves_bf16_max=READINGS[reading]),
     }
@@ -133,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_column(column, justify="right")
     found = list(rows(options.vocabularies, options.target))
     for row in found:
-        tiling, of = " x ".join(map(str, row.tiling)), row.found
+        tiling, of = f"{row.tiling.positions_per_batch} x {row.tiling.chunk_size}", row.found
         numbers = (f"{of.time_us:,.1f}", f"{of.bound_us:,.1f}", of.bound_by, f"{row.times_bound:.3f}")
         names = (str(row.vocabulary), row.dtype, row.direction, row.reading if row.direction == "forward" else "")
         table.add_row(*names, tiling, *numbers, f"{row.traffic:.4f}", verdict(row.is_met))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import doctor, profile
+from . import doctor, profile, tune
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,6 +23,8 @@ def parser() -> argparse.ArgumentParser:
         "profile", help="what a kernel is modelled to take on a device", description=profile.__doc__
     )
     profile.add_arguments(command)
+    command = commands.add_parser("tune", help="the tilings that are modelled to be fastest", description=tune.__doc__)
+    tune.add_arguments(command)
     return top
 
 

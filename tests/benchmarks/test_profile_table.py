@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import profile_table
 from benchmarks.profile_table import GOALS, main, rows
+from nkilib.experimental.loss import Tiling
 
 
 @pytest.mark.parametrize("target", GOALS)
@@ -39,7 +40,7 @@ def test_a_missed_goal_is_an_exit_code(capsys: pytest.CaptureFixture[str], monke
 
 def test_the_seed_defaults_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """What README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16."""
-    monkeypatch.setattr(profile_table, "usual_tiling", lambda num_positions, vocab_size: (32, 32768))
+    monkeypatch.setattr(profile_table, "choose_tiling", lambda *launch: Tiling(32, 32768))
     for row in rows((129280,), "trn2"):
         if row.dtype == "bf16" and row.reading == "N":
             assert 3.5 < row.times_bound < 4.5, row

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nkilib.cli.main import main
-from nkilib.cli.profile import usual_tiling
-from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec, using
 
@@ -30,8 +29,10 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 def test_it_prints_the_profile_of_the_forward(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, errors = command(capsys, *SIZES)
     arguments = spec((64, 3000), nl.bfloat16), spec((64,), nl.int32)
-    expected = profile(cross_entropy_forward[2], *arguments, positions_per_batch=64, chunk_size=3000)
-    assert (code, printed, errors) == (0, f"{expected}\n", "")
+    tiling = choose_tiling(64, 3000, "bfloat16", "forward")._asdict()
+    expected = profile(cross_entropy_forward[2], *arguments, **tiling)
+    said = ", ".join(f"{name}={value}" for name, value in tiling.items())
+    assert (code, printed, errors) == (0, f"{said}\n{expected}\n", "")
     assert "2 cores of trn2" in printed and "modelled, not measured" in printed
 
 
@@ -43,7 +44,7 @@ def test_every_option_reaches_the_profile(capsys: pytest.CaptureFixture[str]) ->
         expected = profile(
             cross_entropy_backward[1], *arguments, positions_per_batch=16, chunk_size=700, dtype=nl.float32
         )
-    assert (code, printed) == (0, f"{expected}\n")
+    assert (code, printed) == (0, f"positions_per_batch=16, chunk_size=700\n{expected}\n")
 
 
 def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_p
         pytest.param((*SIZES, "--trace", "absent/t.json"), 2, "there is no directory 'absent'", id="no directory"),
         pytest.param((*SIZES, "--plot", "."), 2, "must name a file, got the directory '.'", id="a directory"),
         pytest.param((*SIZES, "--chunk-size", "3001"), 1, "pass chunk_size=3000", id="refused by the kernel"),
+        pytest.param((*SIZES, "--vocab", str(2**31)), 1, "vocab_size must be at most", id="refused by the chooser"),
         pytest.param((*SIZES, "--target", "trn1"), 2, "invalid choice: 'trn1'", id="trn1"),
     ],
 )
@@ -78,12 +80,3 @@ def test_a_picture_of_unknown_format(capsys: pytest.CaptureFixture[str], tmp_pat
     code, _, errors = command(capsys, *SIZES, "--plot", str(tmp_path / "picture.xyz"))
     assert code == 1
     assert "cannot write" in errors and "xyz" in errors
-
-
-@pytest.mark.parametrize("vocabulary", [1, 8192, 8193, 129280])
-def test_chunks_are_few_and_equal(vocabulary: int) -> None:
-    positions, chunk = usual_tiling(100, vocabulary)
-    assert positions == 100 and usual_tiling(4096, vocabulary)[0] == 128
-    chunks = -(-vocabulary // chunk)
-    assert chunk <= 8192 and chunks == -(-vocabulary // 8192)
-    assert chunks * chunk - vocabulary < chunks

@@ -1,0 +1,87 @@
+"""``python -m nkilib tune``: model a launch with many tilings and list them, the fastest first.
+
+Modelled, not measured. ``nkilib.experimental.loss.choose_tiling`` chooses by arithmetic, without a search; this shows
+what its choice is among.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from .launch_arguments import add_launch_arguments, fail, positive, profile_launch, reason_against_profiles
+
+_CORES = 2  # of a logical NeuronCore
+_MOST_EQUAL_CHUNKS = 16
+_LISTED = 10
+
+
+class Found(NamedTuple):
+    """A tiling, and what it is modelled to take."""
+
+    positions_per_batch: int
+    chunk_size: int
+    time_us: float
+    times_bound: float
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    add_launch_arguments(command)
+    command.add_argument(
+        "--positions-per-batch", type=positive, nargs="+", metavar="P", default=[128], help="to try (default 128)"
+    )
+    command.add_argument(
+        "--chunk-size",
+        type=positive,
+        nargs="+",
+        metavar="C",
+        help=f"to try (default: V in 1 to {_MOST_EQUAL_CHUNKS} equal chunks)",
+    )
+    command.set_defaults(run=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the tilings; returns 0, or 1 if the kernel takes none of them."""
+    reason = reason_against_profiles()
+    if reason:
+        return fail("tune", reason)
+    from nkilib.experimental.loss import choose_tiling
+
+    try:
+        chosen = choose_tiling(options.positions, options.vocab, options.dtype, options.direction, options.target)
+    except ValueError as error:
+        return fail("tune", str(error))
+    sizes = options.chunk_size or {-(-options.vocab // chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
+    tilings = {(positions, size) for positions in options.positions_per_batch for size in sizes}
+    refused: list[str] = []
+    found = sorted(_profiles(options, sorted({*tilings, chosen[:2]}), refused), key=lambda one: one.time_us)
+    if not set(tilings) & {one[:2] for one in found}:
+        return fail("tune", refused[0])
+    print(f"cross_entropy_{options.direction} on {_CORES} cores of {options.target}: modelled, not measured")
+    print(f"{'positions_per_batch':>19} {'chunk_size':>10} {'us':>12} {'times bound':>11}")
+    for place, one in enumerate(found):
+        if place < _LISTED or one[:2] == chosen[:2]:
+            mark = "  choose_tiling" if one[:2] == chosen[:2] else ""
+            numbers = f"{one.time_us:>12,.1f} {one.times_bound:>11.3f}"
+            print(f"{one.positions_per_batch:>19} {one.chunk_size:>10} {numbers}{mark}")
+    print(f"{len(found)} tilings modelled, {len(refused)} not accepted by the kernel")
+    return 0
+
+
+def _profiles(options: argparse.Namespace, tilings: Iterable[tuple[int, int]], refused: list[str]) -> Iterator[Found]:
+    """What the kernel takes; the reasons for the others are added to ``refused``."""
+    from nkilib.simulator import NkiValidationError
+
+    for positions, chunk in tilings:
+        if sys.stderr.isatty():  # a search may take a while
+            print(f"{positions} x {chunk} ...", end="\r", file=sys.stderr, flush=True)
+        try:
+            found = profile_launch(options, _CORES, positions, chunk)
+        except (AssertionError, NkiValidationError) as error:
+            refused.append(str(error))
+            continue
+        assert found.fraction_of_bound is not None
+        yield Found(positions, chunk, found.time_us, found.fraction_of_bound)

@@ -1,0 +1,60 @@
+"""`python -m nkilib tune`: tilings in the order of their modelled time, the chooser's among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from nkilib.cli.main import main
+from nkilib.experimental.loss import choose_tiling, cross_entropy_forward
+from nkilib.nki import nl
+from nkilib.simulator import profile, spec
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    """Exit code, lines of the output, and what went to the other stream."""
+    code = main(("tune", *arguments))
+    printed = capsys.readouterr()
+    return code, printed.out.splitlines(), printed.err
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    return [line.split() for line in lines[2:-1]]
+
+
+def test_the_fastest_comes_first_and_the_choice_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, errors = command(capsys, "--positions", "512", "--vocab", "32128")
+    assert (code, errors) == (0, "")
+    assert lines[0] == "cross_entropy_forward on 2 cores of trn2: modelled, not measured"
+    times = [float(row[2].replace(",", "")) for row in rows(lines)]
+    assert len(times) >= 10 and times == sorted(times) and times[0] < times[-1]
+    (marked,) = (row for row in rows(lines) if row[-1] == "choose_tiling")
+    chosen = choose_tiling(512, 32128, "bfloat16", "forward")
+    assert (int(marked[0]), int(marked[1])) == chosen[:2]
+    arguments = spec((512, 32128), nl.bfloat16), spec((512,), nl.int32)
+    found = profile(cross_entropy_forward[2], *arguments, **chosen._asdict())
+    assert marked[2] == f"{found.time_us:,.1f}" and marked[3] == f"{found.fraction_of_bound:.3f}"
+
+
+def test_every_tiling_that_is_asked_for_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--direction", "backward", "--dtype", "float32", "--target", "trn3")
+    tilings = ("--positions-per-batch", "32", "64", "--chunk-size", "500", "700", "9000")
+    code, lines, _ = command(capsys, "--positions", "100", "--vocab", "3000", *options, *tilings)
+    assert code == 0
+    assert lines[0] == "cross_entropy_backward on 2 cores of trn3: modelled, not measured"
+    tried = {(int(row[0]), int(row[1])) for row in rows(lines)}
+    chosen = tuple(choose_tiling(100, 3000, "float32", "backward", "trn3"))
+    assert tried == {(32, 500), (32, 700), (64, 500), (64, 700), chosen}
+    assert lines[-1] == "5 tilings modelled, 2 not accepted by the kernel"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--vocab", "3000", "--chunk-size", "9000"), "chunk_size must be at most the vocabulary size 3000, got 9000"),
+        (("--vocab", str(2**31)), "vocab_size must be at most"),
+    ],
+)
+def test_what_cannot_be_tuned(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    code, lines, errors = command(capsys, "--positions", "100", *arguments)
+    assert (code, lines) == (1, [])
+    assert errors.startswith("python -m nkilib tune: error: ") and said in errors
