@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from nkilib.core.tiling import div_ceil
+
 from .launch_arguments import add_launch_arguments, fail, positive, profile_launch, reason_against_profiles
 
 _CORES = 2  # of a logical NeuronCore
@@ -54,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
         chosen = choose_tiling(options.positions, options.vocab, options.dtype, options.direction, options.target)
     except ValueError as error:
         return fail("tune", str(error))
-    sizes = options.chunk_size or {-(-options.vocab // chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
+    sizes = options.chunk_size or {div_ceil(options.vocab, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
     tilings = {(positions, size) for positions in options.positions_per_batch for size in sizes}
     refused: list[str] = []
     found = sorted(_profiles(options, sorted({*tilings, chosen[:2]}), refused), key=lambda one: one.time_us)

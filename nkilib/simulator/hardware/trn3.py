@@ -7,8 +7,10 @@ leanprover/KLR.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..enums import engine, nc_version
-from .description import DmaTiming, Generation, Timing
+from .description import Generation
 from .trn2 import TRN2
 
 TRN3 = Generation(
@@ -16,21 +18,10 @@ TRN3 = Generation(
     version=nc_version.gen4,
     sbuf_partition_bytes=256 * 1024,
     sbuf_usable_bytes=245_752,
-    timing=Timing(
+    timing=replace(
+        TRN2.timing,
         clock_ghz={engine.tensor: 2.4, engine.vector: 1.2, engine.scalar: 1.2, engine.gpsimd: 1.2},
-        result_ns=TRN2.timing.result_ns,
-        sync_ns=TRN2.timing.sync_ns,
-        issue_cycles=TRN2.timing.issue_cycles,
-        activation_table_ns=TRN2.timing.activation_table_ns,
-        has_fast_vector_modes=True,
         scalar_bf16_per_cycle=2,
-        dma=DmaTiming(
-            engines=16,
-            gb_per_s=33.0,
-            row_ns=TRN2.timing.dma.row_ns,
-            fixed_ns=TRN2.timing.dma.fixed_ns,
-            to_consumer_ns=TRN2.timing.dma.to_consumer_ns,
-            trigger_ns=TRN2.timing.dma.trigger_ns,
-        ),
+        dma=replace(TRN2.timing.dma, gb_per_s=33.0),
     ),
 )

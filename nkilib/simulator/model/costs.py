@@ -22,7 +22,7 @@ from .parameters import ModelParameters
 LEAST_CYCLES = 64.0
 # Reading the accumulator registers out after a reduction.
 _READ_REGISTERS = 64.0
-_FAST_TYPES = frozenset({dt.bfloat16, dt.float16})
+FAST_TYPES = frozenset({dt.bfloat16, dt.float16})
 # Cycles an element of ``exponential`` in bfloat16 (trn3).
 EXPONENTIAL_BF16_CYCLES = 0.25
 
@@ -79,7 +79,7 @@ def copied(*names: str) -> Cost:
 
 def _fast_share(call: Call, tiles: list[NkiTensor]) -> float:
     is_vector = call.engine is engines.vector and call.generation.timing.has_fast_vector_modes
-    if not is_vector or not all(tile.dtype in _FAST_TYPES for tile in tiles):
+    if not is_vector or not all(tile.dtype in FAST_TYPES for tile in tiles):
         return 1.0
     is_fastest = all(tile.buffer is MemoryRegion.sbuf and tile.is_contiguous() for tile in tiles)
     return 0.25 if is_fastest else 0.5
@@ -91,7 +91,7 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
     def cost(call: Call) -> float:
         tiles = call.tiles(first, second, dst)
         in_psum = any(tile.buffer is MemoryRegion.psum for tile in tiles)
-        is_fast = call.generation.timing.has_fast_vector_modes and all(tile.dtype in _FAST_TYPES for tile in tiles)
+        is_fast = call.generation.timing.has_fast_vector_modes and all(tile.dtype in FAST_TYPES for tile in tiles)
         return max(LEAST_CYCLES, call.elements(dst) * (1.0 if in_psum or is_fast else 2.0))
 
     return cost
@@ -106,7 +106,7 @@ def scalar_and_tile(call: Call) -> float:
 
 def reduced(call: Call) -> float:
     """``tensor_reduce``: N, or N/2 for 16-bit tiles and add or max in the older reading."""
-    is_fast = all(tile.dtype in _FAST_TYPES for tile in call.tiles("data", "dst"))
+    is_fast = all(tile.dtype in FAST_TYPES for tile in call.tiles("data", "dst"))
     is_short = getattr(call.values["op"], "key", "") in ("add", "maximum")
     share = 0.5 if call.parameters.halves_bf16_max and is_fast and is_short else 1.0
     return max(LEAST_CYCLES, call.elements("data") * share)
@@ -141,7 +141,7 @@ def inverted(call: Call) -> float:
 
 def filled(call: Call) -> float:
     """``memset``: N/2 for a zero in a 16-bit float, else N."""
-    is_fast = call.values["dst"].dtype in _FAST_TYPES and call.values["value"] == 0
+    is_fast = call.values["dst"].dtype in FAST_TYPES and call.values["value"] == 0
     return max(LEAST_CYCLES, call.elements("dst") * (0.5 if is_fast else 1.0))
 
 

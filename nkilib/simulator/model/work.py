@@ -15,11 +15,10 @@ from ..enums import engine as engines
 from ..enums import nc_version
 from ..generations import PARTITIONS
 from ..hardware import Generation
-from .costs import EXPONENTIAL_BF16_CYCLES
+from .costs import EXPONENTIAL_BF16_CYCLES, FAST_TYPES
 from .parameters import ModelParameters
 
 _NS_PER_US = 1000.0
-_FAST_TYPES = frozenset({dt.bfloat16, dt.float16})
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -77,7 +76,7 @@ def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelP
         cycles = EXPONENTIAL_BF16_CYCLES if work.dtype == dt.bfloat16 else parameters.fp32_exponential_cycles
         exponentials["vector"] = work.exponentials / lanes * cycles / vector
     fastest = min(exponentials, key=lambda name: exponentials[name])
-    halves = parameters.halves_bf16_max and work.dtype in _FAST_TYPES
+    halves = parameters.halves_bf16_max and work.dtype in FAST_TYPES
     maxima = work.maxima / lanes * (0.5 if halves else 1.0) / vector
     passes = 4 if work.dtype == dt.float32 else 1
     products = work.multiply_adds * passes / (cores * PARTITIONS * PARTITIONS) / timing.clock_ghz[engines.tensor]
