@@ -20,7 +20,7 @@ from benchmarks._display import verdict
 from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
 from benchmarks._tune import best_tuning
 from examples._display import heading, make_console, plain_table
-from nkilib.nki import SIMULATED
+from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 TORCH_THREADS = 2
 # The goals: ours at most that many times torch's seconds, and at most that many bytes beyond the arrays.
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     console = make_console()
     if not SIMULATED:
-        console.print("This times the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator.")
+        console.print(NOT_SIMULATED)
         return 2
     torch.set_num_threads(TORCH_THREADS)
     console.print(

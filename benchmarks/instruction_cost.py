@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks._display import verdict
 from examples._display import heading, make_console, plain_table
-from nkilib.nki import SIMULATED, nisa, nki, nl
+from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 
 # The goal, in microseconds an instruction: a kernel of 50,000 then takes less than a second.
 LARGEST_MICROSECONDS = 15.0
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     console = make_console()
     if not SIMULATED:
-        console.print("This times the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator.")
+        console.print(NOT_SIMULATED)
         return 2
     console.print(
         heading(

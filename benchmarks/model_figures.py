@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks._display import verdict
 from examples._display import heading, make_console, plain_table
-from nkilib.nki import SIMULATED, nisa, nki, nl
+from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 
 PARTITIONS = 128
@@ -290,9 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     console = make_console()
     if not SIMULATED:
-        console.print(
-            "This profiles in the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator."
-        )
+        console.print(NOT_SIMULATED)
         return 2
     found = all_rows()
     if options.markdown:

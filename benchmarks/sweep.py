@@ -18,7 +18,7 @@ from benchmarks._errors import Shares, measure_errors, refusal
 from benchmarks._inputs import DTYPES, HARD_EVERY
 from examples._display import heading, make_console
 from nkilib import simulator
-from nkilib.nki import SIMULATED
+from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 VOCABULARIES = (1, 2, 507, 32000, 32128, 50257, 129280, 151936, 201088, 202408)
 ROWS = 512
@@ -115,9 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     console = make_console()
     if not SIMULATED:
-        console.print(
-            "This measures the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator."
-        )
+        console.print(NOT_SIMULATED)
         return 2
     console.print(
         heading(

@@ -19,7 +19,7 @@ from examples._measure import Case, measure
 from examples._report import is_within_bounds, measurement_tables
 from examples._training import Schedule
 from nkilib import simulator
-from nkilib.nki import SIMULATED, nl
+from nkilib.nki import NOT_SIMULATED, SIMULATED, nl
 
 TARGET = "trn2"
 # Words of text and rows of logits in the short form, which runs every part of the demo in about a second.
@@ -96,9 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     console = make_console()
     if not SIMULATED:
-        console.print(
-            "This demo shows the simulator, and nkilib runs on the real NKI here: set NKILIB_BACKEND=simulator."
-        )
+        console.print(NOT_SIMULATED)
         return 2
     start = time.perf_counter()
     console.print(

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
 
-__all__ = ["SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl"]
+__all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl"]
 
 _VARIABLE: Final = "NKILIB_BACKEND"
 _ALLOWED: Final = ("auto", "neuron", "simulator")
@@ -137,6 +137,9 @@ _modules, backend = _load(os.environ.get(_VARIABLE) or "auto")
 
 SIMULATED: Final[bool] = backend.name == "simulator"
 """Whether kernels run on the simulator. It never changes, so NKI code may branch on it."""
+
+NOT_SIMULATED: Final = "nkilib runs on the real NKI here, and this needs the simulator: set NKILIB_BACKEND=simulator"
+"""What demo, measurements and commands say where there is no simulator for them."""
 
 if TYPE_CHECKING:
     # The simulator has the signatures of the real NKI, which type checkers cannot count on finding.
