@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .launch_arguments import add_launch_arguments, fail, positive, profile_launch, reason_against_profiles
+from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -27,16 +27,20 @@ def main(options: argparse.Namespace) -> int:
         return fail("profile", reason)
     if options.plot and not _has_matplotlib():
         return fail("profile", "--plot needs matplotlib: pip install 'nkilib[plot]'")
-    from nkilib.experimental.loss import choose_tiling
+    from nkilib.experimental.loss import Tiling, choose_tiling
+    from nkilib.experimental.loss.profiling import profile_launch
     from nkilib.simulator import NkiValidationError
 
+    launch = launch_of(options)
     try:
-        chosen = choose_tiling(options.positions, options.vocab, options.dtype, options.direction, options.target)
-        tiling = options.positions_per_batch or chosen.positions_per_batch, options.chunk_size or chosen.chunk_size
-        found = profile_launch(options, options.cores, *tiling)
+        chosen = choose_tiling(*launch, options.target)
+        tiling = Tiling(
+            options.positions_per_batch or chosen.positions_per_batch, options.chunk_size or chosen.chunk_size
+        )
+        found = profile_launch(*launch, tiling, target=options.target, cores=options.cores)
     except (AssertionError, ValueError, NkiValidationError) as error:  # of the kernel, the chooser, and the simulator
         return fail("profile", str(error))
-    print(f"positions_per_batch={tiling[0]}, chunk_size={tiling[1]}\n{found}")
+    print(f"positions_per_batch={tiling.positions_per_batch}, chunk_size={tiling.chunk_size}\n{found}")
     try:
         if options.trace:
             found.to_perfetto(options.trace)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nkilib.core.tiling import div_ceil
 
-from .launch_arguments import add_launch_arguments, fail, positive, profile_launch, reason_against_profiles
+from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
 
-_CORES = 2  # of a logical NeuronCore
+if TYPE_CHECKING:
+    from nkilib.experimental.loss import Tiling
+
 _MOST_EQUAL_CHUNKS = 16
 _LISTED = 10
 
@@ -23,8 +25,7 @@ _LISTED = 10
 class Found(NamedTuple):
     """A tiling, and what it is modelled to take."""
 
-    positions_per_batch: int
-    chunk_size: int
+    tiling: Tiling
     time_us: float
     times_bound: float
 
@@ -50,40 +51,42 @@ def main(options: argparse.Namespace) -> int:
     reason = reason_against_profiles()
     if reason:
         return fail("tune", reason)
-    from nkilib.experimental.loss import choose_tiling
+    from nkilib.experimental.loss import Tiling, choose_tiling
+    from nkilib.experimental.loss.tiling import CORES
 
     try:
-        chosen = choose_tiling(options.positions, options.vocab, options.dtype, options.direction, options.target)
+        chosen = choose_tiling(*launch_of(options), options.target)
     except ValueError as error:
         return fail("tune", str(error))
     sizes = options.chunk_size or {div_ceil(options.vocab, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
-    tilings = {(positions, size) for positions in options.positions_per_batch for size in sizes}
+    tilings = {Tiling(positions, size) for positions in options.positions_per_batch for size in sizes}
     refused: list[str] = []
-    found = sorted(_profiles(options, sorted({*tilings, chosen[:2]}), refused), key=lambda one: one.time_us)
-    if not set(tilings) & {one[:2] for one in found}:
+    found = sorted(_profiles(options, sorted({*tilings, chosen}), refused), key=lambda one: one.time_us)
+    if not tilings & {one.tiling for one in found}:
         return fail("tune", refused[0])
-    print(f"cross_entropy_{options.direction} on {_CORES} cores of {options.target}: modelled, not measured")
+    print(f"cross_entropy_{options.direction} on {CORES} cores of {options.target}: modelled, not measured")
     print(f"{'positions_per_batch':>19} {'chunk_size':>10} {'us':>12} {'times bound':>11}")
     for place, one in enumerate(found):
-        if place < _LISTED or one[:2] == chosen[:2]:
-            mark = "  choose_tiling" if one[:2] == chosen[:2] else ""
+        if place < _LISTED or one.tiling == chosen:
+            mark = "  choose_tiling" if one.tiling == chosen else ""
             numbers = f"{one.time_us:>12,.1f} {one.times_bound:>11.3f}"
-            print(f"{one.positions_per_batch:>19} {one.chunk_size:>10} {numbers}{mark}")
+            print(f"{one.tiling.positions_per_batch:>19} {one.tiling.chunk_size:>10} {numbers}{mark}")
     print(f"{len(found)} tilings modelled, {len(refused)} not accepted by the kernel")
     return 0
 
 
-def _profiles(options: argparse.Namespace, tilings: Iterable[tuple[int, int]], refused: list[str]) -> Iterator[Found]:
+def _profiles(options: argparse.Namespace, tilings: Iterable[Tiling], refused: list[str]) -> Iterator[Found]:
     """What the kernel takes; the reasons for the others are added to ``refused``."""
+    from nkilib.experimental.loss.profiling import profile_launch
     from nkilib.simulator import NkiValidationError
 
-    for positions, chunk in tilings:
+    for tiling in tilings:
         if sys.stderr.isatty():  # a search may take a while
-            print(f"{positions} x {chunk} ...", end="\r", file=sys.stderr, flush=True)
+            print(f"{tiling.positions_per_batch} x {tiling.chunk_size} ...", end="\r", file=sys.stderr, flush=True)
         try:
-            found = profile_launch(options, _CORES, positions, chunk)
+            found = profile_launch(*launch_of(options), tiling, target=options.target)
         except (AssertionError, NkiValidationError) as error:
             refused.append(str(error))
             continue
         assert found.fraction_of_bound is not None
-        yield Found(positions, chunk, found.time_us, found.fraction_of_bound)
+        yield Found(tiling, found.time_us, found.fraction_of_bound)

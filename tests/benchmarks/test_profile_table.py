@@ -38,6 +38,17 @@ def test_a_missed_goal_is_an_exit_code(capsys: pytest.CaptureFixture[str], monke
     assert "missed" in printed and "Goals met: 0 of 5." in printed
 
 
+@pytest.mark.parametrize(
+    ("name", "goal"),
+    [("TRAFFIC_GOALS", {"forward": 0.9, "backward": 1.9}), ("INSTRUCTIONS_OF_BATCH", 0)],
+)
+def test_bytes_and_instructions_are_goals_too(monkeypatch: pytest.MonkeyPatch, name: str, goal: object) -> None:
+    row = next(rows((32128,), "trn2"))
+    assert row.is_met
+    monkeypatch.setattr(profile_table, name, goal)
+    assert not row.is_met
+
+
 def test_the_seed_defaults_are_far_from_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """What README and docs say of positions_per_batch=32, chunk_size=32768: about 4 times the bound in bfloat16."""
     monkeypatch.setattr(profile_table, "choose_tiling", lambda *launch: Tiling(32, 32768))

@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 
-import nkilib.simulator
-from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
-from nkilib.nki import nl
-from nkilib.simulator.model.parameters import ModelParameters
-from nkilib.simulator.model.profile import Profile, profile
-from nkilib.simulator.spec import spec
+from nkilib.experimental.loss import Tiling
+from nkilib.experimental.loss.profiling import profile_launch
+from nkilib.simulator import ModelParameters, Profile
 
-from .loss_checks import as_nl
 from .loss_inputs import BF16, FP32
 
 POSITIONS, CORES = 4096, 2
@@ -32,22 +28,17 @@ CASES = [
 ]
 
 
-def _tiling(vocabulary: int, dtype: Any) -> dict[str, Any]:
+def _tiling(vocabulary: int, dtype: Any) -> Tiling:
     """Chunks of equal length, of at most 21 KiB in bfloat16 and 32 KiB in float32; all partitions."""
     chunks = ceil(vocabulary / (8192 if dtype == FP32 else 10752))
-    return {"positions_per_batch": 128, "chunk_size": ceil(vocabulary / chunks), "dtype": as_nl(dtype)}
+    return Tiling(128, ceil(vocabulary / chunks))
 
 
-def _forward(vocabulary: int, dtype: Any, parameters: ModelParameters, positions: int = POSITIONS) -> Profile:
-    logits, targets = spec((positions, vocabulary), as_nl(dtype)), spec((positions,), nl.int32)
+def _profile(
+    direction: str, vocabulary: int, dtype: Any, parameters: ModelParameters | None = None, positions: int = POSITIONS
+) -> Profile:
     tiling = _tiling(vocabulary, dtype)
-    return profile(cross_entropy_forward[CORES], logits, targets, parameters=parameters, **tiling)
-
-
-def _backward(vocabulary: int, dtype: Any, parameters: ModelParameters, positions: int = POSITIONS) -> Profile:
-    logits, targets = spec((positions, vocabulary), as_nl(dtype)), spec((positions,), nl.int32)
-    lse, tiling = spec((positions,), nl.float32), _tiling(vocabulary, dtype)
-    return profile(cross_entropy_backward[CORES], logits, targets, lse, parameters=parameters, **tiling)
+    return profile_launch(positions, vocabulary, dtype, direction, tiling, parameters=parameters)
 
 
 def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float) -> float:
@@ -60,14 +51,14 @@ def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float)
 @pytest.mark.parametrize("halves", [False, True], ids=["max N", "bf16 max N/2"])
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
 def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, halves: bool) -> None:
-    found = _forward(vocabulary, dtype, ModelParameters(halves_bf16_max=halves))
+    found = _profile("forward", vocabulary, dtype, ModelParameters(halves_bf16_max=halves))
     bound = _bound_us(vocabulary, dtype, 1, 2.0 if halves and dtype == BF16 else 1.0)
     assert bound < found.time_us <= 1.10 * bound
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
 def test_backward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any) -> None:
-    found = _backward(vocabulary, dtype, ModelParameters())
+    found = _profile("backward", vocabulary, dtype)
     bound = _bound_us(vocabulary, dtype, 2, 0.0)
     assert bound < found.time_us <= 1.10 * bound
 
@@ -76,8 +67,8 @@ def test_backward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any) ->
 def test_one_queue_for_loads_and_stores_is_enough(dtype: Any) -> None:
     """The compiler chooses the queues: the order of issue alone has to keep the engines busy."""
     parameters = ModelParameters(queues_by_direction=False)
-    assert _forward(32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
-    assert _backward(32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 2, 0.0)
+    assert _profile("forward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
+    assert _profile("backward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 2, 0.0)
 
 
 def test_logs_are_rare() -> None:
@@ -85,15 +76,15 @@ def test_logs_are_rare() -> None:
 
     What remains of the activations beside one a chunk are these logs, and as many exponentials of weights.
     """
-    chunks = POSITIONS // 128 * ceil(32128 / _tiling(32128, BF16)["chunk_size"])
-    activations = _forward(32128, BF16, ModelParameters()).instruction_counts["activation"]
+    chunks = POSITIONS // 128 * ceil(32128 / _tiling(32128, BF16).chunk_size)
+    activations = _profile("forward", 32128, BF16).instruction_counts["activation"]
     assert activations - chunks == CORES * (2 + 2)
 
 
-@pytest.mark.parametrize(("direction", "passes", "maxima"), [(_forward, 1, 1.0), (_backward, 2, 0.0)])
-def test_a_batch_streams_while_the_one_before_is_finished(direction: Any, passes: int, maxima: float) -> None:
+@pytest.mark.parametrize(("direction", "passes", "maxima"), [("forward", 1, 1.0), ("backward", 2, 0.0)])
+def test_a_batch_streams_while_the_one_before_is_finished(direction: str, passes: int, maxima: float) -> None:
     """What a further batch adds is hardly more than the bound: no engine drains between batches."""
-    fewer, more = (direction(32128, BF16, ModelParameters(), positions).time_us for positions in (2048, 4096))
+    fewer, more = (_profile(direction, 32128, BF16, positions=count).time_us for count in (2048, 4096))
     assert more - fewer <= 1.05 * _bound_us(32128, BF16, passes, maxima) / 2
 
 
@@ -103,19 +94,18 @@ class Shape:
 
     positions: int
     vocabulary: int
-    positions_per_batch: int
-    chunk_size: int
+    tiling: Tiling
 
 
 # One chunk; a core without a position; ragged ends; more chunks than columns of statistics; a training step.
 SHAPES = [
-    Shape(1, 100, 1, 100),
-    Shape(2, 100, 1, 100),
-    Shape(5, 100, 2, 100),
-    Shape(37, 101, 4, 30),
-    Shape(1, 129, 1, 1),
-    Shape(3, 400, 2, 1),
-    Shape(4096, 32128, 128, 8032),
+    Shape(1, 100, Tiling(1, 100)),
+    Shape(2, 100, Tiling(1, 100)),
+    Shape(5, 100, Tiling(2, 100)),
+    Shape(37, 101, Tiling(4, 30)),
+    Shape(1, 129, Tiling(1, 1)),
+    Shape(3, 400, Tiling(2, 1)),
+    Shape(4096, 32128, Tiling(128, 8032)),
 ]
 
 
@@ -123,12 +113,10 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_instructions_are_few(shape: Shape, cores: int) -> None:
     """At most 6 for a chunk of a batch and 24 for a batch, whatever engine they run on."""
-    logits = spec((shape.positions, shape.vocabulary), nl.bfloat16)
-    targets, lse = spec((shape.positions,), nl.int32), spec((shape.positions,), nl.float32)
-    tiling = {"positions_per_batch": shape.positions_per_batch, "chunk_size": shape.chunk_size}
-    batches = sum(ceil(len(range(core, shape.positions, cores)) / shape.positions_per_batch) for core in range(cores))
-    allowed = (6 * ceil(shape.vocabulary / shape.chunk_size) + 24) * batches
-    for kernel, arguments in ((cross_entropy_forward, (targets,)), (cross_entropy_backward, (targets, lse))):
-        with nkilib.simulator.recording() as record:
-            kernel[cores](logits, *arguments, **tiling)
-        assert 0 < sum(record.instruction_counts.values()) <= allowed
+    tiling = shape.tiling
+    own = (len(range(core, shape.positions, cores)) for core in range(cores))
+    batches = sum(ceil(positions / tiling.positions_per_batch) for positions in own)
+    allowed = (6 * ceil(shape.vocabulary / tiling.chunk_size) + 24) * batches
+    for direction in ("forward", "backward"):
+        found = profile_launch(shape.positions, shape.vocabulary, "bfloat16", direction, tiling, cores=cores)
+        assert 0 < sum(found.instruction_counts.values()) <= allowed
