@@ -21,6 +21,7 @@ from .tensors import TensorLife, use_over_time
 TRACKS = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma")
 _FIRST_DMA = TRACKS.index("dma")
 _SBUF = "SBUF bytes of a partition"
+_NS_PER_US = 1000
 
 
 def write_trace(
@@ -80,6 +81,9 @@ def _counter(core: int, time_us: float, nbytes: int) -> dict[str, Any]:
 
 
 def _complete(event: Event, thread: int) -> dict[str, Any]:
+    # Whole nanoseconds, as Perfetto stores them. It rounds start and duration each by itself: of two instructions that
+    # follow each other without a pause, the second could begin before the first one ends, and would be dropped.
+    start, end = round(event.start_us * _NS_PER_US), round(event.end_us * _NS_PER_US)
     operands = {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
     return {
         "ph": "X",
@@ -87,7 +91,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
         "cat": event.engine,
         "pid": event.core,
         "tid": thread,
-        "ts": event.start_us,
-        "dur": event.end_us - event.start_us,
+        "ts": start / _NS_PER_US,
+        "dur": (end - start) / _NS_PER_US,
         "args": {"place": event.place, "cycles": event.cycles, **operands},
     }

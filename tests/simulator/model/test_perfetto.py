@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import profile, spec
@@ -54,8 +55,8 @@ def test_instructions_stand_on_the_track_of_their_engine(tmp_path: Path) -> None
     assert [event["name"] for event in complete] == ["dma_copy load", "activation", "dma_copy"]
     for event, instruction in zip(complete, found.instructions, strict=True):
         assert tracks[event["pid"], event["tid"]] == instruction.engine == event["cat"]
-        assert event["ts"] == instruction.start_us
-        assert event["dur"] == instruction.end_us - instruction.start_us
+        assert event["ts"] == pytest.approx(instruction.start_us, abs=0.5e-3)
+        assert event["dur"] == pytest.approx(instruction.end_us - instruction.start_us, abs=1e-3)
         assert event["args"]["place"] == instruction.place
         assert event["args"]["dst"] == "[4, 16] float32"
 
@@ -92,6 +93,24 @@ def test_slices_of_a_track_do_not_overlap(tmp_path: Path) -> None:
         if event["name"] == "thread_name"
     }
     assert all(named[track].startswith("dma") for track in tracks)
+
+
+def test_perfetto_drops_no_instruction(tmp_path: Path) -> None:
+    """It rounds times to nanoseconds, and drops a slice that then overlaps the one before it."""
+
+    def products(_: Any) -> None:
+        stationary, moving = nl.ndarray((128, 128), nl.bfloat16), nl.ndarray((128, 64), nl.bfloat16)
+        bank = nl.ndarray((128, 64), nl.float32, nl.psum)
+        for _ in range(50):  # 26.67 ns each, without a pause
+            nisa.nc_matmul(bank, stationary, moving)
+
+    found = profile(nki.jit(products), spec((1,), nl.float32))
+    assert any(after.start_us == before.end_us for before, after in itertools.pairwise(found.instructions))
+    found.to_perfetto(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    for before, after in itertools.pairwise(slices):
+        assert round(before["ts"] * 1000) + round(before["dur"] * 1000) <= round(after["ts"] * 1000)
 
 
 def test_the_use_of_sbuf_is_a_counter(tmp_path: Path) -> None:
