@@ -30,7 +30,7 @@ def draw(path: str | PathLike[str], title: str, events: Sequence[Event], tensors
         raise ImportError(
             "profile.plot draws with matplotlib, which is not installed: pip install 'nkilib[plot]'"
         ) from error
-    cores = sorted({event.core for event in events})
+    cores = sorted({event.core for event in events}) or [0]  # a kernel may do nothing
     rows = [(core, engine) for core in cores for engine in _ENGINES]
     height = _REST_INCHES + _ROW_INCHES * len(rows)
     figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -43,24 +43,22 @@ def draw(path: str | PathLike[str], title: str, events: Sequence[Event], tensors
 
 
 def _draw_engines(axes: Any, rows: Sequence[tuple[int, str]], events: Sequence[Event]) -> None:
-    names = list(dict.fromkeys(event.name for event in events))
-    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
-    for name in names:
-        label: str | None = name
-        for row, key in enumerate(rows):
-            spans = [
-                (event.start_us, event.end_us - event.start_us)
-                for event in events
-                if event.name == name and (event.core, event.engine) == key and event.end_us > event.start_us
-            ]
-            if spans:
-                # Transfers overlap: they are drawn translucent.
-                alpha = 0.5 if key[1] == "dma" else 1.0
-                axes.broken_barh(spans, (row - _BAR / 2, _BAR), facecolors=colours[name], alpha=alpha, label=label)
-                label = None  # once in the legend
+    numbers = {row: number for number, row in enumerate(rows)}
+    bars: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for event in events:
+        row = numbers.get((event.core, event.engine))
+        if row is not None and event.end_us > event.start_us:
+            bars.setdefault((event.name, row), []).append((event.start_us, event.end_us - event.start_us))
+    colours: dict[str, str] = {}
+    for (name, row), spans in bars.items():
+        label = None if name in colours else name  # once in the legend
+        colour = colours.setdefault(name, _COLOURS[len(colours) % len(_COLOURS)])
+        alpha = 0.5 if rows[row][1] == "dma" else 1.0  # transfers overlap
+        axes.broken_barh(spans, (row - _BAR / 2, _BAR), facecolors=colour, alpha=alpha, label=label)
     axes.set_yticks(range(len(rows)), [f"core {core} {engine}" for core, engine in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    if bars:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
 def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife]) -> None:
@@ -74,5 +72,5 @@ def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife])
     axes.set_ylabel("SBUF, KiB of a partition")
     axes.set_xlabel("microseconds, modelled, not measured")
     axes.set_ylim(bottom=0)
-    if tensors:
+    if axes.get_lines():
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
