@@ -109,6 +109,10 @@ class Profile:
 
         draw(path, self.title, self.instructions, self.tensors)
 
+    def __repr__(self) -> str:
+        """One line: the instructions of a large launch would fill a screen a hundred times."""
+        return f"<Profile of {self.title}>"
+
     def __str__(self) -> str:
         lines = [self.title, self._bound_line(), "", f"{'engine':<10} {'busy us':>10} {'share':>8}"]
         shares = self.engine_utilisation
@@ -166,10 +170,10 @@ def profile(
     if not isinstance(kernel, Kernel):
         raise TypeError(f"profile: kernel must come from nki.jit, got {kernel!r}")
     assumed, generation = parameters or ModelParameters(), current_options().generation
-    if work is None:
-        work = _stated_work(kernel, args, kwargs)
     with recording() as record, collecting(assumed) as collection:
         kernel(*args, **kwargs)
+    if work is None:  # asked after the kernel, which words what is wrong with its arguments
+        work = _stated_work(kernel, args, kwargs)
     traces = collection.traces
     lives = {trace.core: lives_of(trace) for trace in traces}
     read, written = sum((trace.hbm_read for trace in traces), Counter()), _written(traces)
@@ -199,10 +203,7 @@ def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     work: StatesWork | None = getattr(kernel.func, "work", None)
     if work is None:
         return None
-    try:
-        bound = inspect.signature(kernel.func).bind(*args, **kwargs)
-    except TypeError:
-        return None  # the launch words this error
+    bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
     return work(**bound.arguments)
 

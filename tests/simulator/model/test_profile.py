@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import tracemalloc
@@ -108,6 +109,18 @@ def test_only_kernels_are_profiled() -> None:
         profile(lambda x: x, np.ones(3))  # type: ignore[arg-type]
 
 
+def test_a_kernel_words_what_is_wrong_with_its_arguments() -> None:
+    """Not the function that states its work, which takes them to be right."""
+    with pytest.raises(AssertionError, match=r"logits_hbm must be 2-D .* got shape \(64,\)"):
+        profile(cross_entropy_forward, spec((64,), nl.bfloat16), spec((64,), nl.int32))
+    with pytest.raises(TypeError, match="missing a required argument: 'targets_hbm'"):
+        profile(cross_entropy_forward, spec((64, 100), nl.bfloat16))
+
+
+def test_its_representation_is_a_line_that_says_what_it_is() -> None:
+    assert repr(scaled()) == "<Profile of scale on 2 cores of trn2: 6.5 us, modelled, not measured>"
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_picture(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
@@ -119,6 +132,22 @@ def test_a_picture(tmp_path: Path, suffix: str) -> None:
         text = content.decode()
         for words in ("modelled, not measured", "on 2 cores of trn2", "core 1 vector", "SBUF, KiB of a partition"):
             assert words in text
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_picture_and_a_trace_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    @nki.jit
+    def kernel(_: Any) -> None:
+        pass
+
+    found = profile(kernel, spec((1,), FP32))
+    assert found.time_us == 0.0 and "bound: unknown" in str(found)
+    found.plot(tmp_path / "profile.png")
+    found.to_perfetto(tmp_path / "trace.json")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"] == []
 
 
 def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
