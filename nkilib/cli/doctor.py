@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import importlib
 import os
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 # Imported by the name on the left, installed under the one on the right.
 _PACKAGES = {"torch": "torch", "torch_neuronx": "torch-neuronx", "neuronxcc": "neuronx-cc"}
+_SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
@@ -38,7 +40,12 @@ class Finding(NamedTuple):
     is_wrong: bool = False
 
 
-def main() -> int:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """What the command takes: nothing."""
+    command.set_defaults(run=main)
+
+
+def main(_: argparse.Namespace) -> int:
     """Print the report; returns 0, or 1 if kernels cannot run here."""
     findings = list(examine())
     width = max(len(finding.what) for finding in findings)
@@ -58,8 +65,7 @@ def examine() -> Iterator[Finding]:
     yield from _backend()
     for module, distribution in _PACKAGES.items():
         yield Finding(distribution, _importable(module, distribution))
-    devices = sorted(glob.glob("/dev/neuron[0-9]*"))
-    yield Finding("Neuron devices", ", ".join(devices) or "none visible (/dev/neuron*)")
+    yield from _devices()
     for name in _VARIABLES:
         if name in os.environ:
             yield Finding(name, repr(os.environ[name]))
@@ -80,6 +86,16 @@ def _backend() -> Iterator[Finding]:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:
             yield Finding("simulated target", options.generation.name)
+
+
+def _devices(root: str = "/") -> Iterator[Finding]:
+    """The Neuron devices that can be opened, and the cores that the driver shows of all of them."""
+    devices = sorted(glob.glob(f"{root}dev/neuron[0-9]*"))
+    yield Finding("Neuron devices", ", ".join(devices) or "none visible (/dev/neuron*)")
+    # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
+    cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")
+    found = f"{len(cores)} visible, of {len({os.path.dirname(core) for core in cores})} devices"
+    yield Finding("NeuronCores", found if cores else f"none visible (/{_SYSFS})")
 
 
 def _installed(distribution: str) -> str:

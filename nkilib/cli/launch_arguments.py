@@ -25,9 +25,14 @@ def launch_of(options: argparse.Namespace) -> tuple[int, int, str, str]:
 
 
 def reason_against_profiles() -> str | None:
-    """Why no profile can be made here, if none can."""
-    from nkilib.nki import NOT_SIMULATED, SIMULATED
+    """Why no profile can be made here, if none can: there is no simulator, or the environment asks for nonsense."""
+    try:
+        from nkilib.nki import NOT_SIMULATED, SIMULATED
+        from nkilib.simulator.options import current_options
 
+        current_options()
+    except (ImportError, ValueError) as error:
+        return str(error)
     return None if SIMULATED else NOT_SIMULATED
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 from . import doctor, profile, tune
 
@@ -15,17 +17,20 @@ def parser() -> argparse.ArgumentParser:
         description="Cross-entropy kernels for AWS Trainium, and the simulator that runs them anywhere.",
     )
     commands = top.add_subparsers(title="commands", metavar="command", required=True)
-    command = commands.add_parser(
-        "doctor", help="which NKI was chosen and why, versions, devices", description=doctor.__doc__
-    )
-    command.set_defaults(run=lambda options: doctor.main())
-    command = commands.add_parser(
-        "profile", help="what a kernel is modelled to take on a device", description=profile.__doc__
-    )
-    profile.add_arguments(command)
-    command = commands.add_parser("tune", help="the tilings that are modelled to be fastest", description=tune.__doc__)
-    tune.add_arguments(command)
+    _add(commands, doctor, "doctor", "which NKI was chosen and why, versions, devices")
+    _add(commands, profile, "profile", "what a kernel is modelled to take on a device")
+    _add(commands, tune, "tune", "the tilings that are modelled to be fastest")
     return top
+
+
+def _add(commands: Any, module: ModuleType, name: str, summary: str) -> None:
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=(module.__doc__ or "").replace("``", ""),
+        epilog="Exit code: 0; 1 if that cannot be done, for the reason printed; 2 if the arguments are wrong.",
+    )
+    module.add_arguments(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

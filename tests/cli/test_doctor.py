@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nkilib.cli.doctor import _devices
 from tests.fresh_python import CHECKOUT
 
 VARIABLES = ("NKILIB_BACKEND", "NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_PRECISE_FP", "NKI_SIMULATOR")
@@ -53,6 +54,25 @@ def test_where_there_is_no_neuron_software() -> None:
     for name in ("numpy", "ml_dtypes"):
         assert report[name][0].isdigit()
     assert not set(VARIABLES) & report.keys()
+
+
+def test_devices_and_cores(tmp_path: Path) -> None:
+    """As the driver shows a machine of two devices with eight cores each; `neuron_device` has other entries too."""
+    (tmp_path / "dev").mkdir()
+    for device in range(2):
+        (tmp_path / "dev" / f"neuron{device}").touch()
+        for part in ("info", "stats", "power", *(f"neuron_core{core}" for core in range(8))):
+            (tmp_path / "sys/devices/virtual/neuron_device" / f"neuron{device}" / part).mkdir(parents=True)
+    devices, cores = _devices(f"{tmp_path}/")
+    assert devices.found == f"{tmp_path}/dev/neuron0, {tmp_path}/dev/neuron1"
+    assert cores.found == "16 visible, of 2 devices"
+
+
+def test_a_machine_without_devices(tmp_path: Path) -> None:
+    assert [finding.found for finding in _devices(f"{tmp_path}/")] == [
+        "none visible (/dev/neuron*)",
+        "none visible (/sys/devices/virtual/neuron_device)",
+    ]
 
 
 def test_variables_that_are_set_are_shown() -> None:

@@ -1,0 +1,76 @@
+"""`python -m nkilib`: help, mistakes, and an environment in which nothing can be modelled, for every command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nkilib.cli.main import main
+from nkilib.nki import NOT_SIMULATED
+from tests.fresh_python import CHECKOUT
+
+COMMANDS = ("doctor", "profile", "tune")
+
+
+def ended(arguments: tuple[str, ...]) -> int:
+    """The exit code of a command line that argparse answers."""
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert isinstance(error.value.code, int)
+    return error.value.code
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_it_does_and_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert ended((command, "--help")) == 0
+    shown = capsys.readouterr().out
+    assert f"python -m nkilib {command}: " in shown and "Exit code: 0; 1 " in shown
+    assert ("Modelled, not measured." in shown) == (command != "doctor")
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(("--help",)) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((), "required: command"), (("profil",), "invalid choice: 'profil'"), (("doctor", "--x"), "unrecognized")],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    assert ended(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["profile", "tune"])
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("NKILIB_BACKEND", "nonsense", "NKILIB_BACKEND must be one of auto, neuron, simulator; got 'nonsense'."),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9", "target must be one of trn1"),
+        ("PYTHONPATH", "", NOT_SIMULATED),
+    ],
+)
+def test_where_nothing_can_be_modelled(tmp_path: Path, command: str, variable: str, value: str, said: str) -> None:
+    """One line on the error stream, no traceback. The last case finds a real NKI."""
+    if variable == "PYTHONPATH":
+        for part in ("", "isa", "language"):
+            (tmp_path / "nki" / part).mkdir(exist_ok=True)
+            (tmp_path / "nki" / part / "__init__.py").touch()
+        value = os.pathsep.join((str(tmp_path), str(CHECKOUT)))
+    process = subprocess.run(
+        [sys.executable, "-m", "nkilib", command, "--positions", "64", "--vocab", "3000"],
+        env={**os.environ, "NKILIB_BACKEND": "auto", "PYTHONPATH": str(CHECKOUT), variable: value},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (1, "")
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(f"python -m nkilib {command}: error: ") and said in line
