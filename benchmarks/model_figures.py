@@ -265,7 +265,7 @@ def all_rows() -> list[Row]:
 def markdown(found: Sequence[Row]) -> str:
     """The table of docs/performance-model.md."""
     lines = [
-        "| what (trn2) | published | modelled | ratio | within | source |",
+        "| what (trn2) | published | modelled, not measured | ratio | within | source |",
         "|---|---|---|---|---|---|",
     ]
     for row in found:

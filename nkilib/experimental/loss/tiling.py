@@ -102,7 +102,7 @@ _DIRECTIONS = ("forward", "backward")
 def choose_tiling(num_positions: int, vocab_size: int, dtype: Any, direction: str, target: str = "trn2") -> Tiling:
     """The tiling with which a kernel is modelled to be fastest on two cores, or nearly.
 
-    Modelled, not measured: within 3% of the best tiling of a search, in a few launches of some 20 us within 4%.
+    Modelled, not measured: within 3% of the best tiling of a search on trn2, in a few launches of some 20 us within 4%.
     Repeated calls are looked up.
 
     Example::
