@@ -5,7 +5,13 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 
-class engine(Enum):
+class _Singletons(Enum):
+    """An enumeration whose members are keys: Enum's own hash, of the name, is a Python call at every look-up."""
+
+    __hash__ = object.__hash__
+
+
+class engine(_Singletons):
     """Engines of a NeuronCore."""
 
     tensor = 1
@@ -17,7 +23,7 @@ class engine(Enum):
     unknown = 0
 
 
-class reduce_cmd(Enum):
+class reduce_cmd(_Singletons):
     """What an instruction does to its engine's accumulator registers."""
 
     idle = 0
@@ -27,7 +33,7 @@ class reduce_cmd(Enum):
     load_reduce = 4
 
 
-class dge_mode(Enum):
+class dge_mode(_Singletons):
     """Who generates the descriptors of a DMA transfer."""
 
     unknown = 0
@@ -36,14 +42,14 @@ class dge_mode(Enum):
     none = 3
 
 
-class oob_mode(Enum):
+class oob_mode(_Singletons):
     """What an indirect DMA does with an index that is out of bounds."""
 
     error = 0
     skip = 1
 
 
-class matmul_perf_mode(Enum):
+class matmul_perf_mode(_Singletons):
     """Performance mode of ``nc_matmul``."""
 
     none = "none"
@@ -63,7 +69,7 @@ class nc_version(IntEnum):
     __format__ = Enum.__format__
 
 
-class dma_engine(Enum):
+class dma_engine(_Singletons):
     """Which DMA engine moves the data of ``sendrecv``."""
 
     dma = 1

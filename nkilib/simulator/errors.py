@@ -63,9 +63,13 @@ def _is_simulator(filename: str) -> bool:
     return os.path.abspath(filename).startswith(_PACKAGE_DIRECTORY)
 
 
-def kernel_frame() -> FrameType | None:
-    """The innermost frame outside the simulator, which is at the line of the user's kernel."""
-    frame: FrameType | None = sys._getframe(1)
+def kernel_frame(above: int = 1) -> FrameType | None:
+    """The innermost frame outside the simulator, which is at the line of the user's kernel.
+
+    Args:
+        above: how many frames above this one to begin; the caller knows those in between to be the simulator's.
+    """
+    frame: FrameType | None = sys._getframe(above)
     while frame is not None and _is_simulator(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

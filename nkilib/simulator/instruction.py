@@ -281,8 +281,7 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
         if core.indirect_operands:
             core.indirect_operands = []
     if core.trace is not None:
-        parameters = dict(zip(definition.names, values, strict=True))
-        core.trace.add(core.instruction_number, definition, engine, name, parameters, indirect)
+        core.trace.add(core.instruction_number, definition, engine, name, values, indirect)
     core.record.add(definition.name, engine._name_)  # `name` is a property, ten times as slow
     handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
     if name:

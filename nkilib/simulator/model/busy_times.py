@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # Gaps further back than this are forgotten: no transfer is triggered so long after those behind it.
 _KEPT = 512
@@ -20,6 +21,9 @@ class BusyTimes:
     def add(self, earliest: float, duration: float) -> float:
         """Work for ``duration`` from ``earliest`` on, in as many pieces as gaps ask for; returns when it is done."""
         self.total_ns += duration
+        if duration > 0.0 and self._ends and earliest > self._ends[-1]:  # most often it comes after all other work
+            self._append(earliest, earliest + duration)
+            return earliest + duration
         now, left = earliest, duration
         position = bisect_right(self._ends, now)
         pieces: list[tuple[float, float]] = []
@@ -42,6 +46,12 @@ class BusyTimes:
         other._starts, other._ends, other.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
         return other
 
+    def _append(self, start: float, end: float) -> None:
+        self._starts.append(start)
+        self._ends.append(end)
+        if len(self._starts) > _KEPT:
+            del self._starts[0], self._ends[0]
+
     def _insert(self, start: float, end: float) -> None:
         """Enter working hours, joined with those that they touch."""
         first = bisect_right(self._ends, start)
@@ -57,6 +67,18 @@ class BusyTimes:
             del self._starts[0], self._ends[0]
 
 
+class Work(NamedTuple):
+    """What a transfer asks of the DMA engines.
+
+    Attributes:
+        times: pairs (number of an engine, nanoseconds).
+        is_even: whether every engine works, and for the same time.
+    """
+
+    times: Sequence[tuple[int, float]]
+    is_even: bool
+
+
 class DmaEngines:
     """The DMA engines of a core. Those that have done the same so far share one account: mostly that is all of them."""
 
@@ -64,15 +86,13 @@ class DmaEngines:
         self._times = [BusyTimes()] * count
         self._are_alike = True
 
-    def add(self, earliest: float, work: Sequence[tuple[int, float]]) -> float:
-        """Work from ``earliest`` on: pairs (number of an engine, nanoseconds); returns when the last one is done."""
-        if self._are_alike and len(work) == len(self._times):
-            duration = work[0][1]
-            if all(other == duration for _, other in work):
-                return self._times[0].add(earliest, duration)
+    def add(self, earliest: float, work: Work) -> float:
+        """Work from ``earliest`` nanoseconds on; returns when the last engine is done."""
+        if self._are_alike and work.is_even:
+            return self._times[0].add(earliest, work.times[0][1])
         self._are_alike = False
         alike: dict[tuple[int, float], list[int]] = {}
-        for number, duration in work:
+        for number, duration in work.times:
             alike.setdefault((id(self._times[number]), duration), []).append(number)
         done = earliest
         for (_, duration), numbers in alike.items():

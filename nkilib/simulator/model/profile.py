@@ -5,20 +5,19 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
 from ..launch import Kernel
-from ..live_ranges import LiveRange
-from ..memory import MemoryRegion
 from ..options import current_options
 from ..record import recording
 from .collect import collecting
 from .event import Event
 from .parameters import ModelParameters
 from .perfetto import write_trace
-from .tensors import TensorLife, lives_of
+from .recorded import Recorded
+from .tensors import TensorLife
 from .trace import Trace
 from .work import StatesWork, Work, bounds_us
 
@@ -47,6 +46,7 @@ class Profile:
         tensors: when each on-chip tensor is live.
         instructions: every instruction, in the order of its core.
         parameters: what the model assumed.
+        recorded: what tensors and instructions are worked out from when they are asked for.
     """
 
     kernel: str
@@ -62,11 +62,24 @@ class Profile:
     instruction_counts: dict[str, int]
     sbuf_peak_bytes_per_partition: int
     psum_peak_bytes_per_partition: int
-    sbuf_peak_tensors: Sequence[TensorLife]
-    psum_peak_tensors: Sequence[TensorLife]
-    tensors: Sequence[TensorLife]
-    instructions: Sequence[Event]
     parameters: ModelParameters
+    recorded: Recorded = field(repr=False)
+
+    @property
+    def sbuf_peak_tensors(self) -> Sequence[TensorLife]:
+        return self.recorded.sbuf_peak_tensors
+
+    @property
+    def psum_peak_tensors(self) -> Sequence[TensorLife]:
+        return self.recorded.psum_peak_tensors
+
+    @property
+    def tensors(self) -> Sequence[TensorLife]:
+        return self.recorded.tensors
+
+    @property
+    def instructions(self) -> Sequence[Event]:
+        return self.recorded.instructions
 
     @property
     def bound_us(self) -> float | None:
@@ -175,7 +188,6 @@ def profile(
     if work is None:  # asked after the kernel, which words what is wrong with its arguments
         work = _stated_work(kernel, args, kwargs)
     traces = collection.traces
-    lives = {trace.core: lives_of(trace) for trace in traces}
     read, written = sum((trace.hbm_read for trace in traces), Counter()), _written(traces)
     return Profile(
         kernel=kernel.__name__,
@@ -191,11 +203,8 @@ def profile(
         instruction_counts=dict(record.instruction_counts),
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
-        sbuf_peak_tensors=_peak_tensors(traces, lives, MemoryRegion.sbuf),
-        psum_peak_tensors=_peak_tensors(traces, lives, MemoryRegion.psum),
-        tensors=tuple(life for trace in traces for life in lives[trace.core].values()),
-        instructions=tuple(event for trace in traces for event in trace.events),
         parameters=assumed,
+        recorded=Recorded(traces),
     )
 
 
@@ -219,14 +228,3 @@ def _busy(traces: Sequence[Trace]) -> dict[str, float]:
         for name, busy in trace.timeline.busy_ns().items():
             longest[name] = max(longest.get(name, 0.0), busy / _NS_PER_US)
     return longest
-
-
-def _peak_tensors(
-    traces: Sequence[Trace], lives: dict[int, dict[LiveRange, TensorLife]], region: MemoryRegion
-) -> tuple[TensorLife, ...]:
-    """The tensors that make the peak, of the core that needs most."""
-    highest = max(traces, key=lambda trace: trace.peaks[region].nbytes if region in trace.peaks else 0)
-    if region not in highest.peaks:
-        return ()
-    found = [lives[highest.core][life] for life in highest.peaks[region].lives]
-    return tuple(sorted(found, key=lambda life: -life.nbytes))

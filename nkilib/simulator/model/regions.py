@@ -6,12 +6,10 @@ these share a byte is arithmetic; other parts are compared range by range.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..byte_spans import first_meeting, spans_of
-from ..enums import engine
 from ..layout import Layout, extent
 from ..tensor import NkiTensor
 
@@ -115,111 +113,3 @@ def _part(layout: Layout, width: int) -> Part | None:
 def _share_a_byte(one: Part, other: Part) -> bool:
     sides = [[spans_of(part.layout, part.width)] for part in (one, other)]
     return first_meeting(*sides) is not None
-
-
-class Use:
-    """From when on what an instruction left of a part can be used, and which engine it ran on."""
-
-    __slots__ = ("by", "part", "until_ns")
-
-    def __init__(self, part: Part, by: engine, until_ns: float) -> None:
-        self.part = part
-        self.by = by
-        self.until_ns = until_ns
-
-
-class _Index:
-    """Uses by where their parts begin; those of like extent together, so that few are looked at."""
-
-    __slots__ = ("_known", "_levels")
-
-    def __init__(self) -> None:
-        # By the value of an engine: the hash of a member of an Enum takes a call.
-        self._known: dict[tuple[Part, int], Use] = {}
-        self._levels: dict[int, tuple[list[int], list[Use]]] = {}
-
-    def add(self, part: Part, by: engine, until_ns: float) -> None:
-        key = part, by._value_
-        known = self._known.get(key)
-        if known is not None:
-            if until_ns > known.until_ns:
-                known.until_ns = until_ns
-            return
-        use = self._known[key] = Use(part, by, until_ns)
-        firsts, uses = self._levels.setdefault(part.level, ([], []))
-        at = bisect_right(firsts, part.first)
-        firsts.insert(at, part.first)
-        uses.insert(at, use)
-
-    def all(self) -> list[Use]:
-        """Every use."""
-        return list(self._known.values())
-
-    def clear(self) -> None:
-        if self._known:
-            self._known.clear()
-            self._levels.clear()
-
-    def near(self, part: Part) -> list[Use]:
-        """The uses of all parts that can meet ``part``."""
-        found: list[Use] = []
-        if self._known:
-            for level, (firsts, uses) in self._levels.items():
-                low = bisect_left(firsts, part.first - (1 << level))
-                found += uses[low : bisect_right(firsts, part.last, low)]
-        return found
-
-    def remove(self, use: Use) -> None:
-        del self._known[use.part, use.by._value_]
-        firsts, uses = self._levels[use.part.level]
-        at = bisect_left(firsts, use.part.first)
-        while uses[at] is not use:
-            at += 1
-        del firsts[at], uses[at]
-
-
-class Uses:
-    """The accesses to one storage that later instructions may have to wait for."""
-
-    __slots__ = ("_only", "_reads", "_writes")
-
-    def __init__(self, first: Part) -> None:
-        # The part that all accesses so far had: most tiles are used as a whole, which needs no search.
-        self._only: Part | None = first
-        self._reads = _Index()
-        self._writes = _Index()
-
-    def before_read(self, part: Part) -> list[Use]:
-        """What a read has to wait for: the writes that it meets."""
-        if self._only is part:
-            return self._writes.all()
-        self._only = None
-        return [use for use in self._writes.near(part) if use.part.meets(part)]
-
-    def before_write(self, part: Part) -> list[Use]:
-        """What a write has to wait for: the reads and writes that it meets."""
-        if self._only is part:
-            return self._writes.all() + self._reads.all()
-        return self.before_read(part) + [use for use in self._reads.near(part) if use.part.meets(part)]
-
-    def note_read(self, part: Part, by: engine, until_ns: float) -> None:
-        """A read that asked :meth:`before_read` was done at ``until_ns``."""
-        self._reads.add(part, by, until_ns)
-
-    def note_write(self, part: Part, by: engine, until_ns: float) -> None:
-        """A write that asked :meth:`before_write` can be used from ``until_ns`` on.
-
-        Whoever waits for it waits for what it has waited for itself: that is forgotten.
-        """
-        if self._only is part:
-            self._reads.clear()
-            self._writes.clear()
-            self._writes.add(part, by, until_ns)
-            return
-        first, last = part.first, part.last
-        for index in (self._reads, self._writes):
-            for use in index.near(part):
-                other = use.part
-                if other.first >= first and other.last <= last and part.covers(other):
-                    index.remove(use)
-        self._writes.add(part, by, until_ns)

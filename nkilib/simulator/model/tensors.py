@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
 from ..live_ranges import LiveRange
-from .trace import Trace
+from .event import Note
+
+_NS_PER_US = 1000.0
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,15 @@ class TensorLife:
     end_us: float
 
 
-def lives_of(trace: Trace) -> dict[LiveRange, TensorLife]:
-    """The on-chip tensors of a core that are used, with their times."""
-    times = {event.number: (event.start_us, event.end_us) for event in trace.events}
-    found: dict[LiveRange, TensorLife] = {}
-    for life in trace.lives:
+def lives_of(core: int, lives: Iterable[LiveRange], notes: Iterable[Note]) -> Iterator[TensorLife]:
+    """Those on-chip tensors of a core that are used, with their times."""
+    spans = {note[0]: note[3] for note in notes}
+    for life in lives:
         if not life.is_used:
             continue
-        first = life.earlier[0][0] if life.earlier else life.first
-        start, end = times[first][0], max(times[first][1], times[life.last][1])
-        found[life] = TensorLife(trace.core, str(life.region), str(life), life.partitions, life.nbytes, start, end)
-    return found
+        first, last = spans[life.earlier[0][0] if life.earlier else life.first], spans[life.last]
+        start, end = first[0] / _NS_PER_US, max(first[1], last[1]) / _NS_PER_US
+        yield TensorLife(core, str(life.region), str(life), life.partitions, life.nbytes, start, end)
 
 
 def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:

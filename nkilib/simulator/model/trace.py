@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..enums import engine as engines
-from ..errors import kernel_location
+from ..errors import kernel_frame
 from ..hardware import Generation
-from ..memory import HBM
+from ..memory import ON_CHIP
+from ..storage import Storage
 from ..tensor import NkiTensor
-from . import costs
-from .costs import Call
-from .event import Event, tensors_of
+from .event import Note
+from .footprints import Footprint, Form, Tracked, tracked
 from .parameters import ModelParameters
-from .timeline import Span, Timeline
-from .transfers import Transfer, queue_of
+from .plans import Plan, plans_for, roles_of
+from .timeline import Places, Span, Timeline
+from .transfers import queue_of
 
 if TYPE_CHECKING:
     from ..capacity import Peak
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
 _NS_PER_US = 1000.0
 
+# Frames between a note and what called the instruction: its function, ``issue``, ``Trace.add`` and ``_note``.
+_FRAMES = 4
+
 
 class Trace:
     """What one core did, and when it is modelled to have done it.
 
     Attributes:
         core: its number.
-        events: one for each instruction, in program order.
+        notes: one for each instruction, in program order.
         timeline: the engines.
         hbm_read, hbm_written: bytes by the name of the tensor in HBM.
         met_ns: when the last core came to the meeting that the running instruction is; None if it is none.
@@ -43,15 +47,17 @@ class Trace:
 
     def __init__(self, core: int, generation: Generation, parameters: ModelParameters) -> None:
         self.core = core
-        self.events: list[Event] = []
+        self.notes: list[Note] = []
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
         self.met_ns: float | None = None
         self.lives: Sequence[LiveRange] = ()
         self.peaks: dict[MemoryRegion, Peak] = {}
-        self._generation = generation
         self._parameters = parameters
+        self._plans = plans_for(generation, parameters)
+        # What is on chip belongs to one core and keeps what is known of it, for as long as the kernel keeps it.
+        self._in_hbm: dict[Storage, Tracked] = {}
 
     def add(
         self,
@@ -59,110 +65,124 @@ class Trace:
         definition: Definition,
         engine: engines,
         label: str,
-        values: dict[str, Any],
+        values: list[Any],
         indirect: Sequence[IndirectOperand],
     ) -> None:
         """An instruction has been issued with these parameters."""
-        cycles = 0.0
         met_ns, self.met_ns = self.met_ns, None
-        tensors = tensors_of(values)
-        reads, writes = _accesses(definition, tensors, indirect)
         if definition.is_transfer:
-            transfer = self._transfer(definition, values, reads)
-            self._count(transfer)
-            start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
-            span = self.timeline.transfer(transfer, start)
-        elif definition.cost is not None:
-            cycles = definition.cost(Call(engine, values, self._generation, self._parameters))
-            span = self.timeline.compute(engine, cycles, reads, writes, self._table(engine, values))
+            self._add_transfer(number, definition, engine, label, values, met_ns)
+            return
+        reads: Places = []
+        writes: Places = []
+        forms: list[Form | None] = []
+        roles = roles_of(definition)
+        for at in roles.reads:
+            value = values[at]
+            forms.append(self._touch(value, reads).form if type(value) is NkiTensor else None)
+        for at in roles.writes:
+            value = values[at]
+            forms.append(self._touch(value, writes).form if type(value) is NkiTensor else None)
+        for operand in indirect:
+            self._touch(operand.index, reads)
+            self._touch(operand.base, writes if operand.is_output else reads)
+        plan = self._plans.plan(definition, engine, values, forms)
+        if definition.cost is not None:
+            span = self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
         elif met_ns is not None:  # a barrier
-            (data,) = reads
-            span = self.timeline.meet(engine, data, self.timeline.arrival(engine, data), met_ns)
+            span = self.timeline.meet(engine, reads, met_ns)
         else:  # registers, and a barrier of one core: they take no time here
             now = self.timeline.free_ns(engine)
-            span = Span(now, now, now)
-        shown = "dma" if definition.is_transfer else engine.name
-        self._show(number, shown, definition.name, label, tensors, cycles, span)
+            span = now, now
+        self._note(number, plan, label, span)
 
     def add_fill(self, number: int, dst: NkiTensor, value: Any) -> None:
         """A tensor was made with a value: by a ``memset`` on chip, by a DMA in HBM."""
-        values = {"dst": dst, "value": value}
-        if dst.is_on_chip():
-            cycles = costs.filled(Call(engines.vector, values, self._generation, self._parameters))
-            span = self.timeline.compute(engines.vector, cycles, (), (dst,))
-            self._show(number, "vector", "memset", "", {"dst": dst}, cycles, span)
-            return
-        transfer = Transfer(dst, (), (), queue_of(values, False, self._parameters), False, 0)
-        self._count(transfer)
-        self._show(number, "dma", "dma_copy", "", {"dst": dst}, 0.0, self.timeline.transfer(transfer))
+        writes: Places = []
+        footprint = self._touch(dst, writes, self.hbm_written)
+        plan = self._plans.fill(dst, value)
+        if plan.queue:
+            work = self._plans.work((footprint.side,), 0, False)
+            span = self.timeline.transfer(plan.queue, work, False, [], writes)
+        else:
+            span = self.timeline.compute(engines.vector, plan.cycles, [], writes)
+        self._note(number, plan, "", span)
 
     def arrival_at_barrier(self, engine: engines, data: NkiTensor) -> float:
         """When this core comes to a barrier on ``data``."""
-        return self.timeline.arrival(engine, data)
+        writes: Places = []
+        self._touch(data, writes)
+        return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: NkiTensor, dst: NkiTensor, values: dict[str, Any]) -> float:
         """When this core is ready to swap tiles with the other one."""
-        queue = queue_of({**values, "dst": dst}, False, self._parameters)
-        return self.timeline.trigger_ns(Transfer(dst, (src,), (), queue, False, 0))
+        reads: Places = []
+        writes: Places = []
+        self._touch(src, reads)
+        self._touch(dst, writes)
+        return self.timeline.trigger_ns(queue_of(values, False, dst.is_on_chip(), self._parameters), reads, writes)
 
-    def _show(
+    def _add_transfer(
         self,
         number: int,
-        engine: str,
-        name: str,
+        definition: Definition,
+        engine: engines,
         label: str,
-        tensors: dict[str, NkiTensor],
-        cycles: float,
-        span: Span,
+        values: list[Any],
+        met_ns: float | None,
     ) -> None:
-        operands = {key: (tensor.shape, str(tensor.dtype)) for key, tensor in tensors.items()}
-        start, end = span.start_ns / _NS_PER_US, span.end_ns / _NS_PER_US
-        place = kernel_location()
-        self.events.append(Event(self.core, engine, name, label or "", operands, cycles, start, end, place, number))
+        roles = roles_of(definition)
+        reads: Places = []
+        writes: Places = []
+        tensors = [values[at] for at in roles.writes]
+        footprints = [self._touch(tensor, writes, self.hbm_written) for tensor in tensors]
+        for at in roles.reads:
+            value = values[at]
+            for tensor in (value,) if type(value) is NkiTensor else value:
+                tensors.append(tensor)
+                footprints.append(self._touch(tensor, reads, self.hbm_read))
+        rows, is_gathered = 0, False
+        for tensor in tensors:
+            indirect = tensor._indirect
+            if indirect is None:
+                continue
+            if isinstance(indirect.index, NkiTensor):
+                self._touch(indirect.index, reads)
+            if indirect.kind == "vector":
+                rows, is_gathered = max(rows, tensor.shape[0]), True
+        plan = self._plans.plan(definition, engine, values, [footprint.form for footprint in footprints], is_gathered)
+        sides = tuple([footprint.side for footprint in footprints])
+        work = self._plans.work(sides, rows, definition.name == "dma_transpose")
+        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
+        span = self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
+        self._note(number, plan, label, span)
 
-    def _table(self, engine: engines, values: dict[str, Any]) -> str:
-        """The activation table that an instruction of the Scalar engine needs; empty if none."""
-        if engine is not engines.scalar:
-            return ""
-        function = getattr(values.get("op"), "key", "")
-        return self._parameters.table_of(function) if function else ""
+    def _touch(self, tensor: NkiTensor, places: Places, counter: Counter[str] | None = None) -> Footprint:
+        """Enter a tensor among what an instruction reads, or writes, and its bytes among those that cross HBM."""
+        storage = tensor.storage
+        known = storage.uses
+        if known is None:
+            known = self._tracked(storage)
+        footprint: Footprint = known.views.footprint(tensor)
+        part = footprint.part
+        if part is not None:
+            places.append(known.uses[part])
+        if counter is not None and footprint.form.is_in_hbm:
+            counter[known.name] += footprint.form.nbytes
+        return footprint
 
-    def _transfer(self, definition: Definition, values: dict[str, Any], sources: list[NkiTensor]) -> Transfer:
-        dst = values["dst"]
-        offsets = [access for access in (tensor.indirect_access for tensor in (dst, *sources)) if access is not None]
-        is_vector = any(access.kind == "vector" for access in offsets)
-        indices = [access.index for access in offsets if isinstance(access.index, NkiTensor)]
-        is_transpose = definition.name == "dma_transpose"
-        rows = max(tensor.shape[0] for tensor in (dst, *sources) if _is_gathered(tensor)) if is_vector else 0
-        return Transfer(dst, sources, indices, queue_of(values, is_vector, self._parameters), is_transpose, rows)
+    def _tracked(self, storage: Storage) -> Tracked:
+        """What is known of a storage that is in HBM, or not used yet."""
+        known = self._in_hbm.get(storage)
+        if known is None:
+            known = tracked(storage)
+            if storage.region in ON_CHIP:
+                storage.uses = known
+            else:
+                self._in_hbm[storage] = known
+        return known
 
-    def _count(self, transfer: Transfer) -> None:
-        """The bytes that cross HBM, by tensor."""
-        for tensor in transfer.sources:
-            if tensor.buffer in HBM:
-                self.hbm_read[_name(tensor)] += tensor.size * tensor.dtype.itemsize
-        if transfer.dst.buffer in HBM:
-            self.hbm_written[_name(transfer.dst)] += transfer.dst.size * transfer.dst.dtype.itemsize
-
-
-def _is_gathered(tensor: NkiTensor) -> bool:
-    return tensor.indirect_access is not None and tensor.indirect_access.kind == "vector"
-
-
-def _name(tensor: NkiTensor) -> str:
-    """What a tensor in HBM is called; one without a name after its shape and type."""
-    storage = tensor.storage
-    return storage.name or f"{list(storage.shape)} {storage.dtype}"
-
-
-def _accesses(
-    definition: Definition, tensors: dict[str, NkiTensor], indirect: Sequence[IndirectOperand]
-) -> tuple[list[NkiTensor], list[NkiTensor]]:
-    """The tensors that an instruction reads and those that it writes, tensor indirection included."""
-    outputs = definition.output_names
-    reads = [tensor for name, tensor in tensors.items() if name not in outputs]
-    writes = [tensor for name, tensor in tensors.items() if name in outputs]
-    for operand in indirect:
-        reads.append(operand.index)
-        (writes if operand.is_output else reads).append(operand.base)
-    return reads, writes
+    def _note(self, number: int, plan: Plan, label: str, span: Span) -> None:
+        frame = kernel_frame(_FRAMES)
+        code, at = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        self.notes.append((number, plan, label, span, code, at))

@@ -7,10 +7,11 @@ its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..byte_spans import spans_of
 from ..enums import dge_mode, dma_engine
@@ -19,43 +20,15 @@ from ..generations import PARTITIONS
 from ..hardware import DmaTiming
 from ..layout import Layout
 from ..memory import ON_CHIP, MemoryRegion
-from ..tensor import NkiTensor
 from .parameters import ModelParameters
 
-_NS_PER_US = 1000.0
 # A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
 _LEAST_PIECE_BYTES = 512
 
 SOFTWARE_QUEUE = engines.gpsimd.name
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """What a DMA instruction moves.
-
-    Attributes:
-        dst: where to.
-        sources: where from: none for a constant, several for a sum of tensors.
-        indices: tensors of vector or scalar offsets, which are read too.
-        queue: name of the queue that triggers it.
-        is_transpose: whether the dimensions are reversed on the way.
-        rows: how many rows a vector offset names; 0 if none does.
-    """
-
-    dst: NkiTensor
-    sources: Sequence[NkiTensor]
-    indices: Sequence[NkiTensor]
-    queue: str
-    is_transpose: bool
-    rows: int
-
-    @property
-    def reads(self) -> list[NkiTensor]:
-        """Every tensor that has to be ready."""
-        return [*self.sources, *self.indices]
-
-
-def queue_of(values: dict[str, Any], is_indirect: bool, parameters: ModelParameters) -> str:
+def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parameters: ModelParameters) -> str:
     """The queue of a DMA instruction: that of the engine that triggers it, as far as the kernel says which one."""
     is_software = values.get("dge_mode") is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
     if is_indirect or is_software:
@@ -65,22 +38,18 @@ def queue_of(values: dict[str, Any], is_indirect: bool, parameters: ModelParamet
         return str(asked.name)
     if not parameters.queues_by_direction:
         return "dma"
-    return "load" if values["dst"].is_on_chip() else "store"
+    return "load" if to_chip else "store"
 
 
-def fixed_ns(transfer: Transfer, dma: DmaTiming, parameters: ModelParameters) -> float:
-    """What a transfer takes besides its rows."""
-    return parameters.indirect_base_us * _NS_PER_US if transfer.rows else dma.fixed_ns
-
-
-class Side(NamedTuple):
-    """One end of a transfer, as far as its time depends on it.
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One end of a transfer, as far as its time depends on it. Equal ones are one object: see :func:`side_of`.
 
     Attributes:
         shape, strides: of the view, in elements.
         width: bytes of an element.
         region: where it is.
-        first, step: on chip, its first partition, and from one partition to the next.
+        first, step: on chip, its first partition, and from one partition to the next; else 0.
     """
 
     shape: tuple[int, ...]
@@ -89,14 +58,6 @@ class Side(NamedTuple):
     region: MemoryRegion
     first: int
     step: int
-
-    @classmethod
-    def of(cls, tensor: NkiTensor) -> Side:
-        width, first, step = tensor.dtype.itemsize, 0, 0
-        if tensor.is_on_chip():
-            pitch = max(1, tensor.storage.partition_bytes // tensor.storage.width_of(tensor.dtype))
-            first, step = tensor.offset // pitch, tensor.strides[0] // pitch
-        return cls(tensor.shape, tensor.strides, width, tensor.buffer, first, step)
 
     @property
     def is_on_chip(self) -> bool:
@@ -110,13 +71,16 @@ class Side(NamedTuple):
         return _runs(Layout(self.shape, self.strides, 0), self.width)
 
 
+@lru_cache(maxsize=65536)
+def side_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], width: int, region: MemoryRegion, first: int, step: int
+) -> Side:
+    """The one object for these."""
+    return Side(shape, strides, width, region, first, step)
+
+
 def _runs(layout: Layout, width: int) -> int:
     return int(spans_of(layout, width).starts.size)
-
-
-def sides_of(transfer: Transfer) -> tuple[Side, ...]:
-    """``dst``, and the sources."""
-    return (Side.of(transfer.dst), *map(Side.of, transfer.sources))
 
 
 def engine_times(
@@ -125,7 +89,7 @@ def engine_times(
     """Pairs (number of a DMA engine, nanoseconds that it works).
 
     Args:
-        sides: from :func:`sides_of`.
+        sides: of ``dst``, and of the sources: none for a constant, several for a sum of tensors.
         rows: how many rows a vector offset names; 0 if none does.
         is_transpose: whether the dimensions are reversed on the way.
         dma: the engines.

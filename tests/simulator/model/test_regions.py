@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nkilib.simulator.dtypes import float32, int32
-from nkilib.simulator.enums import engine
 from nkilib.simulator.indirect import Indirect
 from nkilib.simulator.layout import Layout
 from nkilib.simulator.memory import MemoryRegion
-from nkilib.simulator.model.regions import Part, Uses, _part, part_of
+from nkilib.simulator.model.regions import Part, _part, part_of
 from nkilib.simulator.storage import Storage
 from nkilib.simulator.tensor import NkiTensor
 
@@ -90,45 +89,3 @@ def test_a_scalar_offset_may_reach_everything() -> None:
     indirect = Indirect("scalar", index, stride=8, limit=10, source="x", dim=0)
     reach = part_of(base._with((2, 8), (8, 1), indirect=indirect))
     assert reach is not None and (reach.first, reach.last) == (0, 319)
-
-
-def test_a_write_makes_earlier_accesses_to_its_part_forgotten() -> None:
-    left, right, whole = part((4, 5), (10, 1)), part((4, 5), (10, 1), offset=5), part((4, 10), (10, 1))
-    uses = Uses(left)
-    assert uses.before_write(left) == []
-    uses.note_write(left, engine.vector, 10.0)
-    assert uses.before_read(right) == []
-    uses.note_read(right, engine.scalar, 20.0)
-    assert [(use.by, use.until_ns) for use in uses.before_read(whole)] == [(engine.vector, 10.0)]
-    assert {use.until_ns for use in uses.before_write(whole)} == {10.0, 20.0}
-    assert uses.before_write(part((1, 5), (10, 1), offset=50)) == []
-    uses.note_write(whole, engine.dma, 30.0)
-    assert [use.until_ns for use in uses.before_write(left)] == [30.0]
-
-
-def test_many_parts_of_one_storage_are_told_apart() -> None:
-    """Parts of several extents: one that begins far in front of another may still reach into it."""
-    parts = [part((4, 10), (100, 1), offset=10 * number) for number in range(10)]
-    uses = Uses(parts[0])
-    for number, some in enumerate(parts):
-        assert uses.before_write(some) == []
-        uses.note_write(some, engine.dma, float(number))
-    uses.note_write(part((1,), (1,), offset=1000), engine.dma, 100.0)
-    assert [use.until_ns for use in uses.before_read(part((3,), (1,), offset=345))] == [4.0]
-    assert sorted(use.until_ns for use in uses.before_read(part((20,), (1,), offset=215))) == [1.0, 2.0, 3.0]
-
-
-def test_a_tile_that_is_used_as_a_whole() -> None:
-    """The last write and the reads since then count, by engine; another part then finds them."""
-    whole = part((4, 10), (10, 1))
-    uses = Uses(whole)
-    uses.note_write(whole, engine.dma, 5.0)
-    uses.note_write(whole, engine.vector, 10.0)
-    uses.note_read(whole, engine.scalar, 20.0)
-    uses.note_read(whole, engine.scalar, 25.0)
-    assert [(use.by, use.until_ns) for use in uses.before_read(whole)] == [(engine.vector, 10.0)]
-    assert [use.until_ns for use in uses.before_write(whole)] == [10.0, 25.0]
-    corner = part((1, 2), (10, 1))
-    assert [use.until_ns for use in uses.before_write(corner)] == [10.0, 25.0]
-    uses.note_write(corner, engine.gpsimd, 30.0)
-    assert sorted(use.until_ns for use in uses.before_write(whole)) == [10.0, 25.0, 30.0]
