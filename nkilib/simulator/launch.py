@@ -166,6 +166,7 @@ class _CoreRun:
             with np.errstate(all="ignore"):
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
             if self.core.trace is not None:
+                self.core.trace.settle()
                 self.core.trace.lives = self.core.lives
             self._check_capacity()
             barrier.finish()

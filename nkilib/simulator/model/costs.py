@@ -16,7 +16,7 @@ from ..enums import engine as engines
 from ..enums import matmul_perf_mode, reduce_cmd
 from ..hardware import Generation
 from ..memory import MemoryRegion
-from ..tensor import NkiTensor
+from .footprints import Form
 from .parameters import ModelParameters
 
 LEAST_CYCLES = 64.0
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
     Attributes:
         engine: the engine that runs it.
-        values: its parameters by name.
+        values: its parameters by name: of tensors the forms, and those that decide (``plans.DECIDING``).
         generation: the hardware.
         parameters: the assumptions.
     """
@@ -46,10 +46,10 @@ class Call(NamedTuple):
         """Elements in a partition of the largest of some tiles."""
         return max(self.values[name].free_size for name in names)
 
-    def tiles(self, *names: str) -> list[NkiTensor]:
+    def tiles(self, *names: str) -> list[Form]:
         """Those of the named operands that are tensors of more than one element a partition."""
         given = (self.values[name] for name in names)
-        return [value for value in given if isinstance(value, NkiTensor)]
+        return [value for value in given if isinstance(value, Form)]
 
 
 Cost = Callable[[Call], float]
@@ -77,7 +77,7 @@ def copied(*names: str) -> Cost:
     return cost
 
 
-def _fast_share(call: Call, tiles: list[NkiTensor]) -> float:
+def _fast_share(call: Call, tiles: list[Form]) -> float:
     is_vector = call.engine is engines.vector and call.generation.timing.has_fast_vector_modes
     if not is_vector or not all(tile.dtype in FAST_TYPES for tile in tiles):
         return 1.0

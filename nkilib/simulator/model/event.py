@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from ..tensor import NkiTensor
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from .plans import Plan
@@ -43,20 +41,6 @@ class Event(NamedTuple):
     end_us: float
     place: str
     number: int
-
-
-def tensors_of(values: dict[str, Any]) -> dict[str, NkiTensor]:
-    """The tensors among an instruction's parameters, those in lists too."""
-    found: dict[str, NkiTensor] = {}
-    for name, value in values.items():
-        kind = type(value)
-        if kind is NkiTensor:
-            found[name] = value
-        elif kind is list or kind is tuple:
-            for position, item in enumerate(value):
-                if isinstance(item, NkiTensor):
-                    found[f"{name}[{position}]"] = item
-    return found
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..dtypes import DType
+from ..layout import Layout, is_dense
 from ..memory import HBM, ON_CHIP, MemoryRegion
 from ..storage import Storage
-from ..tensor import NkiTensor
-from .regions import Part, part_of
+from .regions import Part, Reach, part_of
 from .transfers import Side, side_of
 from .uses import HbmUses, TileUses
 
@@ -28,23 +28,37 @@ class Form:
     """Shape, strides, type and region of a tensor: what the cost of an instruction can depend on.
 
     Equal ones are one object: see :func:`form_of`.
+
+    Attributes:
+        free_size: elements of a partition, or of a row.
+        nbytes: of its elements, on the device.
     """
 
-    __slots__ = ("dtype", "is_in_hbm", "nbytes", "region", "shape", "strides")
+    __slots__ = ("buffer", "dtype", "free_size", "is_in_hbm", "nbytes", "shape", "strides")
 
-    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, region: MemoryRegion) -> None:
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
         self.shape = shape
         self.strides = strides
         self.dtype = dtype
-        self.region = region
+        self.buffer = buffer
+        self.free_size = prod(shape[1:])
         self.nbytes = prod(shape) * dtype.itemsize
-        self.is_in_hbm = region in HBM
+        self.is_in_hbm = buffer in HBM
+
+    @property
+    def is_on_chip(self) -> bool:
+        return self.buffer in ON_CHIP
+
+    def is_contiguous(self) -> bool:
+        """As :meth:`View.is_contiguous`."""
+        first = 1 if self.is_on_chip else 0
+        return is_dense(self.shape[first:], self.strides[first:])
 
 
 @lru_cache(maxsize=65536)
-def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, region: MemoryRegion) -> Form:
+def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
     """The one object for these."""
-    return Form(shape, strides, dtype, region)
+    return Form(shape, strides, dtype, buffer)
 
 
 class Footprint:
@@ -57,11 +71,11 @@ class Footprint:
 
     __slots__ = ("_offset", "_pitch", "_side", "form", "part")
 
-    def __init__(self, tensor: NkiTensor) -> None:
-        self.form = form_of(tensor.shape, tensor.strides, tensor.dtype, tensor.buffer)
-        self.part: Part | None = part_of(tensor)
-        self._offset = tensor.offset
-        self._pitch = max(1, tensor.storage.partition_bytes // tensor.storage.width_of(tensor.dtype))
+    def __init__(self, form: Form, part: Part | None, offset: int, pitch: int) -> None:
+        self.form = form
+        self.part = part
+        self._offset = offset
+        self._pitch = pitch
         self._side: Side | None = None
 
     @property
@@ -69,45 +83,43 @@ class Footprint:
         """What the time of a transfer depends on."""
         if self._side is None:
             form, first, step = self.form, 0, 0
-            if form.region in ON_CHIP:
+            if form.is_on_chip:
                 first, step = self._offset // self._pitch, form.strides[0] // self._pitch
-            self._side = side_of(form.shape, form.strides, form.dtype.itemsize, form.region, first, step)
+            self._side = side_of(form.shape, form.strides, form.dtype.itemsize, form.buffer, first, step)
         return self._side
 
 
 class Views:
-    """The footprints of the views of storages that are alike."""
+    """The footprints of the views of storages that are alike: in shape, type, type in memory and region."""
 
-    __slots__ = ("_dtype", "_known", "_whole")
+    __slots__ = ("_dtype", "_held_as", "_known", "_region", "_shape")
 
-    def __init__(self, dtype: DType) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: DType, held_as: np.dtype[Any], region: MemoryRegion) -> None:
+        self._shape = shape
         self._dtype = dtype
-        self._whole: Footprint | None = None
+        self._held_as = held_as
+        self._region = region
         self._known: dict[Hashable, Footprint] = {}
 
-    def footprint(self, tensor: NkiTensor) -> Footprint:
-        """What is known of a view of such a storage."""
-        if tensor.is_whole:
-            if self._whole is None:
-                self._whole = Footprint(tensor)
-            return self._whole
-        key: Hashable = tensor.layout
-        indirect = tensor._indirect
-        if indirect is not None:
-            key = tensor.layout, tensor.dtype, indirect.kind, indirect.stride, indirect.limit
-        elif tensor.dtype is not self._dtype:
-            key = tensor.layout, tensor.dtype
+    def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
+        """What is known of a view of such a storage; ``reach`` where its address is read at run time."""
+        key: Hashable = layout if reach is None and dtype is self._dtype else (layout, dtype, reach)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            found = self._known[key] = Footprint(tensor)
+            found = self._known[key] = self._made(layout, dtype, reach)
         return found
 
+    def _made(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
+        width = (self._held_as if dtype == self._dtype else dtype.numpy).itemsize
+        form = form_of(layout.shape, layout.strides, dtype, self._region)
+        part = part_of(layout, width, reach, prod(self._shape) * self._held_as.itemsize // width)
+        pitch = max(1, prod(self._shape[1:]) * self._held_as.itemsize // width)
+        return Footprint(form, part, layout.offset, pitch)
 
-@lru_cache(maxsize=256)
-def _views_of(shape: tuple[int, ...], dtype: DType, held_as: np.dtype[Any], region: MemoryRegion) -> Views:
-    return Views(dtype)
+
+_views_of = lru_cache(maxsize=256)(Views)
 
 
 class Tracked(NamedTuple):
@@ -116,7 +128,7 @@ class Tracked(NamedTuple):
     Attributes:
         uses: the accesses to it, by part.
         views: the footprints of its views.
-        name: what it is called; after its shape and type if it has no name.
+        name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
     """
 
     uses: TileUses | HbmUses
@@ -127,5 +139,6 @@ class Tracked(NamedTuple):
 def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
-    uses = TileUses() if storage.region in ON_CHIP else HbmUses()
-    return Tracked(uses, views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+    if storage.region in ON_CHIP:
+        return Tracked(TileUses(), views, "")
+    return Tracked(HbmUses(), views, storage.name or f"{list(storage.shape)} {storage.dtype}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..enums import engine as engines
 from ..hardware import Generation
-from ..memory import ON_CHIP
-from ..tensor import NkiTensor
 from .busy_times import Work
 from .costs import Call, filled
-from .event import tensors_of
+from .footprints import Form
 from .parameters import ModelParameters
 from .transfers import Side, engine_times, queue_of
 
@@ -20,17 +18,23 @@ if TYPE_CHECKING:
 
 # The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
 DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine"})
-# The parameters that take tensors and are no operands, for what holds of them is not said of one tensor.
-_LISTS_OF_TENSORS = frozenset({"srcs"})
+# A parameter that takes a list of tensors; these are no operands.
+_LIST_OF_TENSORS = "srcs"
 
 _KEPT = 16384
 _KEPT_MODELS = 8
 
 
 class Roles(NamedTuple):
-    """The positions of an instruction's parameters: those that are read, written, and of :data:`DECIDING`."""
+    """What the parameters of an instruction are to the model, by their positions.
 
-    reads: tuple[int, ...]
+    Attributes:
+        tensors: those that may be tensors: first those that are written, then those that are read.
+        writes: those that are written.
+        deciding: those of :data:`DECIDING`.
+    """
+
+    tensors: tuple[int, ...]
     writes: tuple[int, ...]
     deciding: tuple[int, ...]
 
@@ -42,10 +46,12 @@ def roles_of(definition: Definition) -> Roles:
     """What the parameters of an instruction are to the model."""
     roles = _ROLES.get(definition.name)
     if roles is None:
-        inputs = {rule.name for rule in definition.operands if not rule.is_output} | _LISTS_OF_TENSORS
-        wanted = (inputs, definition.output_names, DECIDING)
-        positions = [tuple(at for at, name in enumerate(definition.names) if name in names) for names in wanted]
-        roles = _ROLES[definition.name] = Roles(*positions)
+        inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
+        wanted = (definition.output_names, inputs, DECIDING)
+        writes, reads, deciding = (
+            tuple(at for at, name in enumerate(definition.names) if name in names) for names in wanted
+        )
+        roles = _ROLES[definition.name] = Roles(writes + reads, writes, deciding)
     return roles
 
 
@@ -76,36 +82,39 @@ class Plans:
         self._work: dict[tuple[tuple[Side, ...], int, bool], Work] = {}
 
     def plan(
-        self, definition: Definition, engine: engines, values: list[Any], forms: list[Any], is_indirect: bool = False
+        self,
+        definition: Definition,
+        engine: engines,
+        forms: Sequence[Form | None],
+        deciding: Sequence[Any],
+        is_gathered: bool,
     ) -> Plan:
         """The plan of a call.
 
         Args:
             definition: the instruction.
             engine: that runs it.
-            values: its parameters.
-            forms: of its tensors, those that it reads first; None where a parameter is no tensor.
-            is_indirect: whether a vector offset names the rows of a transfer.
+            forms: of its tensors, in the order of its roles; None where a parameter is no tensor.
+            deciding: its other parameters, in the order of its roles.
+            is_gathered: whether a vector offset names the rows of a transfer.
         """
-        deciding = [values[at] for at in roles_of(definition).deciding]
-        key = (definition.name, engine, is_indirect, *forms, *deciding)
+        key = (definition.name, engine, is_gathered, *forms, *deciding)
         try:
             plan = self._known.get(key)
         except TypeError:  # a value without a hash
-            return self._made(definition, engine, values, is_indirect)
+            return self._made(definition, engine, forms, deciding, is_gathered)
         if plan is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            plan = self._known[key] = self._made(definition, engine, values, is_indirect)
+            plan = self._known[key] = self._made(definition, engine, forms, deciding, is_gathered)
         return plan
 
-    def fill(self, dst: NkiTensor, value: Any) -> Plan:
-        """The plan for making a tensor with a value."""
-        operands = {"dst": (dst.shape, str(dst.dtype))}
-        if not dst.is_on_chip():
-            return Plan("dma_copy", "dma", operands, queue=queue_of({}, False, False, self.parameters))
+    def fill(self, dst: Form, value: Any) -> Plan:
+        """The plan for making a tensor with a value: by a ``memset`` on chip, by a DMA in HBM."""
+        if dst.is_in_hbm:
+            return Plan("dma_copy", "dma", _shown({"dst": dst}), queue=queue_of({}, False, False, self.parameters))
         call = Call(engines.vector, {"dst": dst, "value": value}, self.generation, self.parameters)
-        return Plan("memset", "vector", operands, filled(call))
+        return Plan("memset", "vector", _shown({"dst": dst}), filled(call))
 
     def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> Work:
         """What a transfer asks of the DMA engines; see :func:`engine_times`."""
@@ -120,19 +129,25 @@ class Plans:
             work = self._work[key] = Work(times, is_even)
         return work
 
-    def _made(self, definition: Definition, engine: engines, values: list[Any], is_indirect: bool) -> Plan:
-        named = dict(zip(definition.names, values, strict=True))
-        tensors = tensors_of(named)
-        operands = {name: (tensor.shape, str(tensor.dtype)) for name, tensor in tensors.items()}
-        seen = {rule.name: tensors.get(rule.name) for rule in definition.operands}
-        seen |= {name: value for name, value in named.items() if name in DECIDING}
+    def _made(
+        self,
+        definition: Definition,
+        engine: engines,
+        forms: Sequence[Form | None],
+        deciding: Sequence[Any],
+        is_gathered: bool,
+    ) -> Plan:
+        roles = roles_of(definition)
+        named = _named(definition, roles, forms)
+        operands = _shown({name: form for name, form in named.items() if form is not None})
+        values = named | {definition.names[at]: value for at, value in zip(roles.deciding, deciding, strict=True)}
         if definition.is_transfer:
-            queue = queue_of(seen, is_indirect, named["dst"].buffer in ON_CHIP, self.parameters)
+            queue = queue_of(values, is_gathered, values["dst"].is_on_chip, self.parameters)
             return Plan(definition.name, "dma", operands, queue=queue)
         cycles = 0.0
         if definition.cost is not None:
-            cycles = definition.cost(Call(engine, seen, self.generation, self.parameters))
-        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, seen))
+            cycles = definition.cost(Call(engine, values, self.generation, self.parameters))
+        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
 
     def _table(self, engine: engines, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
@@ -140,6 +155,21 @@ class Plans:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""
+
+
+def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
+    """The forms by parameter, in the order of the parameters; a list's tensors come last among those that are read."""
+    positions = [*roles.tensors]
+    positions += positions[-1:] * (len(forms) - len(positions))
+    named: dict[str, Form | None] = {}
+    for number, (at, form) in enumerate(sorted(zip(positions, forms, strict=True), key=lambda item: item[0])):
+        name = definition.names[at]
+        named[f"{name}[{number - positions.index(at)}]" if name == _LIST_OF_TENSORS else name] = form
+    return named
+
+
+def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (form.shape, str(form.dtype)) for name, form in forms.items()}
 
 
 _MODELS: list[Plans] = []

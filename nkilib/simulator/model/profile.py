@@ -188,12 +188,12 @@ def profile(
     if work is None:  # asked after the kernel, which words what is wrong with its arguments
         work = _stated_work(kernel, args, kwargs)
     traces = collection.traces
-    read, written = sum((trace.hbm_read for trace in traces), Counter()), _written(traces)
+    read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
     return Profile(
         kernel=kernel.__name__,
         generation=generation.name,
         cores=len(traces),
-        time_us=max(trace.timeline.end_ns for trace in traces) / _NS_PER_US,
+        time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
         bounds_us={} if work is None else bounds_us(work, len(traces), generation, assumed),
         engine_busy_us=_busy(traces),
         hbm_read_bytes=read.total(),
@@ -218,13 +218,13 @@ def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _written(traces: Iterable[Trace]) -> Counter[str]:
-    return sum((trace.hbm_written for trace in traces), Counter())
+    return sum((trace.settled.hbm_written for trace in traces), Counter())
 
 
 def _busy(traces: Sequence[Trace]) -> dict[str, float]:
     """Busy time by engine, of the core on which it is busy longest."""
     longest: dict[str, float] = {}
     for trace in traces:
-        for name, busy in trace.timeline.busy_ns().items():
+        for name, busy in trace.settled.timeline.busy_ns().items():
             longest[name] = max(longest.get(name, 0.0), busy / _NS_PER_US)
     return longest

@@ -25,7 +25,7 @@ class Recorded:
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
-        self._cores: Sequence[_Core] = [(trace.core, trace.notes, trace.lives) for trace in traces]
+        self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives) for trace in traces]
         self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
 
     @cached_property
@@ -70,4 +70,4 @@ def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
     """The tensors that make the peak, of the core that needs most."""
     highest = max(traces, key=lambda trace: trace.peaks[region].nbytes if region in trace.peaks else 0)
     lives = highest.peaks[region].lives if region in highest.peaks else ()
-    return highest.core, highest.notes, lives
+    return highest.core, highest.settled.notes, lives

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..byte_spans import first_meeting, spans_of
 from ..layout import Layout, extent
-from ..tensor import NkiTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,24 +66,34 @@ class Part:
         return is_alike and (other.first - self.first) % self.step + other.length <= self.length
 
 
-def part_of(tensor: NkiTensor) -> Part | None:
-    """The part of its storage that a tensor is, or may be where its address is read at run time; None if empty."""
-    layout = tensor.layout
-    indirect = tensor.indirect_access
-    if indirect is not None and indirect.kind != "tensor":
-        layout = _reach(tensor)
-    return _part(layout, tensor.storage.width_of(tensor.dtype))
+class Reach(NamedTuple):
+    """Where an address that is read at run time can lead; see :class:`~nkilib.simulator.indirect.Indirect`."""
+
+    kind: str
+    stride: int
+    limit: int
 
 
-def _reach(tensor: NkiTensor) -> Layout:
+def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> Part | None:
+    """The part of its storage that a tensor is, or may be where its address is read at run time; None if empty.
+
+    Args:
+        layout: of the tensor.
+        width: bytes of an element.
+        reach: where the address can lead, if it is read at run time.
+        elements: that the storage holds.
+    """
+    if reach is not None and reach.kind != "tensor":
+        layout = _reached(layout, reach, elements)
+    return _part(layout, width)
+
+
+def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
     """Every element that a view with an index may be at: the rows that a vector chooses from, or all of its tensor."""
-    indirect = tensor.indirect_access
-    assert indirect is not None
-    elements = tensor.storage.elements_of(tensor.dtype)
-    stride, free = indirect.stride, Layout(tensor.shape[1:], tensor.strides[1:], tensor.offset)
-    if indirect.kind == "vector" and stride > 0:
-        rows = min(indirect.limit, (elements - 1 - extent(free)[1]) // stride + 1)
-        return Layout((max(0, rows), *free.shape), (stride, *free.strides), tensor.offset)
+    free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
+    if reach.kind == "vector" and reach.stride > 0:
+        rows = min(reach.limit, (elements - 1 - extent(free)[1]) // reach.stride + 1)
+        return Layout((max(0, rows), *free.shape), (reach.stride, *free.strides), layout.offset)
     return Layout((elements,), (1,), 0)
 
 

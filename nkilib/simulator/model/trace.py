@@ -1,8 +1,11 @@
-"""The instructions of one core on its timeline, as they are issued."""
+"""The instructions of one core as they are issued. They are put on its timeline many at a time.
+
+While a kernel computes, its data drive the code and the tables of the model out of the caches of the CPU, and each
+instruction would bring them in again: it is only noted, and what is noted is settled in batches.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +15,11 @@ from ..hardware import Generation
 from ..memory import ON_CHIP
 from ..storage import Storage
 from ..tensor import NkiTensor
-from .event import Note
-from .footprints import Footprint, Form, Tracked, tracked
+from .footprints import Tracked, tracked
 from .parameters import ModelParameters
-from .plans import Plan, plans_for, roles_of
-from .timeline import Places, Span, Timeline
-from .transfers import queue_of
+from .plans import roles_of
+from .regions import Reach
+from .settling import Access, Indirection, Issued, Settling
 
 if TYPE_CHECKING:
     from ..capacity import Peak
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
     from ..memory import MemoryRegion
     from ..tensor_indirection import IndirectOperand
 
-_NS_PER_US = 1000.0
-
-# Frames between a note and what called the instruction: its function, ``issue``, ``Trace.add`` and ``_note``.
-_FRAMES = 4
+# How many instructions are settled at a time.
+_BATCH = 256
+# Frames between the note and what called the instruction: its function, ``issue`` and ``Trace.add``.
+_FRAMES = 3
 
 
 class Trace:
@@ -37,9 +39,7 @@ class Trace:
 
     Attributes:
         core: its number.
-        notes: one for each instruction, in program order.
-        timeline: the engines.
-        hbm_read, hbm_written: bytes by the name of the tensor in HBM.
+        settled: when instructions run, and what they move.
         met_ns: when the last core came to the meeting that the running instruction is; None if it is none.
         lives: the on-chip tensors of the core, known at the end of the kernel.
         peaks: the most bytes of a partition that they take at one time, and which do.
@@ -47,15 +47,11 @@ class Trace:
 
     def __init__(self, core: int, generation: Generation, parameters: ModelParameters) -> None:
         self.core = core
-        self.notes: list[Note] = []
-        self.timeline = Timeline(generation, parameters)
-        self.hbm_read: Counter[str] = Counter()
-        self.hbm_written: Counter[str] = Counter()
+        self.settled = Settling(generation, parameters)
         self.met_ns: float | None = None
         self.lives: Sequence[LiveRange] = ()
         self.peaks: dict[MemoryRegion, Peak] = {}
-        self._parameters = parameters
-        self._plans = plans_for(generation, parameters)
+        self._pending: list[Issued] = []
         # What is on chip belongs to one core and keeps what is known of it, for as long as the kernel keeps it.
         self._in_hbm: dict[Storage, Tracked] = {}
 
@@ -70,106 +66,62 @@ class Trace:
     ) -> None:
         """An instruction has been issued with these parameters."""
         met_ns, self.met_ns = self.met_ns, None
-        if definition.is_transfer:
-            self._add_transfer(number, definition, engine, label, values, met_ns)
-            return
-        reads: Places = []
-        writes: Places = []
-        forms: list[Form | None] = []
         roles = roles_of(definition)
-        for at in roles.reads:
+        operands: list[Access | None] = []
+        for at in roles.tensors:
             value = values[at]
-            forms.append(self._touch(value, reads).form if type(value) is NkiTensor else None)
-        for at in roles.writes:
-            value = values[at]
-            forms.append(self._touch(value, writes).form if type(value) is NkiTensor else None)
-        for operand in indirect:
-            self._touch(operand.index, reads)
-            self._touch(operand.base, writes if operand.is_output else reads)
-        plan = self._plans.plan(definition, engine, values, forms)
-        if definition.cost is not None:
-            span = self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
-        elif met_ns is not None:  # a barrier
-            span = self.timeline.meet(engine, reads, met_ns)
-        else:  # registers, and a barrier of one core: they take no time here
-            now = self.timeline.free_ns(engine)
-            span = now, now
-        self._note(number, plan, label, span)
+            kind = type(value)
+            if kind is NkiTensor:
+                known = value.storage.uses
+                if known is None or value._indirect is not None:
+                    operands.append(self._access(value))
+                else:  # most of them
+                    operands.append((known, value.layout, value.dtype, None, None))
+            elif kind is list or kind is tuple:
+                operands += [self._access(item) for item in value]
+            else:
+                operands.append(None)
+        deciding = [values[at] for at in roles.deciding] if roles.deciding else ()
+        besides = [self._of_indirection(operand) for operand in indirect] if indirect else ()
+        frame = kernel_frame(_FRAMES)
+        code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        self._pending.append((number, definition, engine, label, operands, deciding, besides, met_ns, code, position))
+        if len(self._pending) >= _BATCH:
+            self.settle()
 
     def add_fill(self, number: int, dst: NkiTensor, value: Any) -> None:
         """A tensor was made with a value: by a ``memset`` on chip, by a DMA in HBM."""
-        writes: Places = []
-        footprint = self._touch(dst, writes, self.hbm_written)
-        plan = self._plans.fill(dst, value)
-        if plan.queue:
-            work = self._plans.work((footprint.side,), 0, False)
-            span = self.timeline.transfer(plan.queue, work, False, [], writes)
-        else:
-            span = self.timeline.compute(engines.vector, plan.cycles, [], writes)
-        self._note(number, plan, "", span)
+        self.settle()
+        self.settled.add_fill(number, self._access(dst), value, kernel_frame())
+
+    def settle(self) -> None:
+        """Put what is noted on the timeline."""
+        pending, self._pending = self._pending, []
+        self.settled.add(pending)
 
     def arrival_at_barrier(self, engine: engines, data: NkiTensor) -> float:
         """When this core comes to a barrier on ``data``."""
-        writes: Places = []
-        self._touch(data, writes)
-        return self.timeline.arrival(engine, [], writes)
+        self.settle()
+        return self.settled.arrival_at_barrier(engine, self._access(data))
 
     def arrival_at_exchange(self, src: NkiTensor, dst: NkiTensor, values: dict[str, Any]) -> float:
         """When this core is ready to swap tiles with the other one."""
-        reads: Places = []
-        writes: Places = []
-        self._touch(src, reads)
-        self._touch(dst, writes)
-        return self.timeline.trigger_ns(queue_of(values, False, dst.is_on_chip(), self._parameters), reads, writes)
+        self.settle()
+        return self.settled.arrival_at_exchange(self._access(src), self._access(dst), values)
 
-    def _add_transfer(
-        self,
-        number: int,
-        definition: Definition,
-        engine: engines,
-        label: str,
-        values: list[Any],
-        met_ns: float | None,
-    ) -> None:
-        roles = roles_of(definition)
-        reads: Places = []
-        writes: Places = []
-        tensors = [values[at] for at in roles.writes]
-        footprints = [self._touch(tensor, writes, self.hbm_written) for tensor in tensors]
-        for at in roles.reads:
-            value = values[at]
-            for tensor in (value,) if type(value) is NkiTensor else value:
-                tensors.append(tensor)
-                footprints.append(self._touch(tensor, reads, self.hbm_read))
-        rows, is_gathered = 0, False
-        for tensor in tensors:
-            indirect = tensor._indirect
-            if indirect is None:
-                continue
-            if isinstance(indirect.index, NkiTensor):
-                self._touch(indirect.index, reads)
-            if indirect.kind == "vector":
-                rows, is_gathered = max(rows, tensor.shape[0]), True
-        plan = self._plans.plan(definition, engine, values, [footprint.form for footprint in footprints], is_gathered)
-        sides = tuple([footprint.side for footprint in footprints])
-        work = self._plans.work(sides, rows, definition.name == "dma_transpose")
-        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
-        span = self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
-        self._note(number, plan, label, span)
-
-    def _touch(self, tensor: NkiTensor, places: Places, counter: Counter[str] | None = None) -> Footprint:
-        """Enter a tensor among what an instruction reads, or writes, and its bytes among those that cross HBM."""
-        storage = tensor.storage
-        known = storage.uses
+    def _access(self, tensor: NkiTensor) -> Access:
+        """A tensor, as far as the model has to know it."""
+        known = tensor.storage.uses
         if known is None:
-            known = self._tracked(storage)
-        footprint: Footprint = known.views.footprint(tensor)
-        part = footprint.part
-        if part is not None:
-            places.append(known.uses[part])
-        if counter is not None and footprint.form.is_in_hbm:
-            counter[known.name] += footprint.form.nbytes
-        return footprint
+            known = self._tracked(tensor.storage)
+        indirect = tensor._indirect
+        if indirect is None:
+            return known, tensor.layout, tensor.dtype, None, None
+        index = self._access(indirect.index) if isinstance(indirect.index, NkiTensor) else None
+        return known, tensor.layout, tensor.dtype, Reach(indirect.kind, indirect.stride, indirect.limit), index
+
+    def _of_indirection(self, operand: IndirectOperand) -> Indirection:
+        return self._access(operand.index), self._access(operand.base), operand.is_output
 
     def _tracked(self, storage: Storage) -> Tracked:
         """What is known of a storage that is in HBM, or not used yet."""
@@ -181,8 +133,3 @@ class Trace:
             else:
                 self._in_hbm[storage] = known
         return known
-
-    def _note(self, number: int, plan: Plan, label: str, span: Span) -> None:
-        frame = kernel_frame(_FRAMES)
-        code, at = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        self.notes.append((number, plan, label, span, code, at))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import time
 import tracemalloc
@@ -154,6 +155,54 @@ def test_a_picture_without_matplotlib(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'nkilib\[plot\]'"):
         scaled().plot(tmp_path / "profile.png")
+
+
+def test_a_profile_goes_to_another_process() -> None:
+    """What is worked out when it is asked for goes with it."""
+    found = scaled()
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found
+    assert again.instructions == found.instructions != ()
+    assert str(again) == str(found)
+
+
+def test_profiles_of_unlike_launches_differ_in_what_is_asked_late() -> None:
+    """The same totals, in another order."""
+
+    def body(x: Any, order: tuple[int, ...]) -> None:
+        tiles = [nl.ndarray((128, 64), FP32), nl.ndarray((128, 64), FP32)]
+        for at in order:
+            nisa.memset(tiles[at], 0.0)
+
+    first, second = (profile(nki.jit(body), spec((1,), FP32), order) for order in ((0, 0, 1), (0, 1, 1)))
+    assert first.time_us == second.time_us
+    assert first != second
+
+
+def test_instructions_are_settled_in_batches() -> None:
+    """More than one batch, and a fill and a barrier between instructions: each is there once and in its order."""
+
+    @nki.jit
+    def kernel(x: Any) -> None:
+        tile = nl.zeros((128, 64), FP32)
+        for _ in range(300):
+            nisa.tensor_copy(tile, tile)
+        nisa.core_barrier(x, (0, 1))
+        nl.zeros((128, 64), FP32)
+        nisa.tensor_copy(tile, tile)
+
+    found = [event for event in profile(kernel[2], spec((1,), FP32)).instructions if event.core == 1]
+    assert [event.number for event in found] == list(range(1, 305))
+    assert [found[at].name for at in (0, 1, 300, 301, 302, 303)] == [
+        "memset",
+        "tensor_copy",
+        "tensor_copy",
+        "core_barrier",
+        "memset",
+        "tensor_copy",
+    ]
+    starts = [event.start_us for event in found if event.engine == "vector"]
+    assert starts == sorted(starts)
 
 
 # Without data.

@@ -8,13 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.simulator.dtypes import float32, int32
-from nkilib.simulator.indirect import Indirect
 from nkilib.simulator.layout import Layout
-from nkilib.simulator.memory import MemoryRegion
-from nkilib.simulator.model.regions import Part, _part, part_of
-from nkilib.simulator.storage import Storage
-from nkilib.simulator.tensor import NkiTensor
+from nkilib.simulator.model.regions import Part, Reach, _part, part_of
 
 
 def bytes_of(layout: Layout, width: int) -> set[int]:
@@ -70,22 +65,16 @@ def test_an_empty_view_is_no_part() -> None:
     assert _part(Layout((0, 3), (3, 1), 0), 4) is None
 
 
-def matrix() -> NkiTensor:
-    return NkiTensor.whole(Storage((10, 8), float32, MemoryRegion.private_hbm, "x", is_abstract=True))
-
-
 def test_a_vector_offset_may_reach_every_row() -> None:
-    base = matrix()
-    index = NkiTensor.whole(Storage((4, 1), int32, MemoryRegion.sbuf, "i", is_abstract=True))
-    indirect = Indirect("vector", index, stride=8, limit=10, source="x", dim=0)
-    view = base._with((4, 2), (8, 1), offset=3, indirect=indirect)
-    reach = part_of(view)
+    reach = part_of(Layout((4, 2), (8, 1), 3), 4, Reach("vector", 8, 10), 80)
     assert reach is not None and reach.layout == Layout((10, 2), (8, 1), 3)
 
 
 def test_a_scalar_offset_may_reach_everything() -> None:
-    base = matrix()
-    index = NkiTensor.whole(Storage((1, 1), int32, MemoryRegion.sbuf, "i", is_abstract=True))
-    indirect = Indirect("scalar", index, stride=8, limit=10, source="x", dim=0)
-    reach = part_of(base._with((2, 8), (8, 1), indirect=indirect))
+    reach = part_of(Layout((2, 8), (8, 1), 0), 4, Reach("scalar", 8, 10), 80)
     assert reach is not None and (reach.first, reach.last) == (0, 319)
+
+
+def test_what_is_gathered_is_a_tensor_of_its_own() -> None:
+    layout = Layout((2, 8), (8, 1), 0)
+    assert part_of(layout, 4, Reach("tensor", 1, 10), 80) is part_of(layout, 4, None, 80)
