@@ -1,4 +1,4 @@
-"""When parts of a tensor are ready to be read or to be overwritten, part by part.
+"""The parts of a storage that tensors are, whether two of them share a byte, and whether one holds the other.
 
 Most parts are combs: equally long runs of bytes at equal distances, such as some columns of some rows. Whether two of
 these share a byte is arithmetic; other parts are compared range by range.

@@ -9,7 +9,7 @@ from typing import Protocol
 from ..enums import engine as engines
 from .regions import Part
 
-# A member of an Enum is looked up by a Python function before 3.12.
+# Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every access.
 _DMA = engines.dma
 
 
