@@ -53,11 +53,15 @@ class _Room:
     bank: int
 
 
-def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[MemoryRegion, Peak]:
+def check_capacity(
+    lives: Iterable[LiveRange], generation: Generation, *, finds_peaks: bool
+) -> dict[MemoryRegion, Peak]:
     """Refuse a kernel whose live tensors do not fit; returns when each region needs most, and for what.
 
     Args:
         lives: every on-chip tensor that one core made.
+        finds_peaks: whether somebody asks for the peaks; else the result is empty, and tensors that fit one beside the
+            other in any order need not be placed.
         generation: the generation, whose SBUF it is.
 
     Raises:
@@ -69,22 +73,30 @@ def check_capacity(lives: Iterable[LiveRange], generation: Generation) -> dict[M
         _Room(MemoryRegion.sbuf, generation.sbuf_usable_bytes, generation.sbuf_usable_bytes),
         _Room(MemoryRegion.psum, PSUM_PARTITION_BYTES, PSUM_BANK_BYTES),
     )
-    return {room.region: _peak(room, [life for life in used if life.region is room.region]) for room in rooms}
+    peaks = {}
+    for room in rooms:
+        known = 0 if finds_peaks or room.bank < room.nbytes else room.nbytes
+        peaks[room.region] = _peak(room, [life for life in used if life.region is room.region], known)
+    return peaks if finds_peaks else {}
 
 
-def _peak(room: _Room, lives: Sequence[LiveRange]) -> Peak:
-    """The most bytes of a partition that are needed at any time."""
+def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
+    """The most bytes of a partition that are needed at any time, if they are more than ``known``."""
     spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=lambda item: item[:2])
     live: dict[int, LiveRange] = {}  # by the number of the span
     ends: list[tuple[int, int]] = []
-    peak = Peak(0, ())
+    peak = Peak(known, ())
+    movable = 0  # bytes of the live tiles that the kernel has not placed
     for number, (first, last, life) in enumerate(spans):
         while ends and ends[0][0] < first:
-            del live[heapq.heappop(ends)[1]]
+            ended = live.pop(heapq.heappop(ends)[1])
+            movable -= ended.nbytes if ended.address is None else 0
         _check_apart(room, life, live.values())
         live[number] = life
+        movable += life.nbytes if life.address is None else 0
         heapq.heappush(ends, (last, number))
-        if _could_exceed(room, live.values(), peak.nbytes):
+        # Most of the time stacking them shows that they need no more; where tiles stay inside banks they leave gaps.
+        if room.bank < room.nbytes or _placed_height(live.values()) + movable > peak.nbytes:
             height = _height(room, live.values())
             if height is None:
                 raise CapacityError(_overflow(room, life, list(live.values())))
@@ -93,12 +105,9 @@ def _peak(room: _Room, lives: Sequence[LiveRange]) -> Peak:
     return peak
 
 
-def _could_exceed(room: _Room, live: Iterable[LiveRange], highest: int) -> bool:
-    """Whether the tiles may need more than ``highest`` bytes: most of the time stacking them shows that they do not."""
-    if room.bank < room.nbytes:
-        return True  # tiles that stay inside their banks leave gaps
-    placed = max((life.address[1] + life.nbytes for life in live if life.address is not None), default=0)
-    return placed + sum(life.nbytes for life in live if life.address is None) > highest
+def _placed_height(live: Iterable[LiveRange]) -> int:
+    """Up to where the tiles reach that the kernel has placed."""
+    return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
 
 
 def _spans(life: LiveRange) -> list[tuple[int, int]]:

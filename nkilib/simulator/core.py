@@ -36,6 +36,7 @@ class Launch:
     """What the cores of one kernel launch share.
 
     Attributes:
+        is_recorded: whether somebody asks for its record or its profile.
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
     """
 
@@ -44,6 +45,7 @@ class Launch:
     grid_dimensions: int
     barrier: CoreBarrier
     is_abstract: bool = False
+    is_recorded: bool = False
     shared: list[Storage] = field(default_factory=list)
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -44,7 +44,7 @@ class IndexedViews(View):
             NkiValidationError: if the key is of another kind or indexes the dimension of an indirect access.
         """
         if self._indirect is None and type(key) is tuple:
-            view = self._of_slices(key)
+            view = self._of_plain_key(key)
             if view is not None:
                 return view
         picked = resolve_key(self, key)
@@ -58,24 +58,29 @@ class IndexedViews(View):
         strides = [self.strides[dim] * picked[dim].step for dim in kept]
         return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
 
-    def _of_slices(self, key: tuple[Any, ...]) -> NkiTensor | None:
-        """``self[key]`` where the key is one slice a dimension, without steps, between non-negative integers, inside.
+    def _of_plain_key(self, key: tuple[Any, ...]) -> NkiTensor | None:
+        """``self[key]`` where the key is one slice or integer a dimension, none of them negative, and all is inside.
 
         Most keys are; :meth:`__getitem__` takes the long way for the others, and for what is wrong.
         """
-        if len(key) != len(self.shape):
+        if len(key) != len(self.shape) or type(key[0]) is not slice:
             return None
-        offset, shape = self.offset, []
+        offset, shape, strides = self.offset, [], []
         for item, size, stride in zip(key, self.shape, self.strides, strict=True):
-            if type(item) is not slice or item.step is not None:
-                return None
-            start = 0 if item.start is None else item.start
-            stop = size if item.stop is None else item.stop
-            if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= size:
+            if type(item) is slice:
+                start = 0 if item.start is None else item.start
+                stop = size if item.stop is None else item.stop
+                step = 1 if item.step is None else item.step
+                if not type(start) is type(stop) is type(step) is int or not 0 <= start <= stop <= size or step < 1:
+                    return None
+                shape.append((stop - start + step - 1) // step)
+                strides.append(stride * step)
+            elif type(item) is int and 0 <= item < size:
+                start = item
+            else:
                 return None
             offset += start * stride
-            shape.append(stop - start)
-        return self._with(shape, self.strides, offset)
+        return self._with(shape, strides, offset) if len(shape) > 1 or len(key) == 1 else None
 
     def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
         """Refuse to index a dimension that takes part in an indirection."""
@@ -117,7 +122,8 @@ class IndexedViews(View):
             OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
         """
         dim = self._check_dim("slice", dim)
-        start, end, step = as_integers(f"NkiTensor.slice of {self}: start, end and step", (start, end, step))
+        if not type(start) is type(end) is type(step) is int:
+            start, end, step = as_integers(f"NkiTensor.slice of {self}: start, end and step", (start, end, step))
         # An empty slice is accepted where it lies inside: older kernels have a core without rows.
         if not 0 <= start <= end <= self.shape[dim] or step < 1:
             raise OutOfRangeError(

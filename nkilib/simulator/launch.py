@@ -127,9 +127,11 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
-    launch = Launch(options, count, 0 if kernel.cores is None else 1, CoreBarrier(count), arguments.is_abstract)
-    running = [_CoreRun(func, arguments, Core(number, launch)) for number in range(count)]
     collection = open_collection()
+    is_recorded = collection is not None or bool(active_records())
+    barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None else 1
+    launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract, is_recorded)
+    running = [_CoreRun(func, arguments, Core(number, launch)) for number in range(count)]
     if collection is not None:
         for run in running:
             run.core.trace = Trace(run.core.number, options.generation, collection.parameters)
@@ -186,7 +188,9 @@ class _CoreRun:
         core = self.core
         if core.options.capacity == "ignore":
             return
-        peaks = check_capacity(core.lives, core.generation)
+        peaks = check_capacity(core.lives, core.generation, finds_peaks=core.launch.is_recorded)
+        if not peaks:
+            return
         core.record.sbuf_peak_bytes = peaks[MemoryRegion.sbuf].nbytes
         core.record.psum_peak_bytes = peaks[MemoryRegion.psum].nbytes
         if core.trace is not None:

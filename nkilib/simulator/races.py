@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .tensor import NkiTensor
 
 # Of larger writes about as much is compared, in pieces of so many elements: all of it would take as long as the write.
-_CHECKSUM_BYTES = 1 << 20
+_CHECKSUM_BYTES = 1 << 17
 _PIECE = 64
 
 
@@ -84,10 +84,11 @@ def _checksum(values: npt.NDArray[Any], before: int) -> int:
     """A checksum of what is written, on top of that of earlier writes: of all of it, or of many pieces of a lot."""
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)
-    pieces = values.reshape(-1)[: values.size // _PIECE * _PIECE].reshape(-1, _PIECE)
+    rows = values.reshape(values.shape[0], -1)  # a view, also where rows are not next to each other
     every = -(-values.nbytes // _CHECKSUM_BYTES)
-    tail = values.reshape(-1)[-_PIECE:]
-    return zlib.crc32(tail.tobytes(), zlib.crc32(pieces[::every].tobytes(), before))
+    pieces = rows[:, : rows.shape[1] // _PIECE * _PIECE].reshape(len(rows), -1, _PIECE)
+    tails = rows[:, -_PIECE:]
+    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[:, ::every].tobytes(), before))
 
 
 def _is_same(write: _Access, other: _Access | None) -> bool:

@@ -51,15 +51,22 @@ def loaded_chunk(stream: Any, load: int) -> Any:
 
 def chunk_in_hbm(stream: Any, load: int, matrix_hbm: Any) -> Any:
     """The part of the logits, or of their gradient, that chunk number ``load`` of the core is; a view."""
-    _, batches, chunk_buffers_sbuf, num_chunks, cores = stream
+    _, batches, _, num_chunks, cores = stream
     first, rows = batches[load // num_chunks]
-    chunk_size = chunk_buffers_sbuf[0].shape[1]
-    start = load % num_chunks * chunk_size
-    end = min(start + chunk_size, matrix_hbm.shape[1])
+    start, end = _columns(stream, load)
     return strided_rows(matrix_hbm, first, rows, cores)[:, start:end]
 
 
+def _columns(stream: Any, load: int) -> Any:
+    """First column of a chunk, and the end."""
+    logits_hbm, _, chunk_buffers_sbuf, num_chunks, _ = stream
+    chunk_size = chunk_buffers_sbuf[0].shape[1]
+    start = load % num_chunks * chunk_size
+    return start, min(start + chunk_size, logits_hbm.shape[1])
+
+
 def _chunk_on_chip(stream: Any, load: int) -> Any:
-    logits_hbm, _, chunk_buffers_sbuf, _, _ = stream
-    rows, columns = chunk_in_hbm(stream, load, logits_hbm).shape
-    return chunk_buffers_sbuf[load % len(chunk_buffers_sbuf)][0:rows, 0:columns]
+    _, batches, chunk_buffers_sbuf, num_chunks, _ = stream
+    _, rows = batches[load // num_chunks]
+    start, end = _columns(stream, load)
+    return chunk_buffers_sbuf[load % len(chunk_buffers_sbuf)][0:rows, 0 : end - start]
