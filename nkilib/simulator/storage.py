@@ -20,6 +20,9 @@ INTEGER_SENTINEL = 4
 # The same for each of the four elements of a packed type: NaN, and 4 in the bits of FP4, which has no NaN.
 _PACKED_SENTINELS = {float8_e5m2_x4: 0x7E7E7E7E, float8_e4m3fn_x4: 0x7F7F7F7F, float4_e2m1fn_x4: 0x4444}
 
+# Which blocks of rows and columns were written is remembered of larger storages, which elements of smaller ones.
+_SMALLEST_IN_BLOCKS = 1 << 20
+
 # For those who look for unwritten elements: else memory that is used again shows what was right there a moment ago.
 _POISON = 0xA5
 
@@ -98,12 +101,16 @@ class Storage:
             self._bytes.fill(_POISON)
         self.is_read_only = not self._bytes.flags.writeable
         self.nbytes = prod(shape) * self.numpy_dtype.itemsize
-        self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, data is not None or is_abstract)
+        self.written = self._make_map(data is not None or is_abstract)
         self._accumulated: WrittenMap | None = None
         self.index_note: Any = None
         self.uses: Any = None
         self.life: LiveRange | None = None
         self.scope: tuple[int, ...] = ()
+
+    def _make_map(self, starts_full: bool) -> WrittenMap:
+        is_large = self.nbytes >= _SMALLEST_IN_BLOCKS
+        return WrittenMap(self.nbytes, self.numpy_dtype.itemsize, starts_full, self.partition_bytes if is_large else 0)
 
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
@@ -113,7 +120,7 @@ class Storage:
     def accumulated(self) -> WrittenMap:
         """The elements that hold a matmul result: a matmul may add to these (see engines/psum_accumulate.py)."""
         if self._accumulated is None:
-            self._accumulated = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, self.is_abstract)
+            self._accumulated = self._make_map(self.is_abstract)
         return self._accumulated
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .layout import Layout, is_dense
+from .written_blocks import WrittenBlocks
 
 
 class WrittenMap:
@@ -16,25 +17,34 @@ class WrittenMap:
 
     A storage is at first wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
     ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
-    writes. Two cores may mark different elements at the same time; making and refining the mask takes a lock.
+    writes. Of a large storage blocks of rows and columns are remembered for as long as these will do.
+
+    Two cores may mark different elements at the same time; making and refining the mask takes a lock, and so do blocks.
+
+    Args:
+        nbytes: of the storage.
+        unit: bytes of an element.
+        written: whether all of it is written at first.
+        row_bytes: bytes of one index of dimension 0, if blocks are to be remembered; else 0.
 
     Attributes:
         is_full: whether everything is known to be written; a plain attribute, because every operand is asked.
     """
 
-    __slots__ = ("_lock", "_mask", "_nbytes", "_unit", "is_full")
+    __slots__ = ("_blocks", "_lock", "_mask", "_nbytes", "_unit", "is_full")
 
-    def __init__(self, nbytes: int, unit: int, written: bool) -> None:
+    def __init__(self, nbytes: int, unit: int, written: bool, row_bytes: int = 0) -> None:
         self._nbytes = nbytes
         self._unit = unit
         self.is_full = written
         self._mask: npt.NDArray[np.bool_] | None = None
+        self._blocks = WrittenBlocks(nbytes, row_bytes, unit) if row_bytes and not written else None
         self._lock = Lock()
 
     @property
     def is_untouched(self) -> bool:
         """Whether no element was ever written."""
-        return not self.is_full and self._mask is None
+        return not self.is_full and self._mask is None and (self._blocks is None or self._blocks.is_empty)
 
     def mark(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None = None) -> None:
         """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value.
@@ -47,6 +57,8 @@ class WrittenMap:
         if covers_all and rows is None:
             self.is_full = True
             return
+        if self._blocks is not None and self._mark_block(layout, itemsize, rows):
+            return
         while True:
             mask = self._make_mask(itemsize)
             self._elements(mask, layout, itemsize)[... if rows is None else rows] = True
@@ -54,10 +66,23 @@ class WrittenMap:
                 if self._mask is mask:
                     return
 
+    def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
+        """Whether the elements are marked now, as a block or because they were in one."""
+        with self._lock:
+            blocks = self._blocks
+            if blocks is None:
+                return False
+            if rows is not None:
+                return blocks.covers_each(layout, itemsize, rows)
+            is_block = blocks.mark(layout, itemsize)
+            if is_block and blocks.is_complete():
+                self.is_full = True
+            return is_block
+
     def clear(self, layout: Layout, itemsize: int) -> None:
         """Forget that the elements of ``layout`` were written."""
         self._make_clearable(itemsize)
-        if self._mask is not None:
+        if not self.is_untouched:
             self.mask_of(layout, itemsize)[...] = False
 
     def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
@@ -70,7 +95,7 @@ class WrittenMap:
     def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
         """Forget that the elements of ``layout`` that are true in ``chosen`` were written."""
         self._make_clearable(itemsize)
-        if self._mask is not None:
+        if not self.is_untouched:
             self.mask_of(layout, itemsize)[chosen] = False
 
     def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
@@ -96,8 +121,13 @@ class WrittenMap:
         """Whether every element of ``layout`` was written."""
         if self.is_full:
             return True
-        if self._mask is None:
-            return 0 in layout.shape
+        if 0 in layout.shape:
+            return True
+        with self._lock:
+            if self._blocks is not None and self._blocks.covers(layout, itemsize):
+                return True
+        if self.is_untouched:
+            return False
         return bool(self.mask_of(layout, itemsize).all())
 
     def _make_clearable(self, itemsize: int) -> None:
@@ -108,7 +138,10 @@ class WrittenMap:
 
     def _make_mask(self, itemsize: int) -> npt.NDArray[Any]:
         with self._lock:
-            if self._mask is None:
+            if self._mask is None and self._blocks is not None:
+                self._unit = min(self._blocks.unit, itemsize)
+                self._mask, self._blocks = self._blocks.mask(self._unit), None
+            elif self._mask is None:
                 self._unit = min(self._unit, itemsize)
                 self._mask = np.zeros(self._nbytes // self._unit, np.bool_)
             elif itemsize < self._unit:
