@@ -31,16 +31,28 @@ def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]
     of it must be read before anything is stored.
     """
     rows = destination.shape[0]
-    if rows * width <= BLOCK_ELEMENTS or _overlaps(destination, sources):
+    if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
+        return [slice(0, rows)]
+    return blocks_of_rows(rows, width)
+
+
+def blocks_of_rows(rows: int, width: int) -> list[slice]:
+    """``rows`` rows of ``width`` elements in slices of about ``BLOCK_ELEMENTS`` elements."""
+    if rows * width <= BLOCK_ELEMENTS:
         return [slice(0, rows)]
     step = max(1, BLOCK_ELEMENTS // width)
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
 
 
+def is_same_view(first: NkiTensor, second: NkiTensor) -> bool:
+    """Whether both are the same elements, read as the same type."""
+    return first.storage is second.storage and first.layout == second.layout and first.dtype == second.dtype
+
+
 def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
     for source in sources:  # a plain loop: every instruction comes here, and a generator costs a microsecond
         is_shared = isinstance(source, NkiTensor) and source.storage is destination.storage
-        if is_shared and (source.layout != destination.layout or source.dtype != destination.dtype):
+        if is_shared and not is_same_view(source, destination):
             return True
     return False
 
@@ -49,33 +61,38 @@ class SourceRows:
     """Rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
 
     They are read in place where the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
+
+    Attributes:
+        memory: what they are read from, an array with the tensor's rows.
     """
 
-    __slots__ = ("_array", "_core", "_flat", "_is_direct", "_slot", "_width")
+    __slots__ = ("_core", "_is_direct", "_slot", "_width", "memory")
 
     def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
         self._core = core
         self._slot = slot
-        self._array = tensor.array
         self._width = free_size(tensor)
-        self._flat = tensor.flat_rows
-        self._is_direct = self._flat is not None and self._array.dtype == np.float32
+        flat = tensor.rows_to_read
+        self.memory: npt.NDArray[Any] = tensor.array if flat is None else flat
+        self._is_direct = flat is not None and flat.dtype == np.float32
 
-    def load(self, rows: slice, landing: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+    def load(
+        self, rows: slice, landing: npt.NDArray[np.float32] | None = None, columns: slice | None = None
+    ) -> npt.NDArray[np.float32]:
         """The values of some rows; valid until the next call.
 
         Args:
             rows: which ones.
             landing: an array (rows, elements per partition) apart from the tensor's memory, which takes the values if
                 they have to be cast: what is computed from them in place stays in a smaller cache.
+            columns: which elements of each row, of a tensor that is dense for each row; all of them by default.
         """
+        source = self.memory[rows] if columns is None else self.memory[rows, columns]
         if self._is_direct:
-            direct: npt.NDArray[np.float32] = self._flat[rows]  # type: ignore[index]
-            return direct
+            return source
         block = landing
         if block is None:
             block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
-        source = self._array[rows] if self._flat is None else self._flat[rows]
         copy_as_float32(block.reshape(source.shape), source)
         return block
 

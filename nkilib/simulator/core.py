@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .barrier import CoreBarrier
+from .deferred import DeferredContents
 from .dtypes import DType
 from .errors import NkiValidationError
 from .generations import PARTITIONS, Generation
@@ -105,6 +106,8 @@ class Core:
         lives: the life of every on-chip tensor that the kernel made.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
         random: the random number generators of its engines.
+        defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
+        loads: the tiles whose contents come from HBM and may not be made yet.
         shared_accesses: what it did to shared HBM, if the launch has two cores and looks for races.
     """
 
@@ -118,6 +121,8 @@ class Core:
         self.instruction_number = 0
         self.names: set[str] = set()
         self.trace: Trace | None = None
+        self.defers_results = True
+        self.loads = DeferredContents()
         self.shared_accesses = SharedAccesses()
         self._sees_races = launch.cores > 1 and launch.options.races == "error"
         self.lives: list[LiveRange] = []

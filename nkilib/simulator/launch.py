@@ -171,6 +171,7 @@ class _CoreRun:
                 self.core.trace.settle()
                 self.core.trace.lives = self.core.lives
             self._check_capacity()
+            self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
             barrier.finish()
         except CoreAbortedError:
             pass

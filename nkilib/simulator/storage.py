@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .deferred import Deferred
 from .dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from .layout import Layout
 from .live_ranges import LiveRange
@@ -43,15 +44,18 @@ class Storage:
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: which elements have a value.
         life: when it holds data that is needed, for a tensor that the kernel made on chip; else None.
+        deferred: what the elements of a part of it are instead of what its memory holds; see deferred.py.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
         uses: what the model of time knows of the accesses to it, if it is on chip and a profile is made; else None.
         index_note: how to explain an index read from here (see ``explain_index``), or None.
     """
 
     __slots__ = (
+        "__weakref__",
         "_accumulated",
         "_bytes",
         "_is_pooled",
+        "deferred",
         "dtype",
         "index_note",
         "is_abstract",
@@ -103,6 +107,7 @@ class Storage:
         self.nbytes = prod(shape) * self.numpy_dtype.itemsize
         self.written = self._make_map(data is not None or is_abstract)
         self._accumulated: WrittenMap | None = None
+        self.deferred: Deferred | None = None
         self.index_note: Any = None
         self.uses: Any = None
         self.life: LiveRange | None = None
@@ -114,6 +119,7 @@ class Storage:
 
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
+            self.deferred = None  # it may refer to the memory
             ON_CHIP_POOL.give(self._bytes)
 
     @property
@@ -150,6 +156,29 @@ class Storage:
 
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
+        if self.deferred is not None:
+            self.settle()
+        return self._memory(layout, numpy_type)
+
+    def defer(self, content: Deferred) -> None:
+        """All elements of a view have a new content, which is made when somebody reads it."""
+        if self.deferred is not None:
+            self._make(self.deferred, self.deferred.outside(content))
+        self.deferred = content
+
+    def settle(self) -> None:
+        """Make the deferred content, if there is one."""
+        content, self.deferred = self.deferred, None
+        if content is not None:
+            self._make(content, [content.everything])
+
+    def _make(self, content: Deferred, blocks: list[tuple[slice, slice]]) -> None:
+        """Make some blocks of a deferred content."""
+        matrix = self._memory(content.matrix, self.numpy_type_of(content.dtype))
+        for rows, columns in blocks:
+            content.write(matrix[rows, columns], rows, columns)
+
+    def _memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         width = numpy_type.itemsize
         if 0 in layout.shape:  # its offset may lie behind the end
             return np.empty(layout.shape, numpy_type)

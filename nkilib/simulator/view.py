@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .deferred import Deferred
 from .description import describe
 from .dtypes import DType
 from .errors import NkiValidationError, OutOfRangeError
@@ -119,6 +120,8 @@ class View(NKIObject):
         """
         if self._indirect is not None:
             raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
+        if self.storage.deferred is not None:
+            self.storage.settle()
         if self._array is None:
             if self.storage.is_abstract:
                 raise DataNeeded(repr(self))
@@ -128,9 +131,23 @@ class View(NKIObject):
     @property
     def flat_rows(self) -> npt.NDArray[Any] | None:
         """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
+        if self.storage.deferred is not None:
+            self.storage.settle()
         if self._flat_rows is None and self.is_contiguous():
             self._flat_rows = self.array.reshape(self.shape[0], self.free_size)
         return self._flat_rows
+
+    @property
+    def rows_to_read(self) -> npt.NDArray[Any] | None:
+        """As :attr:`flat_rows`, only to be read: of a tile whose load is deferred the memory that it comes from."""
+        deferred = self.storage.deferred
+        if deferred is not None and deferred.is_copy and self.is_content_of(deferred):
+            return deferred.source
+        return self.flat_rows
+
+    def is_content_of(self, deferred: Deferred) -> bool:
+        """Whether the elements of this view, all of them and no others, are what ``deferred`` says."""
+        return self.layout == deferred.layout and self.dtype == deferred.dtype and self._indirect is None
 
     def is_on_chip(self) -> bool:
         return self.buffer in ON_CHIP

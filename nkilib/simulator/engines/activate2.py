@@ -13,7 +13,8 @@ from ..model import costs
 from ..operands import Operand, output, same_tile_size, vector
 from ..operators import BYPASS, operator_key
 from ..tensor import NkiTensor
-from .scalar import Step, activate, activation_key
+from .activate import Step, activate
+from .scalar import activation_key
 from .scalar_accumulate import ScalarAccumulation
 
 # The documented combinations of op0 and op1.

@@ -13,7 +13,7 @@ from ..live_ranges import keep_elements
 from ..operands import DMA_REACH, Operand, no_cast_of_packed, output
 from ..tensor import NkiTensor
 from .dma_modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
-from .dma_rows import Rows, read, resolve, rows_in_range, write
+from .dma_rows import Rows, move, resolve, rows_in_range
 
 
 @instruction(
@@ -63,7 +63,7 @@ def dma_copy(
         target, source = rows_in_range({"dst": target, "src": source})
         if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
             keep_elements(dst, call.core.instruction_number)
-    write(call.core, target, read(call.core, "src", source), src.dtype)
+    move(call.core, target, source)
 
 
 def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.engine) -> None:

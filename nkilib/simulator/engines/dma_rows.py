@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from ..casts import saturate_to_integer, store_float
 from ..core import Core
+from ..deferred import SMALLEST_DEFERRED_BYTES, deferred_copy, may_share
 from ..dtypes import DType, tfloat32
 from ..errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..indirect import Indirect
-from ..layout import Layout, extent
+from ..layout import Layout, extent, is_dense
 from ..memory import HBM
 from ..operands import check_written, resolve_scalar_offset
 from ..storage import sentinel
@@ -173,6 +174,40 @@ def _base(end: End) -> NkiTensor:
     return end.base if isinstance(end, Rows) else end
 
 
+def move(core: Core, target: End, source: End) -> None:
+    """Copy the elements at ``source`` to ``target``; a large load of an unchanged block is deferred.
+
+    Raises:
+        UninitializedReadError: as :func:`read`.
+    """
+    if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
+        if source.buffer in HBM and target.is_on_chip():
+            target.storage.defer(deferred_copy(target.layout, target.dtype, read(core, "src", source)))
+            target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+            core.loads.add(target.storage)
+            return
+        content = source.storage.deferred
+        if content is not None and source.is_content_of(content) and not may_share(content.source, target.array):
+            check_written(core, "src", source)
+            core.loads.settle_readers(target.array)
+            content.write(target.array.reshape(target.shape[0], -1), *content.everything)
+            _note_written(core, target, target.array)
+            return
+    write(core, target, read(core, "src", source), _base(source).dtype)
+
+
+def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
+    """Whether both have the same elements in the same rows, as many as may be worth deferring."""
+    return (
+        target.size * target.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
+        and target.shape == source.shape
+        and target.dtype == source.dtype
+        and target.storage.is_widened == source.storage.is_widened
+        and is_dense(target.shape[1:], target.strides[1:])
+        and is_dense(source.shape[1:], source.strides[1:])
+    )
+
+
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
     """The elements at ``end``: of a static view the memory itself, of rows a copy.
 
@@ -196,19 +231,34 @@ def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None
 
     Of a row that is named twice the last one stays.
     """
+    if _base(end).buffer in HBM:
+        core.loads.settle_readers(_memory_at(end))
     if isinstance(end, Rows):
         view = end.base
         into = np.empty((len(end.numbers), *view.shape[1:]), view.array.dtype)
         _cast_into(into, values.reshape(into.shape), source, view.dtype)
         view.array[end.numbers] = into
-        view.storage.written.mark(view.layout, into.itemsize, end.numbers)
     else:
         view = end
         _cast_into(view.array, values.reshape(view.shape), source, view.dtype)
-        view.storage.written.mark(view.layout, view.array.itemsize)
+    _note_written(core, end, values)
+
+
+def _note_written(core: Core, end: End, values: npt.NDArray[Any]) -> None:
+    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
+    view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
     if view.buffer in HBM:
         core.record.hbm_written_bytes += values.size * view.dtype.itemsize
-        core.note_shared(view, True, end.numbers if isinstance(end, Rows) else None, values)
+        core.note_shared(view, True, rows, values)
+
+
+def _memory_at(end: End) -> npt.NDArray[Any]:
+    """Memory that holds all elements at ``end``, and perhaps some between its rows."""
+    if not isinstance(end, Rows):
+        return end.array
+    if not len(end.numbers):
+        return end.base.array[:0]
+    return end.base.array[end.numbers.min() : end.numbers.max() + 1]
 
 
 def _check_rows_written(core: Core, name: str, rows: Rows, values: npt.NDArray[Any]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import dtypes as dt
 from ..activations import ACTIVATIONS, PARAMETRIC
-from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from ..core import Core
 from ..enums import engine as engines
 from ..enums import nc_version, reduce_cmd
@@ -15,9 +13,9 @@ from ..errors import NkiValidationError
 from ..instruction import Call, instruction
 from ..model import costs
 from ..operands import Operand, output, same_tile_size, vector
-from ..operators import ARITHMETIC, operator_key
+from ..operators import operator_key
 from ..tensor import NkiTensor
-from .accumulate import read_accumulators
+from .activate import Step, activate
 from .scalar_accumulate import ScalarAccumulation
 
 _OPERANDS = (
@@ -102,54 +100,6 @@ def _activation(
     if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
         steps.append(Step("add", bias))
     activate(core, dst, key, data, steps, accumulation, reduce_res)
-
-
-class Step(NamedTuple):
-    """A step before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
-
-    Attributes:
-        key: of a binary operator, in ``ARITHMETIC``.
-        operand: a number, or a tensor of one element a partition.
-        is_reversed: whether the operand comes first.
-    """
-
-    key: str
-    operand: Any
-    is_reversed: bool = False
-
-
-def activate(
-    core: Core,
-    dst: NkiTensor,
-    key: str,
-    data: NkiTensor,
-    steps: Sequence[Step],
-    accumulation: ScalarAccumulation,
-    reduce_res: NkiTensor | None,
-    parameter: Any = 0.0,
-) -> None:
-    """The work of every activation instruction: the steps on ``data``, each rounded to float32, the function ``key``,
-    with its ``parameter`` if it has one, and the reduction into the registers, which ``reduce_res`` receives."""
-    source, result = SourceRows(core, "source", data), ResultRows(core, "result", dst)
-    is_apart = result.is_apart_from(data)
-    for rows in row_blocks(dst, free_size(dst), data, parameter, *[step.operand for step in steps]):
-        values = result.open(rows)
-        # Read before the data lands in dst, whose tile may hold them.
-        operands = [column(step.operand, rows) for step in steps]
-        slope = column(parameter, rows) if key in PARAMETRIC else None
-        loaded = source.load(rows, values if is_apart else None)
-        for step, operand in zip(steps, operands, strict=True):
-            left, right = (operand, loaded) if step.is_reversed else (loaded, operand)
-            ARITHMETIC[step.key](left, right, values)
-            loaded = values
-        if slope is not None:
-            PARAMETRIC[key](loaded, slope, values)
-        else:
-            ACTIVATIONS[key](loaded, values)
-        accumulation.add_rows(rows, values)
-        result.store(rows, values)
-    accumulation.finish()
-    read_accumulators(core, core.scalar_accumulators, data, reduce_res)
 
 
 def activation_key(op: Any) -> str:

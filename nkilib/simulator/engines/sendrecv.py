@@ -71,6 +71,7 @@ def sendrecv(
     trace = call.core.trace
     arrival_ns = 0.0 if trace is None else trace.arrival_at_exchange(src, dst, {"dma_engine": dma_engine})
     values = None if src.storage.is_abstract else src.array.copy()
+    call.core.loads.settle()  # what they come from may be the other core's to change from here on
     own = _Parcel(call.core.number, src, dma_engine, values, arrival_ns)
     (received,) = call.core.launch.barrier.meet(f"sendrecv(pipe_id={pipe_id})", own)
     _check_agreement(*sorted((own, received), key=lambda parcel: parcel.core))

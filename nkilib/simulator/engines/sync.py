@@ -47,6 +47,7 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
     shared = data.storage if data.buffer in HBM_SHARED else None
     own = Touched() if shared is None else core.shared_accesses.take(shared)
     arrival_ns = 0.0 if core.trace is None else core.trace.arrival_at_barrier(call.engine, data)
+    core.loads.settle()  # what they come from may be the other core's to change from here on
     ((other, others, other_ns),) = core.launch.barrier.meet("core_barrier", (shared, own, arrival_ns))
     if core.trace is not None:
         core.trace.met_ns = max(arrival_ns, other_ns)

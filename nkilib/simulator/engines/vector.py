@@ -301,8 +301,9 @@ def tensor_reduce(
 
 def _dense_bfloat16(data: NkiTensor) -> npt.NDArray[Any] | None:
     """The rows of a dense bfloat16 tile that is held in 16 bits; None for others, and all of precise_fp=False."""
-    is_there = data.size > 0 and data.dtype == bfloat16 and data.array.dtype == bfloat16.numpy
-    return data.flat_rows if is_there else None
+    if data.size == 0 or data.dtype != bfloat16 or data.storage.is_widened:
+        return None
+    return data.rows_to_read
 
 
 def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
