@@ -112,7 +112,7 @@ def test_quick_bench_prints_every_pass(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert "not hardware" in shown and "torch.nn.functional.cross_entropy" in shown
     for case in bench.cases(quick=True):
-        assert shown.count(str(case)) == 2, "a group of rows in each of the two tables"
+        assert shown.count(str(case)) == 3, "a group of rows in each of the three tables"
     assert "memory 12 of 12" in shown and "Both did the work" in shown
     assert "\x1b" not in shown
 
@@ -143,10 +143,11 @@ def test_a_missed_goal_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
     too_much = MemoryUse(growth=1 + bench.LARGEST_BEYOND_ARRAYS, arrays=0)
     monkeypatch.setattr(bench, "measure_memory", lambda *arguments: too_much)
     monkeypatch.setattr(bench, "LARGEST_RATIO", 0.0)
+    monkeypatch.setattr(bench, "LARGEST_RATIO_OF_PROFILE", 0.0)
     monkeypatch.setattr(bench, "cases", lambda quick: [CASE])
     assert bench.main(["--runs", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "time 0 of 3, memory 0 of 3" in shown and shown.count("missed") == 6
+    assert "time 0 of 3, profile 0 of 1, memory 0 of 3" in shown and shown.count("missed") == 7
 
 
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,3 +166,16 @@ def test_without_the_simulator_it_says_what_to_do(
     monkeypatch.setattr(bench, "SIMULATED", False)
     assert bench.main(["--quick"]) == 2
     assert "set NKILIB_BACKEND=simulator" in capsys.readouterr().out
+
+
+def test_the_goal_of_the_bf16_forward_is_its_own() -> None:
+    def result(dtype_name: str, name: str) -> bench.Result:
+        comparison = _against_torch.Comparison(name, ours=1.0, torch=1.0, difference=0.0)
+        return bench.Result(Case(12, 400, dtype_name), TUNING, comparison, MemoryUse(0, 0))
+
+    met = {(d, n): result(d, n).meets_time for d in ("bf16", "fp32") for n in (FORWARD, BACKWARD, BACKWARD_IN_PLACE)}
+    assert [case for case, is_met in met.items() if is_met] == [("bf16", FORWARD)]
+
+
+def test_chunks_are_as_large_as_may_be_and_equal() -> None:
+    assert [bench.default_tuning(case).chunk for case in bench.cases(quick=False)] == [32128, 32128, 64640, 32320]
