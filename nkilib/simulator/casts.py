@@ -34,8 +34,9 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A dense copy of strided bfloat16, whose cast takes ten times as long from strided memory."""
-    return values.copy() if values.dtype == ml_dtypes.bfloat16 and not values.flags.forc else values
+    """A dense copy of bfloat16 whose elements are apart, which makes its cast four times as fast; rows may be apart."""
+    is_apart = values.ndim > 0 and values.strides[-1] != values.itemsize
+    return values.copy() if is_apart and values.dtype == ml_dtypes.bfloat16 else values
 
 
 def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[Any]) -> None:
