@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.core.cores import strided_rows
+from nkilib.core.cores import row_span
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.batches import batches_of_core
 from nkilib.experimental.loss.sbuf_plan import make_chunk_buffers, rows_per_batch
@@ -54,7 +54,7 @@ def chunk_in_hbm(stream: Any, load: int, matrix_hbm: Any) -> Any:
     _, batches, _, num_chunks, cores = stream
     first, rows = batches[load // num_chunks]
     start, end = _columns(stream, load)
-    return strided_rows(matrix_hbm, first, rows, cores)[:, start:end]
+    return matrix_hbm[first : first + row_span(rows, cores) : cores, start:end]
 
 
 def _columns(stream: Any, load: int) -> Any:
@@ -69,4 +69,7 @@ def _chunk_on_chip(stream: Any, load: int) -> Any:
     _, batches, chunk_buffers_sbuf, num_chunks, _ = stream
     _, rows = batches[load // num_chunks]
     start, end = _columns(stream, load)
-    return chunk_buffers_sbuf[load % len(chunk_buffers_sbuf)][0:rows, 0 : end - start]
+    buffer_sbuf = chunk_buffers_sbuf[load % len(chunk_buffers_sbuf)]
+    if rows == buffer_sbuf.shape[0] and end - start == buffer_sbuf.shape[1]:
+        return buffer_sbuf
+    return buffer_sbuf[0:rows, 0 : end - start]

@@ -68,8 +68,9 @@ def chunk_statistics(chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -
         nisa.tensor_copy(dst=sums_sbuf[:, 0, 0:1], src=row_sum_sbuf)
     # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit type.
     nisa.tensor_reduce(dst=exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
+    chunk_neg_max_sbuf = neg_max_sbuf[:, batch, column : column + 1]
     nisa.tensor_scalar(
-        dst=neg_max_sbuf[:, batch, column : column + 1],
+        dst=chunk_neg_max_sbuf,
         data=exact_neg_max_sbuf,
         op0=nl.minimum,
         operand0=FLOAT32_HIGHEST,
@@ -80,7 +81,7 @@ def chunk_statistics(chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -
         dst=chunk_sbuf,
         op=nl.exp,
         data=chunk_sbuf,
-        bias=neg_max_sbuf[:, batch, column : column + 1],
+        bias=chunk_neg_max_sbuf,
         reduce_op=nl.add,
         reduce_res=sums_sbuf[:, batch, column : column + 1],
         reduce_cmd=nisa.reduce_cmd.reset_reduce,

@@ -38,6 +38,14 @@ def _integer_op(dst_sbuf: Any, data1_sbuf: Any, data2_sbuf: Any, op: Any) -> Non
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
+def _constants_of_rows(constants: Any, rows: int) -> Any:
+    """The constants as tiles [rows, 1]; only the last batch of a core may have fewer rows than they were made for."""
+    if rows == constants[0].shape[0]:
+        return constants
+    row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf = constants
+    return row_start_sbuf[0:rows, :], zero_sbuf[0:rows, :], last_sbuf[0:rows, :], penalty_sbuf[0:rows, :]
+
+
 def target_indices(targets_hbm: Any, constants: Any, vocab_size: int, first: int, rows: int, cores: int) -> Any:
     """Index of each row's target element within the batch's span of rows.
 
@@ -50,17 +58,17 @@ def target_indices(targets_hbm: Any, constants: Any, vocab_size: int, first: int
     Returns:
         int32 tile [rows, 1]; out of range of the span where the target is outside [0, V).
     """
-    row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf = constants
+    row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf = _constants_of_rows(constants, rows)
     targets_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=targets_sbuf, src=strided_rows(targets_hbm, first, rows, cores))
     column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    _integer_op(column_sbuf, targets_sbuf, zero_sbuf[0:rows, :], nl.maximum)
-    _integer_op(column_sbuf, column_sbuf, last_sbuf[0:rows, :], nl.minimum)
+    _integer_op(column_sbuf, targets_sbuf, zero_sbuf, nl.maximum)
+    _integer_op(column_sbuf, column_sbuf, last_sbuf, nl.minimum)
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     _integer_op(index_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
-    _integer_op(index_sbuf, index_sbuf, penalty_sbuf[0:rows, :], nl.multiply)
+    _integer_op(index_sbuf, index_sbuf, penalty_sbuf, nl.multiply)
     _integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
-    _integer_op(index_sbuf, index_sbuf, row_start_sbuf[0:rows, :], nl.add)
+    _integer_op(index_sbuf, index_sbuf, row_start_sbuf, nl.add)
     explain_index(index_sbuf, "target", targets_sbuf, first, cores, vocab_size)
     return index_sbuf
 
