@@ -27,13 +27,17 @@ class _Meeting:
 
 
 class CoreBarrier:
-    """Cores meet here; a core that ends, fails or waits elsewhere releases those that wait for it, with an error."""
+    """Cores meet here; a core that ends, fails or waits elsewhere releases those that wait for it, with an error.
+
+    Attributes:
+        is_aborted: whether a core has failed; a plain attribute, because every instruction asks.
+    """
 
     def __init__(self, cores: int) -> None:
+        self.is_aborted = False
         self._cores = cores
         self._meeting: _Meeting | None = None  # the one that waits for further cores
         self._finished = 0
-        self._is_aborted = False
         self._changed = Condition()
 
     def wait(self) -> None:
@@ -91,7 +95,7 @@ class CoreBarrier:
     def _check_can_complete(self, meeting: _Meeting) -> None:
         if meeting.elsewhere:
             raise _missed(meeting.place, meeting.elsewhere)
-        if self._is_aborted:
+        if self.is_aborted:
             raise CoreAbortedError
         if self._finished:
             raise BarrierError(f"{meeting.place}: the other core ended without reaching this barrier")
@@ -104,13 +108,9 @@ class CoreBarrier:
 
     def abort(self) -> None:
         """A core has failed: end the others at their next instruction or where they wait."""
-        self._is_aborted = True
+        self.is_aborted = True
         with self._changed:
             self._changed.notify_all()
-
-    @property
-    def is_aborted(self) -> bool:
-        return self._is_aborted
 
 
 def _missed(place: str, elsewhere: str) -> BarrierError:

@@ -154,12 +154,18 @@ class Core:
         return buffer[:elements]
 
 
-_CURRENT = threading.local()
+class _Thread(threading.local):
+    """What is known of a thread: the core that it simulates, or None outside a kernel."""
+
+    core: Core | None = None
+
+
+_CURRENT = _Thread()
 
 
 def current_core_or_none() -> Core | None:
     """The core that this thread simulates, or None outside a kernel."""
-    return getattr(_CURRENT, "core", None)
+    return _CURRENT.core
 
 
 def current_core(what: str) -> Core:
@@ -168,7 +174,7 @@ def current_core(what: str) -> Core:
     Raises:
         NkiValidationError: outside a kernel, naming ``what`` was called there.
     """
-    core = current_core_or_none()
+    core = _CURRENT.core
     if core is None:
         raise NkiValidationError(f"{what} works inside a kernel only: decorate the function with @nki.jit and call it")
     return core

@@ -10,6 +10,7 @@ import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .core import Core, current_core
@@ -32,9 +33,6 @@ _NUMBERS = itertools.count()
 
 # Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
 _UNKNOWN, _GPSIMD, _PSUM = Engine.unknown, Engine.gpsimd, MemoryRegion.psum
-
-# Stands for a parameter without a default that a call has not given yet.
-_MISSING: Any = object()
 
 
 class Call(NamedTuple):
@@ -101,9 +99,10 @@ class Definition:
         name: without ``nisa.``.
         function: ``function(call, **parameters)``: checks what is special to it, computes and stores.
         operands: its tensor parameters.
-        engines: engines that can run it; the first is the default.
+        engines: engines that a caller may ask for.
+        default_engine: runs it where the caller leaves that open.
         since: first generation that has it.
-        choose_engine: picks the engine from the parameters where the caller leaves it open; None for the default.
+        choose_engine: picks the engine in place of the default, from the parameters; None if nothing depends on them.
         signature: the public one, ``name=`` included.
         is_lane_bound: whether the rules which partitions an engine may access hold for its operands (not for DMA).
         is_matmul: whether a later matmul may add to what it leaves in PSUM.
@@ -116,6 +115,7 @@ class Definition:
     function: Callable[..., None]
     operands: tuple[Operand, ...]
     engines: tuple[Engine, ...]
+    default_engine: Engine
     since: nc_version
     choose_engine: Callable[[dict[str, Any]], Engine] | None
     signature: inspect.Signature
@@ -124,10 +124,10 @@ class Definition:
     cost: Cost | None
     is_transfer: bool
     names: tuple[str, ...] = field(init=False)
-    # Worked out once, because every call needs them: defaults (or _MISSING) and positions in ``names``.
+    # Worked out once, because every call needs them: defaults, and positions in ``names``.
     _defaults: tuple[Any, ...] = field(init=False)
-    _positions: dict[str, int] = field(init=False)
-    _required: tuple[int, ...] = field(init=False)
+    # By how a call gives its parameters: what picks them from the arguments and the defaults; see ``bind``.
+    _orders: dict[tuple[Any, ...], itemgetter[Any]] = field(init=False)
     _engine_position: int | None = field(init=False)
     checks: tuple[tuple[Operand, int, int], ...] = field(init=False)
     outputs: tuple[tuple[Operand, int], ...] = field(init=False)
@@ -137,15 +137,13 @@ class Definition:
 
     def __post_init__(self) -> None:
         parameters = self.signature.parameters
-        empty = inspect.Parameter.empty
         positions = {name: position for position, name in enumerate(parameters)}
-        known = {
+        known: dict[str, Any] = {
             "since_number": self.since.value,
             "label": f"nisa.{self.name}",
             "names": tuple(parameters),
-            "_positions": positions,
-            "_defaults": tuple(_MISSING if item.default is empty else item.default for item in parameters.values()),
-            "_required": tuple(positions[name] for name, item in parameters.items() if item.default is empty),
+            "_defaults": tuple(item.default for item in parameters.values()),
+            "_orders": {},
             "_engine_position": positions.get("engine"),
             "checks": tuple((rule, positions[rule.name], positions.get(rule.like, 0)) for rule in self.operands),
             "output_names": frozenset(rule.name for rule in self.operands if rule.is_output),
@@ -160,23 +158,23 @@ class Definition:
         Raises:
             TypeError: as Python would for a wrong call.
         """
-        given = len(args)
-        values = [*args, *self._defaults[given:]]
-        is_wrong = given > len(self.names)
-        for name, value in kwargs.items():
-            position = self._positions.get(name, -1)
-            if position < given:  # unknown, or given by position already
-                is_wrong = True
-                break
-            values[position] = value
-        for position in self._required:
-            if values[position] is _MISSING:
-                is_wrong = True
-        if is_wrong:
-            error = call_error(self.label, self.signature, args, kwargs)
-            if error is not None:
-                raise error
-        return values
+        # The calls of a program are written in a few ways; each is checked when it comes for the first time.
+        way = (len(args), *kwargs)
+        order = self._orders.get(way)
+        if order is None:
+            order = self._orders[way] = itemgetter(*self._order_of(args, kwargs))
+        given = (*args, *kwargs.values(), *self._defaults)
+        return list(order(given))
+
+    def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Where each parameter is among the arguments, those by keyword, and the defaults, one after the other."""
+        error = call_error(self.label, self.signature, args, kwargs)
+        if error is not None:
+            raise error
+        keywords = {name: len(args) + place for place, name in enumerate(kwargs)}
+        defaults = len(args) + len(kwargs)
+        by_name = [keywords.get(name, defaults + place) for place, name in enumerate(self.names)]
+        return (*range(len(args)), *by_name[len(args) :])
 
     def pick_engine(self, values: list[Any]) -> Engine:
         """The engine that runs this call.
@@ -187,7 +185,7 @@ class Definition:
         asked = _UNKNOWN if self._engine_position is None else values[self._engine_position]
         if asked is _UNKNOWN:
             if self.choose_engine is None:
-                return self.engines[0]
+                return self.default_engine
             return self.choose_engine(dict(zip(self.names, values, strict=True)))
         if not isinstance(asked, Engine):
             raise NkiValidationError(f"engine must be a member of nki.isa.engine, got {asked!r}")
@@ -204,6 +202,7 @@ def instruction(
     *,
     operands: tuple[Operand, ...],
     on: tuple[Engine, ...],
+    default: Engine | None = None,
     since: nc_version = nc_version.gen2,
     choose_engine: Callable[[dict[str, Any]], Engine] | None = None,
     is_lane_bound: bool = True,
@@ -211,7 +210,10 @@ def instruction(
     cost: Cost | None = None,
     is_transfer: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., NkiInstruction]]:
-    """Register ``function(call, <documented parameters>)`` as the instruction of its name."""
+    """Register ``function(call, <documented parameters>)`` as the instruction of its name.
+
+    Unless there is another ``default``, the first engine of ``on`` runs it where the caller leaves that open.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
         signature = _public_signature(function)
@@ -220,6 +222,7 @@ def instruction(
             function,
             with_indirection(function.__name__, operands),
             on,
+            default or on[0],
             since,
             choose_engine,
             signature,

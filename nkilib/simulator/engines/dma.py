@@ -22,7 +22,7 @@ from .dma_rows import Rows, move, resolve, rows_in_range
         Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
     ),
     on=(enums.engine.sync, enums.engine.scalar),
-    choose_engine=lambda values: enums.engine.dma,
+    default=enums.engine.dma,
     is_lane_bound=False,
     is_transfer=True,
 )

@@ -41,8 +41,10 @@ def as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
 
 
 def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
+    if type(value) is kind:
+        return value
     for member in kind:
-        if value is member or (type(value) is int and value == member.value):
+        if type(value) is int and value == member.value:
             return member
     raise NkiValidationError(f"{name} must be a member of nki.isa.{name}, got {value!r}")
 
