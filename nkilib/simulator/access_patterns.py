@@ -110,11 +110,11 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         index: NkiTensor | VirtualRegister,
         indirect_dim: int,
     ) -> NkiTensor:
-        index = checked_scalar_index(f"NkiTensor.ap on {self}", index)
+        index = checked_scalar_index("ap", self, index)
         dim = self._check_dim("ap", indirect_dim)
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.ap: the partition dimension of {self} has no dynamic index")
-        indirect = Indirect("scalar", index, self._step(dim, dtype), self.shape[dim], repr(self), None)
+        indirect = Indirect("scalar", index, self._step(dim, dtype), self.shape[dim], self, None)
         return self._with(shape, strides, start, dtype, indirect)
 
     def _checked_pattern(

@@ -68,9 +68,14 @@ class IndexedViews(View):
         offset, shape, strides = self.offset, [], []
         for item, size, stride in zip(key, self.shape, self.strides, strict=True):
             if type(item) is slice:
-                start = 0 if item.start is None else item.start
-                stop = size if item.stop is None else item.stop
-                step = 1 if item.step is None else item.step
+                start, stop, step = item.start, item.stop, item.step
+                if start is None and stop is None and step is None:
+                    shape.append(size)
+                    strides.append(stride)
+                    continue
+                start = 0 if start is None else start
+                stop = size if stop is None else stop
+                step = 1 if step is None else step
                 if not type(start) is type(stop) is type(step) is int or not 0 <= start <= stop <= size or step < 1:
                     return None
                 shape.append((stop - start + step - 1) // step)
@@ -79,7 +84,8 @@ class IndexedViews(View):
                 start = item
             else:
                 return None
-            offset += start * stride
+            if start:
+                offset += start * stride
         return self._with(shape, strides, offset) if len(shape) > 1 or len(key) == 1 else None
 
     def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
@@ -106,7 +112,7 @@ class IndexedViews(View):
     def _scalar(self, method: str, dim: int, index: NkiTensor | VirtualRegister, limit: int) -> Indirect:
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: the partition dimension of {self} has no dynamic index")
-        return Indirect("scalar", index, self.strides[dim], limit, repr(self), None)
+        return Indirect("scalar", index, self.strides[dim], limit, self, None)
 
     def _kept_dimensions(self, picked: list[Picked]) -> list[int]:
         kept = [dim for dim, pick in enumerate(picked) if not pick.is_integer or (dim == 0 and self.is_on_chip())]
@@ -152,7 +158,7 @@ class IndexedViews(View):
             key[dim] = index
             return self[tuple(key)]
         self._refuse_second_indirection("select")
-        index = checked_scalar_index(f"NkiTensor.select on {self}", index)
+        index = checked_scalar_index("select", self, index)
         indirect = self._scalar("select", dim, index, self.shape[dim])
         picked = [Picked(0, size, 1, False) for size in self.shape]
         picked[dim] = Picked(0, 1, 1, True)
@@ -168,7 +174,7 @@ class IndexedViews(View):
         """
         if dim != 0:
             raise NkiValidationError(f"NkiTensor.vector_select: dim must be 0, got {dim!r}")
-        vector_offset = checked_index_tensor(f"NkiTensor.vector_select on {self}", vector_offset, "vector")
+        vector_offset = checked_index_tensor("vector_select", self, vector_offset, "vector")
         shape = [vector_offset.shape[0], *self.shape[1:]]
         return self._vector("vector_select", shape, self.strides, self.offset, vector_offset, None)
 
@@ -184,14 +190,14 @@ class IndexedViews(View):
         self._refuse_second_indirection(method)
         if self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: a vector offset needs a tensor in HBM, got {self}")
-        index = checked_index_tensor(f"NkiTensor.{method} on {self}", index, "vector", columns=None)
+        index = checked_index_tensor(method, self, index, "vector", columns=None)
         if index.size < shape[0]:  # dma_transpose takes the first ones of more; other instructions refuse that
             raise NkiValidationError(
                 f"NkiTensor.{method} on {self}: the vector offset must have one index for each of the {shape[0]} rows "
                 f"of the pattern, got {index}"
             )
         step = self._step(0, dtype or self.dtype)
-        indirect = Indirect("vector", index, step, self.shape[0], repr(self), 0)
+        indirect = Indirect("vector", index, step, self.shape[0], self, 0)
         return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
 
     def _step(self, dim: int, dtype: DType) -> int:
@@ -229,5 +235,5 @@ class IndexedViews(View):
             raise NkiValidationError(f"{where}: num_elem must be in [1, {index.size}], got {num_elem}")
         shape = (self.shape[0], count)
         base = self.with_layout(self.layout)
-        indirect = Indirect("tensor", index, 1, prod(self.shape[1:]), repr(self), None, base, count)
+        indirect = Indirect("tensor", index, 1, prod(self.shape[1:]), self, None, base, count)
         return self._with(shape, row_major_strides(shape), 0, indirect=indirect)

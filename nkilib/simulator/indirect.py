@@ -11,10 +11,12 @@ import numpy.typing as npt
 from .core import current_core
 from .errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from .layout import Layout
+from .memory import MemoryRegion
 from .registers import VirtualRegister
 
 if TYPE_CHECKING:
     from .tensor import NkiTensor
+    from .view import View
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Indirect:
         index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register in place of a scalar.
         stride: elements by which one step of the index moves.
         limit: the index must lie in [0, limit).
-        source: name of the tensor that is indexed, for messages.
+        source: the tensor that is indexed, for messages.
         dim: dimension of the view whose index a vector is, which is 0; None for the other kinds.
         base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
             the elements gathered into a dense tensor.
@@ -38,7 +40,7 @@ class Indirect:
     index: NkiTensor | VirtualRegister
     stride: int
     limit: int
-    source: str
+    source: object
     dim: int | None
     base: NkiTensor | None = None
     count: int = 0
@@ -97,48 +99,58 @@ class IndexNote:
         return f"row {row} has {self.what} {value}{outside}"
 
 
-def checked_index_tensor(owner: str, index: Any, kind: str, columns: int | None = 1) -> NkiTensor:
+def checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> NkiTensor:
     """The index in two dimensions, if it is an integer SBUF tensor of the documented shape.
 
     More dimensions of size 1 are left out: the patterns of published kernels keep them.
 
     Args:
-        owner: who uses the index, for messages.
+        method, view: who uses the index, for messages.
         index: what the kernel gave.
         kind: ``"scalar"`` or ``"vector"``.
         columns: elements per partition; None for any number.
 
     Raises:
-        NkiValidationError: naming ``owner`` and what is required.
+        NkiValidationError: naming the method and what is required.
     """
-    shape = getattr(index, "shape", None)
+    wrong = _what_is_wrong(index, kind, columns)
+    if wrong:
+        raise NkiValidationError(f"NkiTensor.{method} on {view}: the {kind} offset must {wrong}")
+    return _in_two_dimensions(index)
+
+
+def _what_is_wrong(index: Any, kind: str, columns: int | None) -> str:
+    """How an index is not what was documented, behind "must"; an empty string if it is."""
     wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
+    shape = getattr(index, "shape", None)
     if shape is None or not hasattr(index, "buffer"):
-        raise NkiValidationError(f"{owner}: the {kind} offset must be an SBUF tensor of shape {wanted}, got {index!r}")
-    if str(index.buffer) != "sbuf" or not index.dtype.is_integer:
-        raise NkiValidationError(f"{owner}: the {kind} offset must be an integer tensor in SBUF, got {index}")
+        return f"be an SBUF tensor of shape {wanted}, got {index!r}"
+    if index.buffer is not MemoryRegion.sbuf or not index.dtype.is_integer:
+        return f"be an integer tensor in SBUF, got {index}"
     if index.is_indirect():
-        raise NkiValidationError(f"{owner}: the {kind} offset must not be an indirect view itself, got {index}")
-    flat: NkiTensor = _in_two_dimensions(index) if len(shape) > 2 else index
-    if len(flat.shape) != 2 or columns not in (None, flat.shape[1]) or (kind == "scalar" and shape[0] != 1):
-        raise NkiValidationError(f"{owner}: the {kind} offset must have shape {wanted}, got {index}")
-    return flat
+        return f"not be an indirect view itself, got {index}"
+    flat = _in_two_dimensions(index).shape
+    if len(flat) != 2 or columns not in (None, flat[1]) or (kind == "scalar" and shape[0] != 1):
+        return f"have shape {wanted}, got {index}"
+    return ""
 
 
 def _in_two_dimensions(index: NkiTensor) -> NkiTensor:
     """An index without its free dimensions of size 1, of which one stays if there is no other."""
+    if len(index.shape) <= 2:
+        return index
     free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
     shape, strides = (tuple(sizes[dim] for dim in (0, *free)) for sizes in (index.shape, index.strides))
     return index.with_layout(Layout(shape, strides, index.offset))
 
 
-def checked_scalar_index(owner: str, index: Any) -> NkiTensor | VirtualRegister:
+def checked_scalar_index(method: str, view: View, index: Any) -> NkiTensor | VirtualRegister:
     """The index, a tensor in two dimensions, if it is a register or an integer SBUF tensor of shape (1, 1).
 
     Raises:
-        NkiValidationError: naming ``owner`` and what is required.
+        NkiValidationError: naming the method and what is required.
     """
-    return index if isinstance(index, VirtualRegister) else checked_index_tensor(owner, index, "scalar")
+    return index if isinstance(index, VirtualRegister) else checked_index_tensor(method, view, index, "scalar")
 
 
 def check_offsets(owner: str, index: Any, partitions: int) -> None:
