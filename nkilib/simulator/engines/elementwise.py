@@ -35,6 +35,10 @@ def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
 class ScalarOperator:
     """``data <op> operand``, or ``operand <op> data`` if reversed; the operand is a number or one element a partition.
 
+    Attributes:
+        key: of the operator, in the tables of ``operators``.
+        is_bitwise: whether it works on the bits of integers.
+
     Raises:
         NkiValidationError: if the operator is not in the documented table, a unary one is given an operand or reversed,
             or a binary one has none.
@@ -44,10 +48,11 @@ class ScalarOperator:
         self.key = operator_key(f"op{suffix}", op)
         self.operand = operand
         self.is_reversed = is_reversed
-        known = self.key in ARITHMETIC or self.key in BITWISE
-        if not known and not is_unary(self.key):
+        self.is_bitwise = is_bitwise(self.key)
+        self._is_unary = is_unary(self.key)
+        if self.key not in ARITHMETIC and not self.is_bitwise and not self._is_unary:
             raise NkiValidationError(f"op{suffix}={op!r} is no operator of the Vector engine (see nl.add and the like)")
-        if is_unary(self.key):
+        if self._is_unary:
             if is_reversed or isinstance(operand, NkiTensor) or operand not in (None, 0):
                 raise NkiValidationError(
                     f"op{suffix}={op!r} takes one input: operand{suffix} must be None or 0 and reverse{suffix} False"
@@ -58,10 +63,6 @@ class ScalarOperator:
             raise NkiValidationError(
                 f"op{suffix}={op!r} is bit-wise: operand{suffix} must be an integer, got {operand!r}"
             )
-
-    @property
-    def is_bitwise(self) -> bool:
-        return is_bitwise(self.key)
 
     def require_arithmetic(self) -> None:
         """Refuse a bit-wise operator where the instruction has none."""
@@ -75,7 +76,7 @@ class ScalarOperator:
 
     def load(self, rows: slice) -> Any:
         """The operand for some rows, copied: the instruction may overwrite the tile that it comes from."""
-        return None if is_unary(self.key) else column(self.operand, rows)
+        return None if self._is_unary else column(self.operand, rows)
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
         """Compute in float32 into ``out``, which may be ``x``, with the operand that :meth:`load` gave."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..blocks import ResultRows, SourceRows, free_size, row_blocks
-from ..casts import store_float, store_integer
-from ..dtypes import MOVABLE, bfloat16, int32, uint32
+from ..casts import store_float
+from ..dtypes import MOVABLE, bfloat16
 from ..enums import engine as engines
 from ..enums import nc_version
 from ..errors import NkiValidationError
@@ -34,8 +34,7 @@ from ..operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDU
 from ..tensor import NkiTensor
 from .bfloat16_maximum import row_maxima
 from .elementwise import ScalarOperator, require_bit_patterns
-
-_INTEGERS_OF_GPSIMD = frozenset({int32, uint32})
+from .integer_arithmetic import are_integers, compute_integers
 
 
 @instruction(
@@ -79,7 +78,7 @@ def _tensor_tensor_engine(values: dict[str, Any]) -> engines:
     key = operator_key("op", values["op"])
     if key == "power":
         return engines.gpsimd
-    is_native = all(tile.dtype in _INTEGERS_OF_GPSIMD and tile.buffer is MemoryRegion.sbuf for tile in tiles)
+    is_native = are_integers(*tiles) and all(tile.buffer is MemoryRegion.sbuf for tile in tiles)
     return engines.gpsimd if is_native and key in ARITHMETIC else engines.vector
 
 
@@ -111,12 +110,8 @@ def tensor_tensor(
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
     if key == "power" and call.engine is not engines.gpsimd:
         raise NkiValidationError("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
-    if call.engine is engines.gpsimd and all(tile.dtype in _INTEGERS_OF_GPSIMD for tile in tiles.values()):
-        exact = np.empty(dst.shape, np.int64)
-        ARITHMETIC[key](
-            data1.array.reshape(dst.shape).astype(np.int64), data2.array.reshape(dst.shape).astype(np.int64), exact
-        )
-        store_integer(dst.array, exact, dst.dtype)
+    if call.engine is engines.gpsimd and are_integers(dst, data1, data2):
+        compute_integers(key, dst, data1, data2)
         return
     left, right = SourceRows(call.core, "left", data1), SourceRows(call.core, "right", data2)
     result = ResultRows(call.core, "result", dst)
@@ -168,7 +163,7 @@ def tensor_scalar(
         steps.append(ScalarOperator("1", op1, operand1, reverse1))
     elif operand1 is not None or reverse1:
         raise NkiValidationError("operand1 and reverse1 need op1")
-    if len({step.is_bitwise for step in steps}) > 1:
+    if steps[-1].is_bitwise != steps[0].is_bitwise:
         raise NkiValidationError(f"op0={op0!r} and op1={op1!r} must both be bit-wise or both be arithmetic")
     _check_tensor_scalar_engine(call.engine, steps)
     if steps[0].is_bitwise:
@@ -285,7 +280,8 @@ def tensor_reduce(
     reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
     inner = prod(data.shape[first:])
     source = SourceRows(call.core, "source", data)
-    results = np.full((data.shape[0], free_size(dst)), ARITHMETIC_REDUCTIONS[key].identity, np.float32)
+    results = np.empty((data.shape[0], free_size(dst)), np.float32)
+    results.fill(ARITHMETIC_REDUCTIONS[key].identity)
     # The reduction along the second of two axes is several times as fast as that along the third of three.
     is_whole_row = free_size(dst) == 1
     bits = _dense_bfloat16(data) if is_whole_row and key == "maximum" else None
@@ -307,6 +303,8 @@ def _dense_bfloat16(data: NkiTensor) -> npt.NDArray[Any] | None:
 
 
 def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
+    if type(axis) is int and 1 <= axis == len(data.shape) - 1:  # most are
+        return axis
     axes = list(axis) if isinstance(axis, tuple | list) else [axis]
     if not all(isinstance(item, int | np.integer) for item in axes):
         raise NkiValidationError(f"axis must be an integer or a tuple of integers, got {axis!r}")
