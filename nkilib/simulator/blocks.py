@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .casts import copy_as_float32, store_float
+from .casts import FLOAT32, copy_as_float32, store_float
 from .dtypes import tfloat32
 from .tensor import NkiTensor
 
@@ -74,7 +74,7 @@ class SourceRows:
         self._width = free_size(tensor)
         flat = tensor.rows_to_read
         self.memory: npt.NDArray[Any] = tensor.array if flat is None else flat
-        self._is_direct = flat is not None and flat.dtype == np.float32
+        self._is_direct = flat is not None and flat.dtype == FLOAT32
 
     def load(
         self, rows: slice, landing: npt.NDArray[np.float32] | None = None, columns: slice | None = None
@@ -93,7 +93,7 @@ class SourceRows:
         block = landing
         if block is None:
             block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
-        copy_as_float32(block.reshape(source.shape), source)
+        copy_as_float32(block if block.shape == source.shape else block.reshape(source.shape), source)
         return block
 
 
@@ -110,7 +110,7 @@ class ResultRows:
         self._dtype = tensor.dtype
         self._storage = tensor.storage
         self._width = free_size(tensor)
-        is_float32 = self._array.dtype == np.float32 and tensor.dtype != tfloat32
+        is_float32 = self._array.dtype == FLOAT32 and tensor.dtype != tfloat32
         self._flat = tensor.flat_rows if is_float32 else None
 
     def open(self, rows: slice) -> npt.NDArray[np.float32]:
@@ -132,5 +132,6 @@ class ResultRows:
 def column(value: Any, rows: slice) -> Any:
     """A scalar operand for some rows: a float32 number as it is, a (P, 1) tensor as a float32 column (a copy)."""
     if isinstance(value, NkiTensor):
-        return value.array.reshape(value.shape[0], 1)[rows].astype(np.float32)
+        array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
+        return array[rows].astype(FLOAT32)
     return np.float32(value)

@@ -86,6 +86,7 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     live: dict[int, LiveRange] = {}  # by the number of the span
     ends: list[tuple[int, int]] = []
     peak = Peak(known, ())
+    are_placed = any(life.address is not None for life in lives)
     movable = 0  # bytes of the live tiles that the kernel has not placed
     for number, (first, last, life) in enumerate(spans):
         while ends and ends[0][0] < first:
@@ -96,7 +97,7 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
         movable += life.nbytes if life.address is None else 0
         heapq.heappush(ends, (last, number))
         # Most of the time stacking them shows that they need no more; where tiles stay inside banks they leave gaps.
-        if room.bank < room.nbytes or _placed_height(live.values()) + movable > peak.nbytes:
+        if room.bank < room.nbytes or (_placed_height(live.values()) if are_placed else 0) + movable > peak.nbytes:
             height = _height(room, live.values())
             if height is None:
                 raise CapacityError(_overflow(room, life, list(live.values())))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from math import prod
 from operator import index
@@ -23,6 +22,9 @@ from .partitions import allowed_starts
 from .spec import DataNeeded
 from .storage import Storage
 from .tensor import NkiTensor
+
+# Members of an Enum are looked up by a Python function before 3.12.
+_SHARED_HBM = MemoryRegion.shared_hbm
 
 
 def ndarray(
@@ -68,7 +70,7 @@ def ndarray(
 
 def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     try:
-        sizes = tuple(index(size) for size in shape)
+        sizes = tuple(map(index, shape))
     except TypeError:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
     # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
@@ -76,18 +78,18 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
 
 
 def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
-    options = core.options
-    make = functools.partial(
-        Storage,
-        shape,
-        dtype,
-        region,
-        name,
-        precise_fp=options.precise_fp,
-        is_abstract=core.launch.is_abstract,
-        is_poisoned=options.uninitialized == "error",
-    )
-    if region is not MemoryRegion.shared_hbm:
+    def make() -> Storage:
+        return Storage(
+            shape,
+            dtype,
+            region,
+            name,
+            precise_fp=core.options.precise_fp,
+            is_abstract=core.launch.is_abstract,
+            is_poisoned=core.options.uninitialized == "error",
+        )
+
+    if region is not _SHARED_HBM:
         return make()
     position = core.shared_allocations
     core.shared_allocations += 1

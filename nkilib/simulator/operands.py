@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -259,11 +258,12 @@ def check_engine_access(name: str, tensor: NkiTensor) -> None:
 
 def _is_plain(tensor: NkiTensor) -> bool:
     """Whether a view is of two dimensions, from partition 0 on, and within all limits: most are."""
-    row = partition_elements(tensor)
-    (partitions, *free), strides = tensor.shape, tensor.strides
-    if len(free) != 1 or tensor.offset >= row or (partitions > 1 and strides[0] != row):
+    if len(tensor.shape) != 2:
         return False
-    return free[0] <= FREE_AXIS_MAX and -FREE_STRIDE_MAX <= strides[1] <= FREE_STRIDE_MAX
+    (partitions, elements), (step, stride), row = tensor.shape, tensor.strides, partition_elements(tensor)
+    if tensor.offset >= row or (partitions > 1 and step != row):
+        return False
+    return elements <= FREE_AXIS_MAX and -FREE_STRIDE_MAX <= stride <= FREE_STRIDE_MAX
 
 
 def check_free_pattern(name: str, tensor: NkiTensor) -> None:
@@ -317,7 +317,7 @@ def check_consecutive_partitions(name: str, tensor: NkiTensor) -> None:
 
 
 def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
-    if value.shape[0] != like.shape[0] or prod(value.shape[1:]) != 1:
+    if value.shape[0] != like.shape[0] or value.free_size != 1:
         raise NkiValidationError(
             f"operand {rule.name!r} must have shape ({like.shape[0]}, 1), one element for each partition of "
             f"{rule.like!r}, got {value}"

@@ -8,6 +8,8 @@ from .tensor import NkiTensor
 def partition_elements(tensor: NkiTensor) -> int:
     """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
     storage = tensor.storage
+    if tensor.dtype is storage.dtype:  # most are
+        return storage.partition_elements
     return storage.partition_bytes // storage.width_of(tensor.dtype)
 
 

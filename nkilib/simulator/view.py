@@ -68,9 +68,10 @@ class View(NKIObject):
     ) -> None:
         # Worked out once: every instruction asks for them of every operand.
         self.layout = layout
-        self.shape, self.strides, self.offset = layout
-        self.free_size = prod(self.shape[1:])
-        self.size = self.shape[0] * self.free_size if self.shape else 1
+        shape, self.strides, self.offset = layout
+        self.shape = shape
+        self.free_size = free_size = shape[1] if len(shape) == 2 else prod(shape[1:])
+        self.size = shape[0] * free_size if shape else 1
         self.dtype = dtype
         self.storage = storage
         self.buffer = buffer
@@ -125,7 +126,7 @@ class View(NKIObject):
         if self._array is None:
             if self.storage.is_abstract:
                 raise DataNeeded(repr(self))
-            self._array = self.storage.array(self.layout, self.storage.numpy_type_of(self.dtype))
+            self._array = self.storage.memory(self.layout, self.storage.numpy_type_of(self.dtype))
         return self._array
 
     @property
@@ -134,7 +135,8 @@ class View(NKIObject):
         if self.storage.deferred is not None:
             self.storage.settle()
         if self._flat_rows is None and self.is_contiguous():
-            self._flat_rows = self.array.reshape(self.shape[0], self.free_size)
+            array = self.array
+            self._flat_rows = array if len(self.shape) == 2 else array.reshape(self.shape[0], self.free_size)
         return self._flat_rows
 
     @property
@@ -154,8 +156,11 @@ class View(NKIObject):
 
     def is_contiguous(self) -> bool:
         """Whether the view is dense in row-major order; on chip, within each partition."""
-        first = 1 if self.is_on_chip() else 0
-        return is_dense(self.shape[first:], self.strides[first:])
+        if self.buffer not in ON_CHIP:
+            return is_dense(self.shape, self.strides)
+        if len(self.shape) == 2:  # most are
+            return self.shape[1] == 1 or self.strides[1] == 1
+        return is_dense(self.shape[1:], self.strides[1:])
 
     def is_indirect(self) -> bool:
         """Whether the address depends on a tensor or a register that is read at run time."""
@@ -179,6 +184,8 @@ class View(NKIObject):
 
     def _check_dim(self, method: str, dim: int) -> int:
         """``dim``, which may count from the end, as an index from the start."""
+        if type(dim) is int and 0 <= dim < len(self.shape):  # most are
+            return dim
         if not isinstance(dim, int | np.integer) or not -self.ndim <= dim < self.ndim:
             raise OutOfRangeError(f"NkiTensor.{method}: dim must be in [0, {self.ndim}) of {self}, got {dim!r}")
         return int(dim) % self.ndim
