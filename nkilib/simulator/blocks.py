@@ -71,7 +71,7 @@ class SourceRows:
     def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
         self._core = core
         self._slot = slot
-        self._width = free_size(tensor)
+        self._width = tensor.free_size
         flat = tensor.rows_to_read
         self.memory: npt.NDArray[Any] = tensor.array if flat is None else flat
         self._is_direct = flat is not None and flat.dtype == FLOAT32
@@ -109,7 +109,7 @@ class ResultRows:
         self._array = tensor.array
         self._dtype = tensor.dtype
         self._storage = tensor.storage
-        self._width = free_size(tensor)
+        self._width = tensor.free_size
         is_float32 = self._array.dtype == FLOAT32 and tensor.dtype != tfloat32
         self._flat = tensor.flat_rows if is_float32 else None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from .errors import CapacityError
@@ -82,7 +83,7 @@ def check_capacity(
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     """The most bytes of a partition that are needed at any time, if they are more than ``known``."""
-    spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=lambda item: item[:2])
+    spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=itemgetter(0, 1))
     live: dict[int, LiveRange] = {}  # by the number of the span
     ends: list[tuple[int, int]] = []
     peak = Peak(known, ())
@@ -92,7 +93,8 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
         while ends and ends[0][0] < first:
             ended = live.pop(heapq.heappop(ends)[1])
             movable -= ended.nbytes if ended.address is None else 0
-        _check_apart(room, life, live.values())
+        if life.address is not None:
+            _check_apart(room, life, live.values())
         live[number] = life
         movable += life.nbytes if life.address is None else 0
         heapq.heappush(ends, (last, number))
@@ -193,8 +195,6 @@ def _where_placed(life: LiveRange) -> _Placed:
 
 def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
     """Refuse a tensor placed by hand where another one that was placed by hand still holds data."""
-    if life.address is None:
-        return
     mine = _where_placed(life)
     for other in live:
         if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):

@@ -54,6 +54,9 @@ def dma_copy(
     if dst.size != src.size:
         raise NkiValidationError(f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
     no_cast_of_packed(dst, src)
+    if dst.indirect_access is None and src.indirect_access is None:
+        move(call.core, dst, src)
+        return
     skips = oob_mode is enums.oob_mode.skip
     source, target = resolve("src", src, skips), resolve("dst", dst, skips)
     if source is None or target is None:

@@ -66,7 +66,8 @@ def check_priority(core: Core, priority: int | None) -> None:
 
 def has_vector_offset(view: NkiTensor) -> bool:
     """Whether every row of a view has its own index, which makes the transfer a gather or a scatter."""
-    return view.indirect_access is not None and view.indirect_access.kind == "vector"
+    indirect = view.indirect_access
+    return indirect is not None and indirect.kind == "vector"
 
 
 def check_vector_offset(core: Core, dge_mode: DgeMode) -> None:

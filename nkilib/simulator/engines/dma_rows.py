@@ -246,7 +246,8 @@ def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None
 
 def _note_written(core: Core, end: End, values: npt.NDArray[Any]) -> None:
     view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
-    view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
+    if not view.storage.written.is_full:
+        view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
     if view.buffer in HBM:
         core.record.hbm_written_bytes += values.size * view.dtype.itemsize
         core.note_shared(view, True, rows, values)
