@@ -187,8 +187,10 @@ class Storage:
         if 0 in layout.shape:  # its offset may lie behind the end
             return np.empty(layout.shape, numpy_type)
         # By position: numpy takes twice as long to find its arguments by keyword.
-        strides = [stride * width for stride in layout.strides]
-        return np.ndarray(layout.shape, numpy_type, self._bytes, layout.offset * width, strides)
+        shape, strides, offset = layout
+        if len(strides) == 2:  # most are
+            return np.ndarray(shape, numpy_type, self._bytes, offset * width, (strides[0] * width, strides[1] * width))
+        return np.ndarray(shape, numpy_type, self._bytes, offset * width, [stride * width for stride in strides])
 
     def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
         """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.

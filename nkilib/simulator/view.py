@@ -121,12 +121,13 @@ class View(NKIObject):
         """
         if self._indirect is not None:
             raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
-        if self.storage.deferred is not None:
-            self.storage.settle()
+        storage = self.storage
+        if storage.deferred is not None:
+            storage.settle()
         if self._array is None:
-            if self.storage.is_abstract:
+            if storage.is_abstract:
                 raise DataNeeded(repr(self))
-            self._array = self.storage.memory(self.layout, self.storage.numpy_type_of(self.dtype))
+            self._array = storage.memory(self.layout, storage.numpy_type_of(self.dtype))
         return self._array
 
     @property

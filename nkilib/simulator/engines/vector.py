@@ -122,7 +122,7 @@ def tensor_tensor(
 
 
 def _tensor_scalar_engine(values: dict[str, Any]) -> engines:
-    keys = {getattr(values["op0"], "key", None), getattr(values["op1"], "key", None)}
+    keys = getattr(values["op0"], "key", None), getattr(values["op1"], "key", None)
     return engines.gpsimd if "rsqrt" in keys else engines.vector
 
 
