@@ -136,6 +136,11 @@ class IndexedViews(View):
                 f"NkiTensor.slice: 0 <= start < end <= {self.shape[dim]} and step >= 1 are required in dimension {dim} "
                 f"of {self}, got start={start}, end={end}, step={step}"
             )
+        if self._indirect is None:
+            shape, strides = list(self.shape), list(self.strides)
+            shape[dim] = (end - start + step - 1) // step
+            strides[dim] *= step
+            return self._with(shape, strides, self.offset + start * self.strides[dim])
         key: list[Any] = [slice(None)] * self.ndim
         key[dim] = slice(start, end, step)
         return self[tuple(key)]

@@ -80,10 +80,9 @@ class ScalarOperator:
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
         """Compute in float32 into ``out``, which may be ``x``, with the operand that :meth:`load` gave."""
-        if self.key in ARITHMETIC_UNARY:
+        if self._is_unary:
             ARITHMETIC_UNARY[self.key](x, out)
-            return
-        if self.is_reversed:
+        elif self.is_reversed:
             ARITHMETIC[self.key](operand, x, out)
         else:
             ARITHMETIC[self.key](x, operand, out)
