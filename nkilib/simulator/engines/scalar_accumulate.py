@@ -13,6 +13,7 @@ from ..core import Core
 from ..enums import reduce_cmd as commands
 from ..errors import NkiValidationError, UninitializedReadError
 from ..operators import ARITHMETIC_REDUCTIONS, operator_key
+from ..row_sums import row_sums
 from ..tensor import NkiTensor
 from .accumulate import lanes_of
 
@@ -41,6 +42,8 @@ class _Fold:
 
 def _fold_of(key: str) -> _Fold:
     reduction = ARITHMETIC_REDUCTIONS[key]
+    if key == "add":
+        return _Fold(reduction.identity, reduction.ufunc, row_sums)
     return _Fold(reduction.identity, reduction.ufunc, lambda values: reduction.ufunc.reduce(values, axis=1))
 
 
