@@ -18,13 +18,18 @@ def make_stream(logits_hbm: Any, positions_per_batch: int, chunk_size: int, dtyp
         The logits [N, V], the core's batches (none where there are fewer positions than cores), its chunk buffers,
         chunks in a row, and cores.
     """
+    batches, batch_rows = batches_of_program(logits_hbm, positions_per_batch)
+    num_chunks = div_ceil(logits_hbm.shape[1], chunk_size)
+    chunk_buffers_sbuf = make_chunk_buffers(batch_rows, chunk_size, dtype, len(batches) * num_chunks)
+    return logits_hbm, batches, chunk_buffers_sbuf, num_chunks, nl.num_programs()
+
+
+def batches_of_program(logits_hbm: Any, positions_per_batch: int) -> Any:
+    """The batches of the core that runs this, and the positions of a full one."""
     num_positions, vocab_size = logits_hbm.shape
     cores = nl.num_programs()
     batch_rows = rows_per_batch(positions_per_batch, vocab_size, cores)
-    batches = batches_of_core(num_positions, cores, nl.program_id(), batch_rows)
-    num_chunks = div_ceil(vocab_size, chunk_size)
-    chunk_buffers_sbuf = make_chunk_buffers(batch_rows, chunk_size, dtype, len(batches) * num_chunks)
-    return logits_hbm, batches, chunk_buffers_sbuf, num_chunks, cores
+    return batches_of_core(num_positions, cores, nl.program_id(), batch_rows), batch_rows
 
 
 def loaded_chunk(stream: Any, load: int) -> Any:

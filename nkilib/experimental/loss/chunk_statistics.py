@@ -56,43 +56,71 @@ def chunk_statistics(chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -
         batch: number of the batch in its group.
         chunk: number of the chunk in its row; called with 0, 1, 2, ...
     """
-    of_chunks, of_rows = statistics
-    neg_max_sbuf, sums_sbuf, _, exact_neg_max_sbuf = of_chunks
-    columns = neg_max_sbuf.shape[2]
-    column = _column_of_chunk(chunk, columns)
-    if chunk >= columns and column == 1:  # the columns are full
+    if columns_are_full(statistics, chunk):
         row_weights(statistics, chunk)
         row_sums(statistics, chunk)
-        row_neg_max_sbuf, row_sum_sbuf, _ = of_rows
-        nisa.tensor_copy(dst=neg_max_sbuf[:, 0, 0:1], src=row_neg_max_sbuf)
-        nisa.tensor_copy(dst=sums_sbuf[:, 0, 0:1], src=row_sum_sbuf)
+        restart_columns(statistics)
+    chunk_maximum(chunk_sbuf, statistics, batch, chunk)
+    chunk_sum(chunk_sbuf, chunk_sbuf, statistics, batch, chunk)
+
+
+def columns_are_full(statistics: Any, chunk: int) -> bool:
+    """Whether the chunks before have to be combined into column 0, before a chunk that finds no column."""
+    columns = statistics[0][0].shape[2]
+    return chunk >= columns and column_of_chunk(statistics, chunk) == 1
+
+
+def restart_columns(statistics: Any) -> None:
+    """Put -m and d of the chunks so far into column 0."""
+    of_chunks, of_rows = statistics
+    neg_max_sbuf, sums_sbuf, _, _ = of_chunks
+    row_neg_max_sbuf, row_sum_sbuf, _ = of_rows
+    nisa.tensor_copy(dst=neg_max_sbuf[:, 0, 0:1], src=row_neg_max_sbuf)
+    nisa.tensor_copy(dst=sums_sbuf[:, 0, 0:1], src=row_sum_sbuf)
+
+
+def chunk_maximum(chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -> None:
+    """-m_k of one chunk, exactly and clamped."""
+    neg_max_sbuf, _, _, exact_neg_max_sbuf = statistics[0]
+    column = column_of_chunk(statistics, chunk)
     # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit type.
     nisa.tensor_reduce(dst=exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
-    chunk_neg_max_sbuf = neg_max_sbuf[:, batch, column : column + 1]
     nisa.tensor_scalar(
-        dst=chunk_neg_max_sbuf,
+        dst=neg_max_sbuf[:, batch, column : column + 1],
         data=exact_neg_max_sbuf,
         op0=nl.minimum,
         operand0=FLOAT32_HIGHEST,
         op1=nl.maximum,
         operand1=FLOAT32_LOWEST,
     )
+
+
+def chunk_sum(exponentials_sbuf: Any, chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -> None:
+    """s_k of one chunk, whose maximum is there. The exponentials may be written over the chunk."""
+    neg_max_sbuf, sums_sbuf, _, _ = statistics[0]
+    column = column_of_chunk(statistics, chunk)
     nisa.activation(
-        dst=chunk_sbuf,
+        dst=exponentials_sbuf,
         op=nl.exp,
         data=chunk_sbuf,
-        bias=chunk_neg_max_sbuf,
+        bias=neg_max_sbuf[:, batch, column : column + 1],
         reduce_op=nl.add,
         reduce_res=sums_sbuf[:, batch, column : column + 1],
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
 
 
-def _column_of_chunk(chunk: int, columns: int) -> int:
+def column_of_chunk(statistics: Any, chunk: int) -> int:
     """Column 0 for chunk 0, and later for what was combined before; the other chunks take the other columns in turn."""
+    columns = statistics[0][0].shape[2]
     if chunk == 0:
         return 0
     return 1 + (chunk - 1) % (columns - 1)
+
+
+def columns_in_use(statistics: Any, num_chunks: int) -> int:
+    """How many columns hold something once ``num_chunks`` chunks of each row have gone through."""
+    return 1 + column_of_chunk(statistics, num_chunks - 1)
 
 
 def row_weights(statistics: Any, num_chunks: int) -> None:
@@ -100,25 +128,35 @@ def row_weights(statistics: Any, num_chunks: int) -> None:
 
     Needs no sums: issued right after the last chunk, it keeps no engine waiting.
     """
+    row_distances(statistics, num_chunks)
+    exponentiate_distances(statistics, num_chunks)
+
+
+def row_distances(statistics: Any, num_chunks: int) -> None:
+    """-m = min of -m_k, and m_k - m, which take the place of the weights."""
     of_chunks, of_rows = statistics
-    used = 1 + _column_of_chunk(num_chunks - 1, of_chunks[0].shape[2])
+    used = columns_in_use(statistics, num_chunks)
     neg_max_sbuf = of_chunks[0][:, :, 0:used]
-    weights_sbuf = of_chunks[2][:, :, 0:used]
     row_neg_max_sbuf = of_rows[0]
     nisa.tensor_reduce(dst=row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
-        dst=weights_sbuf,
+        dst=of_chunks[2][:, :, 0:used],
         data1=row_neg_max_sbuf.expand_dim(2).broadcast(2, used),
         data2=neg_max_sbuf,
         op=nl.subtract,
     )
+
+
+def exponentiate_distances(statistics: Any, num_chunks: int) -> None:
+    """The weights exp(m_k - m)."""
+    weights_sbuf = statistics[0][2][:, :, 0 : columns_in_use(statistics, num_chunks)]
     nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf)
 
 
 def row_sums(statistics: Any, num_chunks: int) -> None:
     """d = sum of s_k * exp(m_k - m). Vector waits here until Scalar is done with the last chunk and the weights."""
     of_chunks, of_rows = statistics
-    used = 1 + _column_of_chunk(num_chunks - 1, of_chunks[0].shape[2])
+    used = columns_in_use(statistics, num_chunks)
     sums_sbuf = of_chunks[1][:, :, 0:used]
     weights_sbuf = of_chunks[2][:, :, 0:used]
     nisa.tensor_tensor(dst=weights_sbuf, data1=weights_sbuf, data2=sums_sbuf, op=nl.multiply)

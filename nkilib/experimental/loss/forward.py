@@ -81,14 +81,10 @@ def _store_results(group: Any, loss_hbm: Any, lse_state_hbm: Any, cores: int) ->
         cores: of the launch.
     """
     first, statistics, target_logit_sbuf = group
-    _, of_rows = statistics
-    neg_max_sbuf, _, log_sum_sbuf = of_rows
+    neg_max_sbuf, _, log_sum_sbuf = statistics[1]
+    exact_lse_sbuf = log_sum_exps(log_sum_sbuf, neg_max_sbuf)
+    exact_loss_sbuf = target_losses(log_sum_sbuf, neg_max_sbuf, target_logit_sbuf)
     rows, batches = log_sum_sbuf.shape
-    exact_lse_sbuf = nl.ndarray((rows, batches), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=exact_lse_sbuf, data1=log_sum_sbuf, data2=neg_max_sbuf, op=nl.subtract)
-    exact_loss_sbuf = nl.ndarray((rows, batches), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=exact_loss_sbuf, data1=target_logit_sbuf, data2=neg_max_sbuf, op=nl.add)
-    nisa.tensor_tensor(dst=exact_loss_sbuf, data1=log_sum_sbuf, data2=exact_loss_sbuf, op=nl.subtract)
     loss_sbuf = nl.ndarray((rows, batches), dtype=loss_hbm.dtype, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=loss_sbuf, data=exact_lse_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=exact_loss_sbuf
@@ -97,3 +93,18 @@ def _store_results(group: Any, loss_hbm: Any, lse_state_hbm: Any, cores: int) ->
     nisa.tensor_copy(dst=lse_sbuf, src=exact_lse_sbuf)
     nisa.dma_copy(dst=group_values(loss_hbm, first, rows, batches, cores), src=loss_sbuf)
     nisa.dma_copy(dst=group_values(lse_state_hbm, first, rows, batches, cores), src=lse_sbuf)
+
+
+def log_sum_exps(log_sum_sbuf: Any, neg_max_sbuf: Any) -> Any:
+    """log d + m, float32 [rows, batches]."""
+    exact_lse_sbuf = nl.ndarray(log_sum_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=exact_lse_sbuf, data1=log_sum_sbuf, data2=neg_max_sbuf, op=nl.subtract)
+    return exact_lse_sbuf
+
+
+def target_losses(log_sum_sbuf: Any, neg_max_sbuf: Any, target_logit_sbuf: Any) -> Any:
+    """log d - (x_target - m), float32 [rows, batches]."""
+    exact_loss_sbuf = nl.ndarray(log_sum_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=exact_loss_sbuf, data1=target_logit_sbuf, data2=neg_max_sbuf, op=nl.add)
+    nisa.tensor_tensor(dst=exact_loss_sbuf, data1=log_sum_sbuf, data2=exact_loss_sbuf, op=nl.subtract)
+    return exact_loss_sbuf

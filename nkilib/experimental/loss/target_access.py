@@ -19,31 +19,30 @@ from nkilib.nki import explain_index, nisa, nl
 
 def make_index_constants(rows: int, vocab_size: int, cores: int) -> Any:
     """Constant int32 tiles [rows, 1] for :func:`target_indices`: where each row starts, 0, V - 1 and the penalty."""
-    row_start_sbuf = _int32_column(rows, 0, cores * vocab_size)
-    zero_sbuf = _int32_column(rows, 0, 0)
-    last_sbuf = _int32_column(rows, vocab_size - 1, 0)
-    penalty_sbuf = _int32_column(rows, INDEX_LIMIT, 0)
+    row_start_sbuf = int32_column(rows, 0, cores * vocab_size)
+    zero_sbuf = int32_column(rows, 0, 0)
+    last_sbuf = int32_column(rows, vocab_size - 1, 0)
+    penalty_sbuf = int32_column(rows, INDEX_LIMIT, 0)
     return row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf
 
 
-def _int32_column(rows: int, first: int, step: int) -> Any:
+def int32_column(rows: int, first: int, step: int) -> Any:
     """int32 tile [rows, 1] of first, first + step, ...: by iota, whose integer arithmetic is documented as exact."""
     column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=column_sbuf, pattern=[[0, 1]], offset=first, channel_multiplier=step)
     return column_sbuf
 
 
-def _integer_op(dst_sbuf: Any, data1_sbuf: Any, data2_sbuf: Any, op: Any) -> None:
+def integer_op(dst_sbuf: Any, data1_sbuf: Any, data2_sbuf: Any, op: Any) -> None:
     """data1 <op> data2 on GpSimd, the engine whose int32 arithmetic is exact; the others go through float32."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
-def _constants_of_rows(constants: Any, rows: int) -> Any:
-    """The constants as tiles [rows, 1]; only the last batch of a core may have fewer rows than they were made for."""
-    if rows == constants[0].shape[0]:
-        return constants
-    row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf = constants
-    return row_start_sbuf[0:rows, :], zero_sbuf[0:rows, :], last_sbuf[0:rows, :], penalty_sbuf[0:rows, :]
+def rows_of(constant_sbuf: Any, rows: int) -> Any:
+    """A constant [rows, 1]; only the last batch of a core may have fewer rows than it was made for."""
+    if rows == constant_sbuf.shape[0]:
+        return constant_sbuf
+    return constant_sbuf[0:rows, :]
 
 
 def target_indices(targets_hbm: Any, constants: Any, vocab_size: int, first: int, rows: int, cores: int) -> Any:
@@ -58,19 +57,39 @@ def target_indices(targets_hbm: Any, constants: Any, vocab_size: int, first: int
     Returns:
         int32 tile [rows, 1]; out of range of the span where the target is outside [0, V).
     """
-    row_start_sbuf, zero_sbuf, last_sbuf, penalty_sbuf = _constants_of_rows(constants, rows)
-    targets_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=targets_sbuf, src=strided_rows(targets_hbm, first, rows, cores))
-    column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    _integer_op(column_sbuf, targets_sbuf, zero_sbuf, nl.maximum)
-    _integer_op(column_sbuf, column_sbuf, last_sbuf, nl.minimum)
+    _, zero_sbuf, last_sbuf, _ = constants
+    targets_sbuf = load_targets(targets_hbm, first, rows, cores)
+    column_sbuf = clamped(targets_sbuf, zero_sbuf, last_sbuf)
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    _integer_op(index_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
-    _integer_op(index_sbuf, index_sbuf, penalty_sbuf, nl.multiply)
-    _integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
-    _integer_op(index_sbuf, index_sbuf, row_start_sbuf, nl.add)
+    integer_op(index_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
+    add_position(index_sbuf, column_sbuf, constants)
     explain_index(index_sbuf, "target", targets_sbuf, first, cores, vocab_size)
     return index_sbuf
+
+
+def load_targets(targets_hbm: Any, first: int, rows: int, cores: int) -> Any:
+    """The targets of a batch, int32 [rows, 1]."""
+    targets_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=targets_sbuf, src=strided_rows(targets_hbm, first, rows, cores))
+    return targets_sbuf
+
+
+def clamped(values_sbuf: Any, least_sbuf: Any, most_sbuf: Any) -> Any:
+    """int32 values [rows, 1], those outside [least, most] moved to its ends; the constants may have more rows."""
+    rows = values_sbuf.shape[0]
+    clamped_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    integer_op(clamped_sbuf, values_sbuf, rows_of(least_sbuf, rows), nl.maximum)
+    integer_op(clamped_sbuf, clamped_sbuf, rows_of(most_sbuf, rows), nl.minimum)
+    return clamped_sbuf
+
+
+def add_position(index_sbuf: Any, column_sbuf: Any, constants: Any) -> None:
+    """Turn 1 for an invalid target, and 0 for another, into an index: the element's, out of range where it was 1."""
+    row_start_sbuf, _, _, penalty_sbuf = constants
+    rows = index_sbuf.shape[0]
+    integer_op(index_sbuf, index_sbuf, rows_of(penalty_sbuf, rows), nl.multiply)
+    integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
+    integer_op(index_sbuf, index_sbuf, rows_of(row_start_sbuf, rows), nl.add)
 
 
 def target_elements(matrix_hbm: Any, index_sbuf: Any, first: int, rows: int, cores: int) -> Any:

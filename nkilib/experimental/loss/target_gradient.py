@@ -41,20 +41,20 @@ def prepare_batch(sources: Any, batch: Any, vocab_size: int, cores: int) -> Any:
 
 
 def _softmax_bias(lse_hbm: Any, log_scale_sbuf: Any, rows: int) -> Any:
-    """log(scale) - LSE: with it as bias, one activation gives exp(x - LSE + log(scale)) = scale * softmax.
+    """log(scale) - LSE: with it as bias, one activation gives exp(x - LSE + log(scale)) = scale * softmax."""
+    lse_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=lse_sbuf, src=lse_hbm)
+    return negated_lse(lse_sbuf, log_scale_sbuf[0:rows, :])
+
+
+def negated_lse(lse_sbuf: Any, added: Any) -> Any:
+    """``added - LSE``, float32 [rows, 1], the bias of a softmax.
 
     Where the LSE is infinite, LSE * 0 makes the bias NaN, and with it the row's gradient, as PyTorch has it.
     """
-    lse_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=lse_sbuf, src=lse_hbm)
-    bias_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    bias_sbuf = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=bias_sbuf,
-        data=lse_sbuf,
-        op0=nl.multiply,
-        operand0=NEGATIVE_ONE,
-        op1=nl.add,
-        operand1=log_scale_sbuf[0:rows, :],
+        dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=NEGATIVE_ONE, op1=nl.add, operand1=added
     )
     nisa.scalar_tensor_tensor(
         dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=bias_sbuf
@@ -71,8 +71,15 @@ def scatter_target_gradient(grad_hbm: Any, batch: Any, scale: float, dtype: Any,
         scale, dtype, cores: of the launch.
     """
     first, index_sbuf, bias_sbuf, target_logit_sbuf, stores = batch
+    target_grad_sbuf = _target_gradient(target_logit_sbuf, bias_sbuf, scale, dtype, index_sbuf.shape[0])
+    scatter_after(stores, grad_hbm, target_grad_sbuf, index_sbuf, first, cores)
+
+
+def scatter_after(
+    stores: Any, grad_hbm: Any, target_grad_sbuf: Any, index_sbuf: Any, first: int, cores: int
+) -> None:
+    """Scatter an element a row of a batch, when the stores of its rows are done."""
     rows = index_sbuf.shape[0]
-    target_grad_sbuf = _target_gradient(target_logit_sbuf, bias_sbuf, scale, dtype, rows)
     scatter = nisa.dma_copy(dst=target_elements(grad_hbm, index_sbuf, first, rows, cores), src=target_grad_sbuf)
     for store in stores:
         scatter.depends_on(store)
