@@ -11,7 +11,12 @@ from nkilib.experimental import loss
 from tests.language import child
 from tests.language.walker import walk
 
-KERNELS: Final = ("cross_entropy_forward", "cross_entropy_backward")
+KERNELS: Final = (
+    "cross_entropy_forward",
+    "cross_entropy_backward",
+    "extended_cross_entropy_forward",
+    "extended_cross_entropy_backward",
+)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -33,12 +38,13 @@ def test_the_walk_reaches_the_helpers(name: str) -> None:
     """A walk that reached nothing would find nothing to refuse."""
     reached = list(walk(getattr(loss, name)).functions)
 
-    assert reached[0] == f"nkilib.experimental.loss.inline.{name}"
+    entry = f"nkilib.experimental.loss.{'extended_inline' if name.startswith('extended') else 'inline'}"
+    assert reached[0] == f"{entry}.{name}"
     modules = {each.rpartition(".")[0] for each in reached}
     assert modules >= {
         "nkilib.core.cores",
         "nkilib.core.tiling",
-        "nkilib.experimental.loss.inline",
+        entry,
         "nkilib.experimental.loss.sbuf_plan",
         "nkilib.experimental.loss.target_access",
         "nkilib.experimental.loss.validation",

@@ -23,7 +23,12 @@ from tests.language.source import definition_of
 from tests.language.walker import function_of, walk
 
 MODULE: Final = "nkilib.experimental.loss"
-KERNELS: Final = ("cross_entropy_forward", "cross_entropy_backward")
+KERNELS: Final = (
+    "cross_entropy_forward",
+    "cross_entropy_backward",
+    "extended_cross_entropy_forward",
+    "extended_cross_entropy_backward",
+)
 
 needs_klr = pytest.mark.skipif(
     find_spec("klr") is None or find_spec("klr.frontend") is None,
@@ -53,7 +58,7 @@ def test_klr_reads_the_kernels(name: str, tmp_path: Path) -> None:
     read = child.run("klr_parse", MODULE, name, tmp_path)
 
     assert set(read) == {"entry", "functions"}, read
-    assert read["entry"] == f"{MODULE}.inline.{name}"
+    assert read["entry"] == f"{MODULE}.{'extended_inline' if name.startswith('extended') else 'inline'}.{name}"
     assert set(read["functions"]) == set(view["forms"])
     for function, form in view["forms"].items():
         assert read["functions"][function] == form, function

@@ -3,9 +3,17 @@
 from pkgutil import extend_path
 
 from nkilib.experimental.loss.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.extended import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.tiling import Tiling, choose_tiling
 
-__all__ = ["Tiling", "choose_tiling", "cross_entropy_backward", "cross_entropy_forward"]
+__all__ = [
+    "Tiling",
+    "choose_tiling",
+    "cross_entropy_backward",
+    "cross_entropy_forward",
+    "extended_cross_entropy_backward",
+    "extended_cross_entropy_forward",
+]
 
 # The bundled package has an nkilib.experimental.loss too: its modules stay importable (see nkilib/__init__.py).
 __path__ = extend_path(__path__, __name__)

@@ -25,6 +25,7 @@ from nkilib.nki import nisa, nl
 
 FLOAT32_HIGHEST = 3.4028234663852886e38
 FLOAT32_LOWEST = -3.4028234663852886e38
+NEGATIVE_ONE = -1.0
 
 
 def make_statistics(rows: int, batches: int, num_chunks: int, dtype: Any) -> Any:

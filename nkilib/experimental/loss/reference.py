@@ -205,3 +205,128 @@ def _check(logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.N
         raise IndexError(
             f"cross-entropy reference: target of row {row} must lie in [0, {logits.shape[1]}), got {targets[row]}"
         )
+
+
+@dataclass(frozen=True)
+class ExtendedLoss:
+    """The options of the extended kernels, under the names of their parameters, as float64 arithmetic.
+
+    A shard of the vocabulary is computed as a whole loss and cut afterwards; the oracle needs no option for it.
+    """
+
+    class_weight: npt.NDArray[Any] | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    logit_softcap: float | None = None
+    lse_square_scale: float = 0.0
+
+    def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
+        """z: the logits, rounded to ``dtype``, after the cap."""
+        x = rounded_to(logits, dtype)
+        if self.logit_softcap is None:
+            return x
+        return np.where(np.isneginf(x), x, self.logit_softcap * np.tanh(x / self.logit_softcap))
+
+    def weights(self, vocabulary: int) -> Float64Array:
+        """w, [V]."""
+        return np.ones(vocabulary) if self.class_weight is None else self.class_weight.astype(np.float64)
+
+    def is_valid(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which positions count; all of class probabilities do."""
+        return np.ones(len(targets), np.bool_) if targets.ndim == 2 else targets != self.ignore_index
+
+    def factors(self, targets: npt.NDArray[Any], vocabulary: int) -> Float64Array:
+        """f, [N, V]: the loss of a position is the sum of f_k * (lse - z_k), and s * lse^2; 0 for ignored ones."""
+        smoothed = self.label_smoothing / vocabulary
+        if targets.ndim == 2:
+            return self.weights(vocabulary) * ((1.0 - self.label_smoothing) * targets.astype(np.float64) + smoothed)
+        valid = self.is_valid(targets)
+        found = np.where(valid[:, np.newaxis], smoothed * self.weights(vocabulary), 0.0)
+        classes = targets[valid]
+        found[np.flatnonzero(valid), classes] += (1.0 - self.label_smoothing) * self.weights(vocabulary)[classes]
+        return found
+
+
+@dataclass(frozen=True)
+class ExtendedResults:
+    """What the extended forward returns, float64 [N] each, and ``argmax``."""
+
+    loss: Float64Array
+    lse: Float64Array
+    target_logit: Float64Array
+    position_weight: Float64Array
+    argmax: npt.NDArray[np.int64]
+    entropy: Float64Array
+    logit_sum: Float64Array
+
+
+def extended_forward_reference(
+    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss
+) -> ExtendedResults:
+    """All results of ``extended_cross_entropy_forward`` in float64, all rows at once.
+
+    Args:
+        logits: [N, V], float32 or bfloat16.
+        targets: [N] integers, each a class or ``options.ignore_index``; or [N, V] class probabilities.
+        dtype: type of the kernel's tiles; the logits are rounded to it first.
+        options: of the loss.
+    """
+    vocabulary = logits.shape[1]
+    z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
+    valid, weights = options.is_valid(targets), options.weights(vocabulary)
+    with np.errstate(invalid="ignore", over="ignore"):
+        maximum = z.max(axis=1)
+        distances = z - maximum[:, np.newaxis]
+        exponentials = np.exp(distances)
+        total = exponentials.sum(axis=1)
+        lse = np.where(np.isinf(maximum), maximum, maximum + np.log(total))
+        below = np.log(total)[:, np.newaxis] - distances  # lse - z, where large logits have cancelled
+        # 0 * inf is NaN where a probability says so, and nothing where the factor is only formal.
+        counts = (factors != 0.0) | (targets.ndim == 2) | (options.label_smoothing != 0.0)
+        loss = np.where(counts, factors * below, 0.0).sum(axis=1) + options.lse_square_scale * np.square(lse)
+        terms = np.where(exponentials == 0.0, 0.0, exponentials * distances)
+        entropy = np.log(total) - terms.sum(axis=1) / total
+        logit_sum = (weights * z).sum(axis=1)
+        if targets.ndim == 2:
+            target_logit, position_weight = (factors * z).sum(axis=1), np.ones(len(z))
+        else:
+            classes = np.where(valid, targets, 0)
+            target_logit = np.where(valid, z[np.arange(len(z)), classes], 0.0)
+            position_weight = np.where(valid, weights[classes], 0.0)
+    argmax = rounded_to(logits, dtype).argmax(axis=1)
+    return ExtendedResults(np.where(valid, loss, 0.0), lse, target_logit, position_weight, argmax, entropy, logit_sum)
+
+
+def extended_backward_reference(
+    logits: npt.NDArray[Any],
+    targets: npt.NDArray[Any],
+    lse: npt.NDArray[Any],
+    grad_loss: npt.NDArray[Any],
+    dtype: Any,
+    options: ExtendedLoss,
+    grad_lse: npt.NDArray[Any] | None = None,
+    grad_logprob: npt.NDArray[Any] | None = None,
+) -> Float64Array:
+    """The gradient of ``extended_cross_entropy_backward`` in float64, all rows at once.
+
+    Args:
+        logits, targets, dtype, options: as in :func:`extended_forward_reference`.
+        lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
+        grad_loss, grad_lse, grad_logprob: [N], upstream gradients; None for 0.
+    """
+    positions, vocabulary = logits.shape
+    z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
+    valid = options.is_valid(targets)
+    exact_lse = np.where(np.isfinite(lse), lse.astype(np.float64), np.nan)
+    of_loss = np.where(valid, grad_loss, 0.0).astype(np.float64)
+    of_lse = np.zeros(positions) if grad_lse is None else grad_lse.astype(np.float64)
+    drawn = of_loss[:, np.newaxis] * factors
+    if grad_logprob is not None:
+        of_logprob = np.where(valid, grad_logprob, 0.0).astype(np.float64)
+        drawn[np.flatnonzero(valid), targets[valid]] -= of_logprob[valid]
+    square = np.where(of_loss == 0.0, 0.0, of_loss * 2.0 * options.lse_square_scale * exact_lse)
+    every = drawn.sum(axis=1) + square + of_lse
+    gradient = every[:, np.newaxis] * np.exp(z - exact_lse[:, np.newaxis]) - drawn
+    if options.logit_softcap is not None:
+        gradient *= 1.0 - np.square(np.tanh(rounded_to(logits, dtype) / options.logit_softcap))
+    return gradient

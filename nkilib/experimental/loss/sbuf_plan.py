@@ -16,6 +16,12 @@ GROUP_BATCHES_MAX = 16
 # Set aside for those tiles (five of 128 float32: two groups of batches overlap) and for the tiles of at most
 # GROUP_BATCHES_MAX columns, with room for alignment.
 SMALL_TILES_BYTES = 4096
+# The same for the extended kernels with every option: nine tiles of statistics instead of three.
+EXTENDED_SMALL_TILES_BYTES = 16384
+# Tiles of a chunk in float32 that an extended kernel needs at most beside its chunk buffers: the forward's capped
+# logits, class weights, class probabilities, products and exponentials. The backward needs one less.
+SCRATCH_TILES_MAX = 5
+SCRATCH_BYTES = 4  # of an element
 # Indices of the gather are int32; this leaves room to push the index of an invalid target out of range.
 INDEX_LIMIT = 2**30
 
@@ -41,11 +47,40 @@ def make_chunk_buffers(positions_per_batch: int, chunk_size: int, dtype: Any, lo
     """
     fitting = chunk_bytes_that_fit() // (chunk_size * dtype_bytes(dtype))
     count = max(1, min(MAX_CHUNK_BUFFERS, min(fitting, loads)))
-    first_sbuf = nl.ndarray((positions_per_batch, chunk_size), dtype=dtype, buffer=nl.sbuf)
-    chunk_buffers_sbuf = [first_sbuf]
-    for _ in range(count - 1):
-        chunk_buffers_sbuf.append(nl.ndarray((positions_per_batch, chunk_size), dtype=dtype, buffer=nl.sbuf))
-    return chunk_buffers_sbuf
+    return _tiles(count, positions_per_batch, chunk_size, dtype)
+
+
+def extended_chunk_size_that_fits(dtype: Any, num_scratch: int) -> int:
+    """The largest chunk of which one buffer of ``dtype`` fits a partition together with so many scratch tiles."""
+    bytes_that_fit = nl.tile_size.sbuf_fmax_bytes - EXTENDED_SMALL_TILES_BYTES
+    return bytes_that_fit // (dtype_bytes(dtype) + num_scratch * SCRATCH_BYTES)
+
+
+def make_extended_buffers(rows: int, chunk_size: int, dtype: Any, loads: int, scratch_names: Any) -> Any:
+    """The chunk buffers of an extended kernel, and its scratch tiles.
+
+    Of each scratch tile there are two, which the chunks take in turn, where they leave room for two chunk buffers.
+
+    Returns:
+        List of 1 to ``MAX_CHUNK_BUFFERS`` tiles [rows, chunk_size] of ``dtype`` in SBUF, and a dict of lists of one or
+        two float32 tiles, by name.
+    """
+    chunk_bytes = chunk_size * dtype_bytes(dtype)
+    scratch_bytes = len(scratch_names) * chunk_size * SCRATCH_BYTES
+    bytes_that_fit = nl.tile_size.sbuf_fmax_bytes - EXTENDED_SMALL_TILES_BYTES
+    turns = 2 if loads > 1 and 2 * (scratch_bytes + chunk_bytes) <= bytes_that_fit else 1
+    scratch = dict()
+    for name in scratch_names:
+        scratch[name] = _tiles(turns, rows, chunk_size, nl.float32)
+    fitting = (bytes_that_fit - turns * scratch_bytes) // chunk_bytes
+    return _tiles(max(1, min(MAX_CHUNK_BUFFERS, min(fitting, loads))), rows, chunk_size, dtype), scratch
+
+
+def _tiles(count: int, rows: int, columns: int, dtype: Any) -> Any:
+    tiles_sbuf = list()
+    for _ in range(count):
+        tiles_sbuf.append(nl.ndarray((rows, columns), dtype=dtype, buffer=nl.sbuf))
+    return tiles_sbuf
 
 
 def rows_per_batch(positions_per_batch: int, vocab_size: int, cores: int) -> int:

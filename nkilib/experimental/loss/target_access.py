@@ -67,6 +67,62 @@ def target_indices(targets_hbm: Any, constants: Any, vocab_size: int, first: int
     return index_sbuf
 
 
+def make_class_constants(rows: int, vocab_size: int, cores: int, options: Any) -> Any:
+    """Constant int32 tiles [rows, 1] for :func:`class_targets`: those of the indices; the first and the last class that
+    is here, and of all; the ignored index."""
+    first_class, num_classes = options["first_class"], options["num_classes"]
+    of_indices = make_index_constants(rows, vocab_size, cores)
+    here = int32_column(rows, first_class, 0), int32_column(rows, first_class + vocab_size - 1, 0)
+    of_all = int32_column(rows, 0, 0), int32_column(rows, num_classes - 1, 0)
+    return of_indices, here, of_all, int32_column(rows, options["ignore_index"], 0)
+
+
+def class_targets(
+    targets_hbm: Any, constants: Any, batch: Any, cores: int, options: Any, valid_sbuf: Any, held_sbuf: Any
+) -> Any:
+    """Where the target elements of a batch are, if targets may be ignored and the vocabulary may be a part.
+
+    A target that is ignored, or of a class that is not here, is moved to the nearest class that is: its element can be
+    gathered, and be scattered if it gets what it would get without the scatter.
+
+    Args:
+        targets_hbm: [N] int32, counted over all classes.
+        constants: from :func:`make_class_constants`.
+        batch: its first position, and how many.
+        cores: of the launch.
+        options: from :func:`.extended_options.make_options`.
+        valid_sbuf: uint32 [rows, 1], where 1 goes for a target that is not ignored, else 0.
+        held_sbuf: uint32 [rows, 1], where 1 goes for such a target if its class is here, else 0.
+
+    Returns:
+        int32 tiles [rows, 1]: index of each row's element within the batch's span of rows, out of range of it where
+        the target is neither ignored nor a class; and the element's column.
+    """
+    of_indices, here, of_all, ignored_sbuf = constants
+    first, rows = batch
+    targets_sbuf = load_targets(targets_hbm, first, rows, cores)
+    column_sbuf = clamped(targets_sbuf, here[0], here[1])
+    index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    integer_op(valid_sbuf, targets_sbuf, ignored_sbuf[0:rows, :], nl.not_equal)
+    integer_op(held_sbuf, column_sbuf, targets_sbuf, nl.equal)
+    if options["is_shard"]:
+        integer_op(index_sbuf, clamped(targets_sbuf, of_all[0], of_all[1]), targets_sbuf, nl.equal)
+        integer_op(index_sbuf, valid_sbuf, index_sbuf, nl.greater)
+        integer_op(column_sbuf, column_sbuf, here[0][0:rows, :], nl.subtract)
+    else:
+        integer_op(index_sbuf, valid_sbuf, held_sbuf, nl.greater)
+    integer_op(held_sbuf, held_sbuf, valid_sbuf, nl.multiply)
+    add_position(index_sbuf, column_sbuf, of_indices)
+    explain_index(index_sbuf, "target", targets_sbuf, first, cores, options["num_classes"])
+    return index_sbuf, column_sbuf
+
+
+def gathered_weights(class_weight_hbm: Any, column_sbuf: Any, weights_sbuf: Any) -> None:
+    """The class weights of the given columns, into a float32 tile [rows, 1]."""
+    elements_hbm = class_weight_hbm.reshape((class_weight_hbm.shape[0], 1))
+    nisa.dma_copy(dst=weights_sbuf, src=elements_hbm.vector_select(0, column_sbuf))
+
+
 def load_targets(targets_hbm: Any, first: int, rows: int, cores: int) -> Any:
     """The targets of a batch, int32 [rows, 1]."""
     targets_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.core.cores import strided_rows
+from nkilib.experimental.loss.chunk_statistics import NEGATIVE_ONE
 from nkilib.experimental.loss.target_access import target_elements, target_indices
 from nkilib.nki import nisa, nl
-
-NEGATIVE_ONE = -1.0
 
 
 def log_of_constant(value: float, rows: int) -> Any:
@@ -53,9 +52,7 @@ def negated_lse(lse_sbuf: Any, added: Any) -> Any:
     Where the LSE is infinite, LSE * 0 makes the bias NaN, and with it the row's gradient, as PyTorch has it.
     """
     bias_sbuf = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=NEGATIVE_ONE, op1=nl.add, operand1=added
-    )
+    nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=NEGATIVE_ONE, op1=nl.add, operand1=added)
     nisa.scalar_tensor_tensor(
         dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=bias_sbuf
     )
@@ -75,9 +72,7 @@ def scatter_target_gradient(grad_hbm: Any, batch: Any, scale: float, dtype: Any,
     scatter_after(stores, grad_hbm, target_grad_sbuf, index_sbuf, first, cores)
 
 
-def scatter_after(
-    stores: Any, grad_hbm: Any, target_grad_sbuf: Any, index_sbuf: Any, first: int, cores: int
-) -> None:
+def scatter_after(stores: Any, grad_hbm: Any, target_grad_sbuf: Any, index_sbuf: Any, first: int, cores: int) -> None:
     """Scatter an element a row of a batch, when the stores of its rows are done."""
     rows = index_sbuf.shape[0]
     scatter = nisa.dma_copy(dst=target_elements(grad_hbm, index_sbuf, first, rows, cores), src=target_grad_sbuf)

@@ -30,11 +30,12 @@ def validate_forward(
         AssertionError: with function, requirement, value and remedy.
     """
     function = "cross_entropy_forward"
-    _validate_target_platform(function)
-    _validate_logits_and_targets(function, logits_hbm, targets_hbm)
-    _validate_float_type(function, "dtype", dtype)
-    _validate_float_type(function, "lse_dtype", lse_dtype)
-    _validate_tiling(function, logits_hbm.shape[1], positions_per_batch, chunk_size, dtype)
+    validate_target_platform(function)
+    validate_logits(function, logits_hbm)
+    validate_class_targets(function, targets_hbm, logits_hbm.shape[0])
+    validate_float_type(function, "dtype", dtype)
+    validate_float_type(function, "lse_dtype", lse_dtype)
+    validate_tiling(function, logits_hbm.shape[1], positions_per_batch, chunk_size, dtype)
 
 
 def validate_backward(
@@ -53,29 +54,37 @@ def validate_backward(
         AssertionError: with function, requirement, value and remedy.
     """
     function = "cross_entropy_backward"
-    _validate_target_platform(function)
-    _validate_logits_and_targets(function, logits_hbm, targets_hbm)
-    _validate_float_type(function, "dtype", dtype)
-    _validate_tiling(function, logits_hbm.shape[1], positions_per_batch, chunk_size, dtype)
+    validate_target_platform(function)
+    validate_logits(function, logits_hbm)
+    validate_class_targets(function, targets_hbm, logits_hbm.shape[0])
+    validate_float_type(function, "dtype", dtype)
+    validate_tiling(function, logits_hbm.shape[1], positions_per_batch, chunk_size, dtype)
     num_positions = logits_hbm.shape[0]
     assert len(lse_state_hbm.shape) == 1 and lse_state_hbm.shape[0] == num_positions, (
         f"{function}: lse_state_hbm must have shape ({num_positions},), one value for each row of logits_hbm, "
         f"got {lse_state_hbm.shape}; pass the second result of cross_entropy_forward"
     )
-    _validate_float_type(function, "lse_state_hbm.dtype", lse_state_hbm.dtype)
+    validate_float_type(function, "lse_state_hbm.dtype", lse_state_hbm.dtype)
     assert reduction == "mean" or reduction == "sum", f'{function}: reduction must be "mean" or "sum", got {reduction}'
-    assert inplace == True or inplace == False, (  # noqa: E712
-        f"{function}: inplace must be True or False, got {inplace}"
+    validate_flag(function, "inplace", inplace)
+
+
+def validate_flag(function: str, name: str, flag: Any) -> None:
+    """True or False."""
+    assert flag == True or flag == False, (  # noqa: E712
+        f"{function}: {name} must be True or False, got {flag}"
     )
 
 
-def _validate_target_platform(function: str) -> None:
+def validate_target_platform(function: str) -> None:
+    """A generation with DMA by a vector offset."""
     assert nisa.get_nc_version() != nisa.nc_version.gen2, (
         f"{function}: needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1"
     )
 
 
-def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: Any) -> None:
+def validate_logits(function: str, logits_hbm: Any) -> None:
+    """Two dimensions, of sizes that can be indexed, and a type that the kernels compute in."""
     assert len(logits_hbm.shape) == 2, (
         f"{function}: logits_hbm must be 2-D [num_positions, vocab_size], got shape {logits_hbm.shape}; "
         f"reshape [batch, sequence, vocab_size] to [batch * sequence, vocab_size]"
@@ -87,7 +96,11 @@ def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: An
     assert vocab_size <= INDEX_LIMIT, (
         f"{function}: vocab_size must be at most {INDEX_LIMIT}, the reach of an int32 index, got {vocab_size}"
     )
-    _validate_float_type(function, "logits_hbm.dtype", logits_hbm.dtype)
+    validate_float_type(function, "logits_hbm.dtype", logits_hbm.dtype)
+
+
+def validate_class_targets(function: str, targets_hbm: Any, num_positions: int) -> None:
+    """One int32 for each position."""
     assert len(targets_hbm.shape) == 1 and targets_hbm.shape[0] == num_positions, (
         f"{function}: targets_hbm must have shape ({num_positions},), one class for each row of logits_hbm, "
         f"got {targets_hbm.shape}; flatten the targets as the logits"
@@ -97,13 +110,15 @@ def _validate_logits_and_targets(function: str, logits_hbm: Any, targets_hbm: An
     )
 
 
-def _validate_float_type(function: str, name: str, dtype: Any) -> None:
+def validate_float_type(function: str, name: str, dtype: Any) -> None:
+    """One of the two types that the kernels compute in."""
     assert dtype == nl.bfloat16 or dtype == nl.float32, (
         f"{function}: {name} must be nl.bfloat16 or nl.float32, got {dtype}; use one of the two"
     )
 
 
-def _validate_tiling(function: str, vocab_size: int, positions_per_batch: int, chunk_size: int, dtype: Any) -> None:
+def validate_tiling(function: str, vocab_size: int, positions_per_batch: int, chunk_size: int, dtype: Any) -> None:
+    """Sizes of batches and chunks whose tiles the machine takes."""
     partitions = nl.tile_size.pmax
     assert isinstance(positions_per_batch, int) and (positions_per_batch > 0 and positions_per_batch <= partitions), (
         f"{function}: positions_per_batch must be an integer from 1 to {partitions}, got {positions_per_batch}"

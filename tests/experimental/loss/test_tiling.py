@@ -55,7 +55,7 @@ def _tilings(vocabulary: int, dtype: str) -> list[Tiling]:
 
 def _is_legal(vocabulary: int, dtype: str, each: Tiling) -> bool:
     try:
-        validation._validate_tiling("kernel", vocabulary, *each, DTYPES[dtype])
+        validation.validate_tiling("kernel", vocabulary, *each, DTYPES[dtype])
     except AssertionError:
         return False
     return True

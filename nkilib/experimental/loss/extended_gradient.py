@@ -1,0 +1,193 @@
+"""The extended backward beside its chunks: the coefficients of each position, and the gradient at its target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.core.cores import strided_rows
+from nkilib.experimental.loss.extended_results import selected
+from nkilib.experimental.loss.softcap import hyperbolic_tangents, masked_tangents, through_cap
+from nkilib.experimental.loss.target_access import class_targets, gathered_weights
+from nkilib.experimental.loss.target_gradient import negated_lse
+from nkilib.nki import nisa, nl
+
+
+def prepare_positions(vectors: Any, constants: Any, batch: Any, cores: int, sums_sbuf: Any, options: Any) -> Any:
+    """What the gradient of a batch is made of, a float32 tile [rows, 1] each.
+
+    With g the gradient of the loss, l that of the log-sum-exp and q that of the target's log-probability,
+
+        D = g * ((e / V) * W + 2 s lse) + l        A = D + g * (1 - e) * w[t] - q
+
+    and the gradient is A * softmax - g * (e / V) * w, less A - D at the target: A * (p - 1) + D, where the large terms
+    of a confident target have cancelled. Where targets are probabilities, W is the sum of the factors of each position
+    and stands in D without e / V, and A = D.
+
+    Args:
+        vectors: what the kernel was given, in HBM, by name; None for what it was not given.
+        constants: from :func:`.target_access.make_class_constants`.
+        batch: its first position, and how many.
+        cores: of the launch.
+        sums_sbuf: W, float32 [rows or more, 1], or a number; None if nothing asks for it.
+        options: from :mod:`.extended_options`.
+
+    Returns:
+        dict: ``bias`` of the softmax, ``all`` (A), ``rest`` (D, None for 0), ``spread`` (what class factors are
+        multiplied with, None for 0) and, of class targets, ``index``, ``held`` as 0.0 or 1.0, and ``weights`` of the
+        columns that ``index`` stands for.
+    """
+    _, rows = batch
+    lse_sbuf = loaded_values(vectors["lse"], batch, cores)
+    position = dict()
+    position["bias"] = negated_lse(lse_sbuf, 0.0)
+    grad_loss_sbuf = loaded_values(vectors["grad_loss"], batch, cores)
+    if options["has_probabilities"]:
+        position["spread"] = grad_loss_sbuf
+        position["rest"] = _rest(vectors, batch, cores, lse_sbuf, grad_loss_sbuf, grad_loss_sbuf, sums_sbuf, options)
+        position["all"] = position["rest"]
+        return position
+    valid_sbuf = nl.ndarray((rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    held_sbuf = nl.ndarray((rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    index_sbuf, column_sbuf = class_targets(vectors["targets"], constants, batch, cores, options, valid_sbuf, held_sbuf)
+    position["index"] = index_sbuf
+    position["held"] = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=position["held"], src=held_sbuf)
+    position["weights"] = None
+    if options["is_weighted"]:
+        position["weights"] = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        gathered_weights(vectors["class_weight"], column_sbuf, position["weights"])
+    grad_loss_sbuf = selected(grad_loss_sbuf, valid_sbuf)
+    position["spread"] = None
+    if options["spread"] != 0.0:
+        position["spread"] = _scaled(grad_loss_sbuf, options["spread"])
+    position["rest"] = _rest(vectors, batch, cores, lse_sbuf, grad_loss_sbuf, position["spread"], sums_sbuf, options)
+    position["all"] = _all(vectors, batch, cores, position, grad_loss_sbuf, valid_sbuf, options)
+    return position
+
+
+def loaded_values(vector_hbm: Any, batch: Any, cores: int) -> Any:
+    """The values of a batch, float32 [rows, 1]."""
+    first, rows = batch
+    values_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=values_sbuf, src=strided_rows(vector_hbm, first, rows, cores))
+    return values_sbuf
+
+
+def _rest(
+    vectors: Any,
+    batch: Any,
+    cores: int,
+    lse_sbuf: Any,
+    grad_loss_sbuf: Any,
+    spread_sbuf: Any,
+    sums_sbuf: Any,
+    options: Any,
+) -> Any:
+    """D, or None where no option makes it differ from 0."""
+    terms = list()
+    if spread_sbuf != None:  # noqa: E711  (NKI has no "is")
+        spread_term_sbuf = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=spread_term_sbuf, data=spread_sbuf, op0=nl.multiply, operand0=sums_sbuf)
+        terms.append(spread_term_sbuf)
+    if options["square"] != 0.0:
+        square_term_sbuf = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=square_term_sbuf,
+            data=lse_sbuf,
+            op0=nl.multiply,
+            operand0=2.0 * options["square"],
+            op1=nl.multiply,
+            operand1=grad_loss_sbuf,
+        )
+        terms.append(square_term_sbuf)
+    if vectors["grad_lse"] != None:  # noqa: E711
+        terms.append(loaded_values(vectors["grad_lse"], batch, cores))
+    if len(terms) == 0:
+        return None
+    for number in range(1, len(terms)):
+        nisa.tensor_tensor(dst=terms[0], data1=terms[0], data2=terms[number], op=nl.add)
+    return terms[0]
+
+
+def _all(
+    vectors: Any, batch: Any, cores: int, position: Any, grad_loss_sbuf: Any, valid_sbuf: Any, options: Any
+) -> Any:
+    """A of class targets."""
+    all_sbuf = _scaled(grad_loss_sbuf, options["kept"])
+    weights_sbuf = position["weights"]
+    if vectors["target_weight"] != None:  # noqa: E711
+        weights_sbuf = selected(loaded_values(vectors["target_weight"], batch, cores), valid_sbuf)
+    if weights_sbuf != None:  # noqa: E711
+        nisa.tensor_tensor(dst=all_sbuf, data1=all_sbuf, data2=weights_sbuf, op=nl.multiply)
+    if vectors["grad_logprob"] != None:  # noqa: E711
+        grad_logprob_sbuf = selected(loaded_values(vectors["grad_logprob"], batch, cores), valid_sbuf)
+        nisa.tensor_tensor(dst=all_sbuf, data1=all_sbuf, data2=grad_logprob_sbuf, op=nl.subtract)
+    if position["rest"] != None:  # noqa: E711
+        nisa.tensor_tensor(dst=all_sbuf, data1=all_sbuf, data2=position["rest"], op=nl.add)
+    return all_sbuf
+
+
+def target_gradient(position: Any, target_logit_sbuf: Any, dtype: Any, options: Any) -> Any:
+    """The gradient at the target of each row of a batch, computed in float32 and rounded to ``dtype`` once.
+
+    A * (p - held) + held * D - spread * w, where held is 0 for a target that is ignored or not here: then it is what
+    the chunk has put there.
+
+    Returns:
+        tile [rows, 1] of ``dtype``.
+    """
+    shape = target_logit_sbuf.shape
+    softcap = options["softcap"]
+    exponential_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    gradient_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    tangent_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    softmax(exponential_sbuf, tangent_sbuf, target_logit_sbuf, position["bias"], softcap)
+    nisa.scalar_tensor_tensor(
+        dst=exponential_sbuf,
+        data=exponential_sbuf,
+        op0=nl.subtract,
+        operand0=position["held"],
+        op1=nl.multiply,
+        operand1=position["all"],
+    )
+    if position["rest"] != None:  # noqa: E711
+        nisa.scalar_tensor_tensor(
+            dst=exponential_sbuf,
+            data=position["rest"],
+            op0=nl.multiply,
+            operand0=position["held"],
+            op1=nl.add,
+            operand1=exponential_sbuf,
+        )
+    if position["spread"] != None:  # noqa: E711
+        weights = position["weights"] if options["is_weighted"] else 1.0
+        nisa.scalar_tensor_tensor(
+            dst=exponential_sbuf,
+            data=position["spread"],
+            op0=nl.multiply,
+            operand0=weights,
+            op1=nl.subtract,
+            operand1=exponential_sbuf,
+            reverse1=True,
+        )
+    if softcap == 0.0:
+        nisa.tensor_copy(dst=gradient_sbuf, src=exponential_sbuf)
+    else:
+        through_cap(gradient_sbuf, exponential_sbuf, tangent_sbuf)
+    return gradient_sbuf
+
+
+def softmax(exponentials_sbuf: Any, tangents_sbuf: Any, logits_sbuf: Any, bias_sbuf: Any, softcap: float) -> None:
+    """exp(z - lse) in float32; with a cap, tanh(x / c) too, which the gradient needs."""
+    if softcap == 0.0:
+        nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=logits_sbuf, bias=bias_sbuf)
+    else:
+        hyperbolic_tangents(tangents_sbuf, logits_sbuf, softcap)
+        masked_tangents(exponentials_sbuf, tangents_sbuf, logits_sbuf)
+        nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=exponentials_sbuf, bias=bias_sbuf, scale=softcap)
+
+
+def _scaled(values_sbuf: Any, factor: float) -> Any:
+    scaled_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=scaled_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor)
+    return scaled_sbuf

@@ -1,0 +1,229 @@
+"""Cross-entropy with the options of training recipes, as plain functions to call from NKI code.
+
+They relate to the kernels of :mod:`nkilib.experimental.loss.extended` as those of :mod:`.inline` to the plain ones.
+What is off costs nothing but a mask for ignored positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.experimental.loss.extended_backward import extended_backward_of_core
+from nkilib.experimental.loss.extended_forward import extended_forward_of_core
+from nkilib.experimental.loss.extended_loads import make_extended_stream
+from nkilib.experimental.loss.extended_options import (
+    add_forward_options,
+    backward_scratch,
+    forward_scratch,
+    make_options,
+)
+from nkilib.experimental.loss.extended_validation import validate_extended_backward, validate_extended_forward
+from nkilib.nki import nl
+
+
+def extended_cross_entropy_forward(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    class_weight_hbm: Any = None,
+    positions_per_batch: int = 32,
+    chunk_size: int = 8192,
+    dtype: Any = nl.bfloat16,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: Any = None,
+    lse_square_scale: float = 0.0,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
+    first_class: int = 0,
+    num_classes: Any = None,
+    with_logit_sum: bool = False,
+) -> Any:
+    """Cross-entropy loss of every position with class weights, label smoothing, z-loss and a cap of the logits.
+
+    With z the logits, or ``c * tanh(logits / c)`` for a cap c, lse the log-sum-exp of z, w the class weights (1 without
+    any), e the label smoothing, s the factor of the squared log-sum-exp and V the number of classes, the loss is::
+
+        (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
+
+    and 0 where the target t is ``ignore_index``. For class probabilities y it is, with y' = (1 - e) * y + e / V::
+
+        sum_k w[k] * y'[k] * (lse - z[k]) + s * lse^2
+
+    Without s this is ``F.cross_entropy(z, targets, weight, reduction="none", ...)`` of PyTorch. Launch as the plain
+    kernel.
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: classes of the logits (V > 0).
+
+    Args:
+        logits_hbm: [N, V], bfloat16 or float32, in HBM.
+        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; another value is an out-of-range access of
+            the DMA engine. Or class probabilities, [N, V], float32 or bfloat16.
+        class_weight_hbm: [V], float32, in HBM.
+        positions_per_batch: positions that are worked on at a time, 1 to 128.
+        chunk_size: classes that are worked on at a time; a chunk and the tiles that the options need beside it fit a
+            partition of SBUF. ``choose_tiling(..., extended=True)`` fits whatever the options are.
+        dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded.
+        ignore_index: target of positions that do not count.
+        label_smoothing: e, in [0, 1].
+        logit_softcap: c > 0, or None. Where a logit is -inf, z is.
+        lse_square_scale: s, at least 0.
+        with_argmax: also return the first class of the largest logit; V there at most 2^24.
+        with_entropy: also return the entropy of the softmax.
+        first_class: class of the first column, where the logits are a shard of the vocabulary. Targets and argmax count
+            over all classes. The loss of a shard is not defined: combine lse, target_logit and logit_sum of all.
+        num_classes: of all shards; None: V.
+        with_logit_sum: also return ``sum_k w[k] * z[k]``.
+
+    Returns:
+        Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` of
+        probabilities, 0 where the position is ignored or the class in another shard; position_weight, ``w[t]`` or 0
+        likewise, and 1 for probabilities. Then what was asked for: argmax (int32; num_classes in a row with a NaN),
+        entropy, logit_sum.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    validate_extended_forward(
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        positions_per_batch,
+        chunk_size,
+        dtype,
+        ignore_index,
+        label_smoothing,
+        logit_softcap,
+        lse_square_scale,
+        with_argmax,
+        with_entropy,
+        first_class,
+        num_classes,
+        with_logit_sum,
+    )
+    options = make_options(
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        ignore_index,
+        label_smoothing,
+        logit_softcap,
+        lse_square_scale,
+        first_class,
+        num_classes,
+    )
+    add_forward_options(options, with_argmax, with_entropy, with_logit_sum)
+    results = _make_results(logits_hbm.shape[0], options)
+    stream, scratch = make_extended_stream(logits_hbm, positions_per_batch, chunk_size, dtype, forward_scratch(options))
+    extended_forward_of_core(stream, scratch, targets_hbm, class_weight_hbm, results, dtype, options)
+    returned = list()
+    for _, vector_hbm in results.items():
+        returned.append(vector_hbm)
+    return tuple(returned)
+
+
+def _make_results(num_positions: int, options: Any) -> Any:
+    """Vectors [N] in HBM by name, in the order in which they are returned."""
+    names = ["loss", "lse", "target_logit", "position_weight"]
+    if options["with_argmax"]:
+        names.append("argmax")
+    if options["with_entropy"]:
+        names.append("entropy")
+    if options["with_logit_sum"]:
+        names.append("logit_sum")
+    results = dict()
+    for name in names:
+        dtype = nl.int32 if name == "argmax" else nl.float32
+        results[name] = nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name + "_hbm")
+    return results
+
+
+def extended_cross_entropy_backward(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    lse_hbm: Any,
+    grad_loss_hbm: Any,
+    grad_lse_hbm: Any = None,
+    grad_logprob_hbm: Any = None,
+    class_weight_hbm: Any = None,
+    positions_per_batch: int = 32,
+    chunk_size: int = 8192,
+    dtype: Any = nl.bfloat16,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: Any = None,
+    lse_square_scale: float = 0.0,
+    inplace: bool = False,
+    first_class: int = 0,
+    num_classes: Any = None,
+    target_weight_hbm: Any = None,
+    weight_sum: Any = None,
+) -> Any:
+    """Gradient with respect to the logits of what the forward returns.
+
+    Of the loss, of lse, and of the target's log-probability ``z[t] - lse``, each times the gradient that comes to it.
+    The row of an ignored position is ``grad_lse * softmax``, 0 without it.
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: classes of the logits (V > 0).
+
+    Args:
+        logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, ignore_index,
+            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: as in the forward. The tiling
+            need not be the same.
+        lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
+        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
+        grad_lse_hbm: [N], float32, in HBM: gradient of each lse.
+        grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability; not with class probabilities.
+        inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
+        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know; of
+            probabilities ``sum_k w[k] y'[k]``, which otherwise takes another pass over them.
+        weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
+
+    Returns:
+        grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    vectors = dict()
+    vectors["targets"], vectors["class_weight"], vectors["lse"] = targets_hbm, class_weight_hbm, lse_hbm
+    vectors["grad_loss"], vectors["grad_lse"], vectors["grad_logprob"] = grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm
+    vectors["target_weight"] = target_weight_hbm
+    validate_extended_backward(
+        logits_hbm,
+        vectors,
+        positions_per_batch,
+        chunk_size,
+        dtype,
+        ignore_index,
+        label_smoothing,
+        logit_softcap,
+        lse_square_scale,
+        inplace,
+        first_class,
+        num_classes,
+        weight_sum,
+    )
+    options = make_options(
+        logits_hbm,
+        targets_hbm,
+        class_weight_hbm,
+        ignore_index,
+        label_smoothing,
+        logit_softcap,
+        lse_square_scale,
+        first_class,
+        num_classes,
+    )
+    if inplace:
+        grad_logits_hbm = logits_hbm
+    else:
+        grad_logits_hbm = nl.ndarray(logits_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_hbm")
+    stream, scratch = make_extended_stream(
+        logits_hbm, positions_per_batch, chunk_size, dtype, backward_scratch(options)
+    )
+    extended_backward_of_core(stream, scratch, vectors, weight_sum, grad_logits_hbm, dtype, options)
+    return grad_logits_hbm

@@ -1,0 +1,85 @@
+"""The options of the extended kernels, in the form that their stages ask for, and the tiles that they need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def make_options(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    class_weight_hbm: Any,
+    ignore_index: int,
+    label_smoothing: float,
+    logit_softcap: Any,
+    lse_square_scale: float,
+    first_class: int,
+    num_classes: Any,
+) -> Any:
+    """The options that forward and backward share, as a dict; what is off is 0 or False.
+
+    Returns:
+        ``ignore_index``, ``first_class`` and ``num_classes`` as given, the last one a number always;
+        ``is_shard``: the logits hold a part of the classes;
+        ``is_weighted``: there are class weights;
+        ``has_probabilities``: targets are class probabilities;
+        ``needs_class_weights``: those of all classes are needed, not those of the targets alone;
+        ``kept``: 1 - e and ``spread``: e / classes, of the label smoothing e;
+        ``softcap``: of the logits; ``square``: the factor of the squared log-sum-exp.
+    """
+    vocab_size = logits_hbm.shape[1]
+    options: Any = dict()
+    options["ignore_index"] = ignore_index
+    options["first_class"] = first_class
+    options["num_classes"] = vocab_size if num_classes == None else num_classes  # noqa: E711  (NKI has no "is")
+    options["is_shard"] = options["num_classes"] != vocab_size
+    options["is_weighted"] = class_weight_hbm != None  # noqa: E711
+    options["has_probabilities"] = len(targets_hbm.shape) == 2
+    options["kept"] = 1.0 - label_smoothing
+    options["spread"] = label_smoothing / options["num_classes"]
+    options["softcap"] = 0.0 if logit_softcap == None else logit_softcap  # noqa: E711
+    options["square"] = lse_square_scale
+    has_factors = options["has_probabilities"] or options["spread"] != 0.0
+    options["needs_class_weights"] = options["is_weighted"] and has_factors
+    return options
+
+
+def add_forward_options(options: Any, with_argmax: bool, with_entropy: bool, with_logit_sum: bool) -> None:
+    """Add what the forward alone is asked for, and ``has_moments``: sums of logits over the classes are needed.
+
+    The sum of the logits may need class weights that the loss does not.
+    """
+    options["with_argmax"] = with_argmax
+    options["with_entropy"] = with_entropy
+    options["with_logit_sum"] = with_logit_sum
+    options["has_moments"] = options["has_probabilities"] or (options["spread"] != 0.0 or with_logit_sum)
+    options["needs_class_weights"] = options["is_weighted"] and options["has_moments"]
+
+
+def forward_scratch(options: Any) -> Any:
+    """Names of the float32 tiles of a chunk's size that the forward needs."""
+    names = list()
+    if options["softcap"] != 0.0:
+        names.append("scores")
+    if options["needs_class_weights"]:
+        names.append("weights")
+    if options["has_probabilities"]:
+        names.append("probabilities")
+    if options["has_moments"] or options["with_entropy"]:
+        names.append("products")
+    if options["with_entropy"]:
+        names.append("exponentials")
+    return names
+
+
+def backward_scratch(options: Any) -> Any:
+    """Names of the float32 tiles of a chunk's size that the backward needs."""
+    names = list()
+    names.append("exponentials")
+    if options["softcap"] != 0.0:
+        names.append("capped")
+    if options["needs_class_weights"]:
+        names.append("weights")
+    if options["has_probabilities"]:
+        names.append("probabilities")
+    return names

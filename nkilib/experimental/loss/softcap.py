@@ -1,0 +1,48 @@
+"""Capped logits: z = c * tanh(x / c), and -inf where x is -inf, so that masked classes stay masked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.experimental.loss.chunk_statistics import FLOAT32_HIGHEST, NEGATIVE_ONE
+from nkilib.nki import nisa, nl
+
+
+def hyperbolic_tangents(dst_sbuf: Any, logits_sbuf: Any, softcap: float) -> None:
+    """tanh(x / c). Scalar loads another activation table for it, and exp's again afterwards."""
+    nisa.activation(dst=dst_sbuf, op=nl.tanh, data=logits_sbuf, scale=1.0 / softcap)
+
+
+def masked_tangents(dst_sbuf: Any, tangents_sbuf: Any, logits_sbuf: Any) -> None:
+    """min(x + highest, tanh): -inf where x is -inf, and the tangent elsewhere.
+
+    For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where it is small, the tangent is -1.
+    """
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=logits_sbuf, op0=nl.add, operand0=FLOAT32_HIGHEST, op1=nl.minimum, operand1=tangents_sbuf
+    )
+
+
+def capped_logits(dst_sbuf: Any, logits_sbuf: Any, softcap: float) -> None:
+    """z in float32."""
+    hyperbolic_tangents(dst_sbuf, logits_sbuf, softcap)
+    masked_tangents(dst_sbuf, dst_sbuf, logits_sbuf)
+    nisa.tensor_scalar(dst=dst_sbuf, data=dst_sbuf, op0=nl.multiply, operand0=softcap)
+
+
+def through_cap(dst_sbuf: Any, gradient_sbuf: Any, tangents_sbuf: Any) -> None:
+    """dz * (1 - tanh^2), the gradient of x where that of z is dz; rounded once. The tangents are overwritten.
+
+    The tangents are not masked: at -inf one is -1, and the gradient 0.
+    """
+    nisa.scalar_tensor_tensor(
+        dst=tangents_sbuf,
+        data=tangents_sbuf,
+        op0=nl.multiply,
+        operand0=NEGATIVE_ONE,
+        op1=nl.multiply,
+        operand1=tangents_sbuf,
+    )
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=tangents_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=gradient_sbuf
+    )
