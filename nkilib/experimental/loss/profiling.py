@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.experimental.loss.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.extended import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.tiling import CORES, Tiling
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.dtypes import as_dtype
@@ -20,6 +21,7 @@ def profile_launch(
     target: str = "trn2",
     cores: int = CORES,
     parameters: ModelParameters | None = None,
+    extended: bool = False,
     **options: Any,
 ) -> Profile:
     """The profile of a kernel on logits [N, V]; modelled, not measured.
@@ -38,6 +40,7 @@ def profile_launch(
         target: the generation.
         cores: of the launch.
         parameters: what the model assumes where nothing is published.
+        extended: of an extended kernel; ``options`` may hold shapes for its further arrays.
         options: further keyword arguments of the kernel.
 
     Raises:
@@ -46,9 +49,10 @@ def profile_launch(
     """
     tile_dtype = as_dtype(dtype)
     arrays = [spec((num_positions, vocab_size), tile_dtype), spec((num_positions,), "int32")]
-    kernel = cross_entropy_forward
+    kernel = extended_cross_entropy_forward if extended else cross_entropy_forward
     if direction == "backward":
-        kernel = cross_entropy_backward
-        arrays.append(spec((num_positions,), "float32"))
+        kernel = extended_cross_entropy_backward if extended else cross_entropy_backward
+        of_positions = spec((num_positions,), "float32")
+        arrays += [of_positions, of_positions] if extended else [of_positions]
     with using(target=target):
         return profile(kernel[cores], *arrays, parameters=parameters, dtype=tile_dtype, **tiling._asdict(), **options)

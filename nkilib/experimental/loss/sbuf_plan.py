@@ -16,8 +16,9 @@ GROUP_BATCHES_MAX = 16
 # Set aside for those tiles (five of 128 float32: two groups of batches overlap) and for the tiles of at most
 # GROUP_BATCHES_MAX columns, with room for alignment.
 SMALL_TILES_BYTES = 4096
-# The same for the extended kernels with every option: nine tiles of statistics instead of three.
-EXTENDED_SMALL_TILES_BYTES = 16384
+# The same for the extended kernels with every option, which keep ten tiles of statistics instead of three; a chunk of
+# 8192 float32 and all that may be asked for still fits trn2.
+EXTENDED_SMALL_TILES_BYTES = 12288
 # Tiles of a chunk in float32 that an extended kernel needs at most beside its chunk buffers: the forward's capped
 # logits, class weights, class probabilities, products and exponentials. The backward needs one less.
 SCRATCH_TILES_MAX = 5

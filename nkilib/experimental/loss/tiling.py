@@ -17,9 +17,12 @@ from typing import Any, NamedTuple
 from nkilib.core.cores import positions_of_core
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.sbuf_plan import (
+    EXTENDED_SMALL_TILES_BYTES,
     GROUP_BATCHES_MAX,
     INDEX_LIMIT,
     MAX_CHUNK_BUFFERS,
+    SCRATCH_BYTES,
+    SCRATCH_TILES_MAX,
     SMALL_TILES_BYTES,
     STATISTICS_COLUMNS,
 )
@@ -95,11 +98,36 @@ _MACHINES = {
     "trn2": _Machine(212_984, 1 / 0.96, 1 / 1.2, 1 / 23.0, 1),
     "trn3": _Machine(245_752, 1 / 1.2, 1 / 1.2, 1 / 33.0, 2),
 }
+
+
+class _Tiles(NamedTuple):
+    """What an element of a chunk takes of a partition beside the chunk buffers, in bytes.
+
+    Attributes:
+        small: set aside for small tiles, whatever the chunk size is.
+        most: scratch of a launch with every option: it has to fit.
+        usual: scratch of a launch with none: what it leaves are chunk buffers.
+    """
+
+    small: int
+    most: int
+    usual: int
+
+
+_PLAIN_TILES = _Tiles(SMALL_TILES_BYTES, 0, 0)
+_EXTENDED_TILES = {
+    "forward": _Tiles(EXTENDED_SMALL_TILES_BYTES, SCRATCH_TILES_MAX * SCRATCH_BYTES, 0),
+    # The exponentials of two chunks.
+    "backward": _Tiles(EXTENDED_SMALL_TILES_BYTES, (SCRATCH_TILES_MAX - 1) * SCRATCH_BYTES, 2 * SCRATCH_BYTES),
+}
+
 _ITEMSIZES = {"bfloat16": 2, "float32": 4}
 _DIRECTIONS = ("forward", "backward")
 
 
-def choose_tiling(num_positions: int, vocab_size: int, dtype: Any, direction: str, target: str = "trn2") -> Tiling:
+def choose_tiling(
+    num_positions: int, vocab_size: int, dtype: Any, direction: str, target: str = "trn2", *, extended: bool = False
+) -> Tiling:
     """The tiling with which a kernel is modelled to be fastest on two cores, or nearly.
 
     Modelled, not measured: within 3% of the best tiling of a search on trn2, in a few launches of some 20 us within 4%.
@@ -116,6 +144,8 @@ def choose_tiling(num_positions: int, vocab_size: int, dtype: Any, direction: st
         dtype: bfloat16 or float32, of the logits and of the tiles: as NKI, numpy, torch or a string names it.
         direction: ``"forward"`` or ``"backward"``.
         target: ``"trn2"`` or ``"trn3"``.
+        extended: for the extended kernels. Their options need up to 20 bytes of a partition more for each entry of a
+            chunk; the choice fits whichever are on, and is the fastest one where none is.
 
     Returns:
         What the kernels accept for logits [N, V] on the target.
@@ -145,7 +175,7 @@ def choose_tiling(num_positions: int, vocab_size: int, dtype: Any, direction: st
             f'choose_tiling: target must be "trn2" or "trn3", got {target!r}; the kernels need trn2 or newer, because '
             f"gather and scatter with a vector offset do"
         )
-    return _chosen(positions, entries, name, direction, target)
+    return _chosen(positions, entries, name, direction, target, bool(extended))
 
 
 def _size(name: str, value: Any) -> int:
@@ -168,22 +198,24 @@ def _dtype_name(dtype: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _chosen(num_positions: int, vocab_size: int, dtype: str, direction: str, target: str) -> Tiling:
+def _chosen(num_positions: int, vocab_size: int, dtype: str, direction: str, target: str, extended: bool) -> Tiling:
     machine = _MACHINES[target]
+    tiles = _EXTENDED_TILES[direction] if extended else _PLAIN_TILES
     estimate = _forward_ns if direction == "forward" else _backward_ns
 
     estimates = {
-        size: estimate(_launch(machine, num_positions, vocab_size, dtype, size), machine)
-        for size in _chunk_sizes(vocab_size, dtype, machine)
+        size: estimate(_launch(machine, num_positions, vocab_size, dtype, size, tiles), machine)
+        for size in _chunk_sizes(vocab_size, dtype, machine, tiles)
     }
     least = min(estimates.values())
     return Tiling(POSITIONS_PER_BATCH, max(size for size, time in estimates.items() if time <= _AS_GOOD * least))
 
 
-def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine) -> set[int]:
+def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) -> set[int]:
     """Chunk sizes that the kernels accept with 128 positions a batch."""
-    partition_bytes = min(machine.sbuf_bytes - SMALL_TILES_BYTES, BATCH_BYTES_MAX // POSITIONS_PER_BATCH)
-    largest = min(vocab_size, FREE_AXIS_MAX, partition_bytes // _ITEMSIZES[dtype])
+    itemsize = _ITEMSIZES[dtype]
+    fitting = (machine.sbuf_bytes - tiles.small) // (itemsize + tiles.most)
+    largest = min(vocab_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // POSITIONS_PER_BATCH // itemsize)
     equal = (div_ceil(vocab_size, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1))
     return {size for size in (*equal, *_ROUND_SIZES) if size <= largest}
 
@@ -217,7 +249,9 @@ class _Launch(NamedTuple):
         return self.batches * ((self.chunks - 1) * of_chunk + of_last)
 
 
-def _launch(machine: _Machine, num_positions: int, vocab_size: int, dtype: str, chunk_size: int) -> _Launch:
+def _launch(
+    machine: _Machine, num_positions: int, vocab_size: int, dtype: str, chunk_size: int, tiles: _Tiles
+) -> _Launch:
     itemsize = _ITEMSIZES[dtype]
     positions = positions_of_core(num_positions, CORES, 0)
     # Fewer where the index of an element would be too large: sbuf_plan.rows_per_batch.
@@ -231,7 +265,7 @@ def _launch(machine: _Machine, num_positions: int, vocab_size: int, dtype: str, 
     # The busiest DMA engine works on so many rows of a chunk; the last batch may have fewer.
     held = min(_PARTITIONS_OF_DMA_ENGINE, rows)
     held_last = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
-    fitting = (machine.sbuf_bytes - SMALL_TILES_BYTES) // (chunk_size * itemsize)
+    fitting = (machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual) // (chunk_size * itemsize)
     return _Launch(
         batches=batches,
         rows=rows,
