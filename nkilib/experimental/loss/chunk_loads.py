@@ -50,8 +50,8 @@ def loaded_chunk(stream: Any, load: int) -> Any:
     in_flight = max(min(2, buffers), buffers - 1)
     first = 0 if load == 0 else load + in_flight - 1
     for number in range(first, min(load + in_flight, len(batches) * num_chunks)):
-        nisa.dma_copy(dst=_chunk_on_chip(stream, number), src=chunk_in_hbm(stream, number, logits_hbm))
-    return _chunk_on_chip(stream, load)
+        nisa.dma_copy(dst=chunk_on_chip(stream, number), src=chunk_in_hbm(stream, number, logits_hbm))
+    return chunk_on_chip(stream, load)
 
 
 def chunk_in_hbm(stream: Any, load: int, matrix_hbm: Any) -> Any:
@@ -70,7 +70,8 @@ def _columns(stream: Any, load: int) -> Any:
     return start, min(start + chunk_size, logits_hbm.shape[1])
 
 
-def _chunk_on_chip(stream: Any, load: int) -> Any:
+def chunk_on_chip(stream: Any, load: int) -> Any:
+    """The tile that chunk number ``load`` of the core is loaded into."""
     _, batches, chunk_buffers_sbuf, num_chunks, _ = stream
     _, rows = batches[load // num_chunks]
     start, end = _columns(stream, load)

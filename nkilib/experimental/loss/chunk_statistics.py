@@ -80,23 +80,36 @@ def restart_columns(statistics: Any) -> None:
     nisa.tensor_copy(dst=sums_sbuf[:, 0, 0:1], src=row_sum_sbuf)
 
 
-def chunk_maximum(chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -> None:
-    """-m_k of one chunk, exactly and clamped."""
+def chunk_maximum(chunk_sbuf: Any, statistics: Any, batch: int, chunk: int, scale: float = 1.0) -> None:
+    """-m_k of one chunk, exactly and clamped; of logits that are the chunk times ``scale``, at most that."""
     neg_max_sbuf, _, _, exact_neg_max_sbuf = statistics[0]
     column = column_of_chunk(statistics, chunk)
     # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit type.
     nisa.tensor_reduce(dst=exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
-    nisa.tensor_scalar(
-        dst=neg_max_sbuf[:, batch, column : column + 1],
-        data=exact_neg_max_sbuf,
-        op0=nl.minimum,
-        operand0=FLOAT32_HIGHEST,
-        op1=nl.maximum,
-        operand1=FLOAT32_LOWEST,
-    )
+    clamped_sbuf = neg_max_sbuf[:, batch, column : column + 1]
+    if scale == 1.0:
+        nisa.tensor_scalar(
+            dst=clamped_sbuf,
+            data=exact_neg_max_sbuf,
+            op0=nl.minimum,
+            operand0=FLOAT32_HIGHEST,
+            op1=nl.maximum,
+            operand1=FLOAT32_LOWEST,
+        )
+    else:
+        nisa.tensor_scalar(
+            dst=clamped_sbuf,
+            data=exact_neg_max_sbuf,
+            op0=nl.multiply,
+            operand0=scale,
+            op1=nl.minimum,
+            operand1=FLOAT32_HIGHEST,
+        )
 
 
-def chunk_sum(exponentials_sbuf: Any, chunk_sbuf: Any, statistics: Any, batch: int, chunk: int) -> None:
+def chunk_sum(
+    exponentials_sbuf: Any, chunk_sbuf: Any, statistics: Any, batch: int, chunk: int, scale: float = 1.0
+) -> None:
     """s_k of one chunk, whose maximum is there. The exponentials may be written over the chunk."""
     neg_max_sbuf, sums_sbuf, _, _ = statistics[0]
     column = column_of_chunk(statistics, chunk)
@@ -105,6 +118,7 @@ def chunk_sum(exponentials_sbuf: Any, chunk_sbuf: Any, statistics: Any, batch: i
         op=nl.exp,
         data=chunk_sbuf,
         bias=neg_max_sbuf[:, batch, column : column + 1],
+        scale=scale,
         reduce_op=nl.add,
         reduce_res=sums_sbuf[:, batch, column : column + 1],
         reduce_cmd=nisa.reduce_cmd.reset_reduce,

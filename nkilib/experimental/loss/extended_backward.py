@@ -131,11 +131,11 @@ def _gradient_of_chunk(sources: Any, position: Any, batch: int, chunk: int, chun
     num_chunks = sources["stream"][3]
     load = batch * num_chunks + chunk
     exponentials_sbuf = scratch_tile(sources["scratch"], "exponentials", load, chunk_sbuf)
-    tangents_sbuf, gradient_sbuf = None, chunk_sbuf
+    squares_sbuf, gradient_sbuf = None, chunk_sbuf
     if options["softcap"] != 0.0:
-        tangents_sbuf = scratch_tile(sources["scratch"], "capped", load, chunk_sbuf)
+        squares_sbuf = scratch_tile(sources["scratch"], "squares", load, chunk_sbuf)
         gradient_sbuf = exponentials_sbuf
-    softmax(exponentials_sbuf, tangents_sbuf, chunk_sbuf, position["bias"], options["softcap"])
+    softmax(exponentials_sbuf, squares_sbuf, chunk_sbuf, position["bias"], options["softcap"])
     factors_sbuf = loaded_class_factors(sources["streams"], _visit(sources, batch) * num_chunks + chunk, options)
     if position["spread"] == None:  # noqa: E711
         nisa.tensor_scalar(dst=gradient_sbuf, data=exponentials_sbuf, op0=nl.multiply, operand0=position["all"])
@@ -160,7 +160,7 @@ def _gradient_of_chunk(sources: Any, position: Any, batch: int, chunk: int, chun
             reverse1=True,
         )
     if options["softcap"] != 0.0:
-        through_cap(chunk_sbuf, gradient_sbuf, tangents_sbuf)
+        through_cap(chunk_sbuf, gradient_sbuf, squares_sbuf)
 
 
 def _gather_target(stream: Any, position: Any, batch: Any, dtype: Any, options: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from nkilib.experimental.loss.batches import batch_groups
 from nkilib.experimental.loss.chunk_argmax import chunk_argmax, make_argmax, restart_argmax, row_argmax
-from nkilib.experimental.loss.chunk_loads import loaded_chunk
+from nkilib.experimental.loss.chunk_loads import chunk_on_chip, loaded_chunk
 from nkilib.experimental.loss.chunk_moments import (
     chunk_entropy,
     chunk_first_moment,
@@ -27,7 +27,7 @@ from nkilib.experimental.loss.chunk_statistics import (
 )
 from nkilib.experimental.loss.extended_loads import class_streams, loaded_class_factors, scratch_tile
 from nkilib.experimental.loss.extended_results import store_extended_results
-from nkilib.experimental.loss.softcap import capped_logits
+from nkilib.experimental.loss.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.target_access import (
     class_targets,
     gathered_weights,
@@ -145,12 +145,8 @@ def _take_chunk(sources: Any, group: Any, load: int, batch: int, options: Any) -
     statistics, moments = group["statistics"], group["moments"]
     if columns_are_full(statistics, chunk):
         _restart(group, chunk, options)
-    chunk_sbuf = loaded_chunk(stream, load)
-    scores_sbuf = chunk_sbuf
-    if options["softcap"] != 0.0:
-        scores_sbuf = scratch_tile(scratch, "scores", load, chunk_sbuf)
-        capped_logits(scores_sbuf, chunk_sbuf, options["softcap"])
-    chunk_maximum(scores_sbuf, statistics, batch, chunk)
+    chunk_sbuf, scores_sbuf, scale = _scores(sources, load, options)
+    chunk_maximum(scores_sbuf, statistics, batch, chunk, scale)
     if options["with_argmax"]:
         _take_argmax(stream, group, chunk_sbuf, batch, chunk, options)
     exponentials_sbuf = scores_sbuf
@@ -162,9 +158,34 @@ def _take_chunk(sources: Any, group: Any, load: int, batch: int, options: Any) -
         exponentials_sbuf = scratch_tile(scratch, "exponentials", load, chunk_sbuf)
         products_sbuf = scratch_tile(scratch, "products", load, chunk_sbuf)
         distances_from_maximum(scores_sbuf, products_sbuf, statistics, batch, chunk)
-    chunk_sum(exponentials_sbuf, scores_sbuf, statistics, batch, chunk)
+    chunk_sum(exponentials_sbuf, scores_sbuf, statistics, batch, chunk, scale)
     if options["with_entropy"]:
         chunk_entropy(exponentials_sbuf, products_sbuf, statistics, moments, batch, chunk)
+
+
+def _scores(sources: Any, load: int, options: Any) -> Any:
+    """A chunk of the logits on chip, and z as a tile and what that is to be multiplied with.
+
+    Under a cap the tangents of the next chunk are issued before the exponentials of this one, which wait for Vector.
+    That takes a third chunk buffer: with two, the load after the next one would come before this chunk is used.
+    """
+    stream, scratch, _, _, _ = sources
+    _, batches, chunk_buffers_sbuf, num_chunks, _ = stream
+    softcap = options["softcap"]
+    if softcap == 0.0:
+        chunk_sbuf = loaded_chunk(stream, load)
+        return chunk_sbuf, chunk_sbuf, 1.0
+    ahead = 1 if len(chunk_buffers_sbuf) > 2 and len(scratch["scores"]) > 1 else 0
+    for number in range(0 if load == 0 else load + ahead, min(load + ahead + 1, len(batches) * num_chunks)):
+        issued_sbuf = loaded_chunk(stream, number)
+        hyperbolic_tangents(scratch_tile(scratch, "scores", number, issued_sbuf), issued_sbuf, softcap)
+    chunk_sbuf = chunk_on_chip(stream, load)
+    scores_sbuf = scratch_tile(scratch, "scores", load, chunk_sbuf)
+    masked_tangents(scores_sbuf, scores_sbuf, chunk_sbuf)
+    if options["has_moments"] or options["with_entropy"]:
+        nisa.tensor_scalar(dst=scores_sbuf, data=scores_sbuf, op0=nl.multiply, operand0=softcap)
+        return chunk_sbuf, scores_sbuf, 1.0
+    return chunk_sbuf, scores_sbuf, softcap
 
 
 def _take_argmax(stream: Any, group: Any, chunk_sbuf: Any, batch: int, chunk: int, options: Any) -> None:

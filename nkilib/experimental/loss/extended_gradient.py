@@ -6,7 +6,7 @@ from typing import Any
 
 from nkilib.core.cores import strided_rows
 from nkilib.experimental.loss.extended_results import selected
-from nkilib.experimental.loss.softcap import hyperbolic_tangents, masked_tangents, through_cap
+from nkilib.experimental.loss.softcap import capped_softmax, through_cap
 from nkilib.experimental.loss.target_access import class_targets, gathered_weights
 from nkilib.experimental.loss.target_gradient import negated_lse
 from nkilib.nki import nisa, nl
@@ -140,8 +140,8 @@ def target_gradient(position: Any, target_logit_sbuf: Any, dtype: Any, options: 
     softcap = options["softcap"]
     exponential_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     gradient_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    tangent_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    softmax(exponential_sbuf, tangent_sbuf, target_logit_sbuf, position["bias"], softcap)
+    square_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    softmax(exponential_sbuf, square_sbuf, target_logit_sbuf, position["bias"], softcap)
     nisa.scalar_tensor_tensor(
         dst=exponential_sbuf,
         data=exponential_sbuf,
@@ -173,18 +173,16 @@ def target_gradient(position: Any, target_logit_sbuf: Any, dtype: Any, options: 
     if softcap == 0.0:
         nisa.tensor_copy(dst=gradient_sbuf, src=exponential_sbuf)
     else:
-        through_cap(gradient_sbuf, exponential_sbuf, tangent_sbuf)
+        through_cap(gradient_sbuf, exponential_sbuf, square_sbuf)
     return gradient_sbuf
 
 
-def softmax(exponentials_sbuf: Any, tangents_sbuf: Any, logits_sbuf: Any, bias_sbuf: Any, softcap: float) -> None:
-    """exp(z - lse) in float32; with a cap, tanh(x / c) too, which the gradient needs."""
+def softmax(exponentials_sbuf: Any, squares_sbuf: Any, logits_sbuf: Any, bias_sbuf: Any, softcap: float) -> None:
+    """exp(z - lse) in float32; with a cap, tanh(x / c)^2 too, which the gradient needs."""
     if softcap == 0.0:
         nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=logits_sbuf, bias=bias_sbuf)
     else:
-        hyperbolic_tangents(tangents_sbuf, logits_sbuf, softcap)
-        masked_tangents(exponentials_sbuf, tangents_sbuf, logits_sbuf)
-        nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=exponentials_sbuf, bias=bias_sbuf, scale=softcap)
+        capped_softmax(exponentials_sbuf, squares_sbuf, logits_sbuf, bias_sbuf, softcap)
 
 
 def _scaled(values_sbuf: Any, factor: float) -> Any:

@@ -77,7 +77,7 @@ def backward_scratch(options: Any) -> Any:
     names = list()
     names.append("exponentials")
     if options["softcap"] != 0.0:
-        names.append("capped")
+        names.append("squares")
     if options["needs_class_weights"]:
         names.append("weights")
     if options["has_probabilities"]:

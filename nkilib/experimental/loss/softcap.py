@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.experimental.loss.chunk_statistics import FLOAT32_HIGHEST, NEGATIVE_ONE
+from nkilib.experimental.loss.chunk_statistics import FLOAT32_HIGHEST
 from nkilib.nki import nisa, nl
 
 
@@ -30,19 +30,26 @@ def capped_logits(dst_sbuf: Any, logits_sbuf: Any, softcap: float) -> None:
     nisa.tensor_scalar(dst=dst_sbuf, data=dst_sbuf, op0=nl.multiply, operand0=softcap)
 
 
-def through_cap(dst_sbuf: Any, gradient_sbuf: Any, tangents_sbuf: Any) -> None:
-    """dz * (1 - tanh^2), the gradient of x where that of z is dz; rounded once. The tangents are overwritten.
+def capped_softmax(
+    exponentials_sbuf: Any, tangents_sbuf: Any, logits_sbuf: Any, bias_sbuf: Any, softcap: float
+) -> None:
+    """exp(z - lse) and tanh(x / c)^2 in float32, for :func:`through_cap`: three instructions of Scalar.
 
-    The tangents are not masked: at -inf one is -1, and the gradient 0.
+    Masked logits are taken for -c: what they give is multiplied with 1 - tanh^2, which is 0 there.
     """
+    hyperbolic_tangents(tangents_sbuf, logits_sbuf, softcap)
+    nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=tangents_sbuf, bias=bias_sbuf, scale=softcap)
+    nisa.activation(dst=tangents_sbuf, op=nl.square, data=tangents_sbuf)
+
+
+def through_cap(dst_sbuf: Any, gradient_sbuf: Any, squares_sbuf: Any) -> None:
+    """dz * (1 - tanh^2), the gradient of x where that of z is dz; rounded once."""
     nisa.scalar_tensor_tensor(
-        dst=tangents_sbuf,
-        data=tangents_sbuf,
-        op0=nl.multiply,
-        operand0=NEGATIVE_ONE,
+        dst=dst_sbuf,
+        data=squares_sbuf,
+        op0=nl.subtract,
+        operand0=1.0,
+        reverse0=True,
         op1=nl.multiply,
-        operand1=tangents_sbuf,
-    )
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=tangents_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=gradient_sbuf
+        operand1=gradient_sbuf,
     )
