@@ -11,12 +11,7 @@ from typing import Any
 from nkilib.experimental.loss.extended_backward import extended_backward_of_core
 from nkilib.experimental.loss.extended_forward import extended_forward_of_core
 from nkilib.experimental.loss.extended_loads import make_extended_stream
-from nkilib.experimental.loss.extended_options import (
-    add_forward_options,
-    backward_scratch,
-    forward_scratch,
-    make_options,
-)
+from nkilib.experimental.loss.extended_options import backward_scratch, forward_scratch, given_options
 from nkilib.experimental.loss.extended_validation import validate_extended_backward, validate_extended_forward
 from nkilib.nki import nl
 
@@ -85,35 +80,12 @@ def extended_cross_entropy_forward(
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
-    validate_extended_forward(
-        logits_hbm,
-        targets_hbm,
-        class_weight_hbm,
-        positions_per_batch,
-        chunk_size,
-        dtype,
-        ignore_index,
-        label_smoothing,
-        logit_softcap,
-        lse_square_scale,
-        with_argmax,
-        with_entropy,
-        first_class,
-        num_classes,
-        with_logit_sum,
+    given = given_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes)
+    given["with_argmax"], given["with_entropy"] = with_argmax, with_entropy
+    given["with_logit_sum"] = with_logit_sum
+    options = validate_extended_forward(
+        logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, given
     )
-    options = make_options(
-        logits_hbm,
-        targets_hbm,
-        class_weight_hbm,
-        ignore_index,
-        label_smoothing,
-        logit_softcap,
-        lse_square_scale,
-        first_class,
-        num_classes,
-    )
-    add_forward_options(options, with_argmax, with_entropy, with_logit_sum)
     results = _make_results(logits_hbm.shape[0], options)
     stream, scratch = make_extended_stream(logits_hbm, positions_per_batch, chunk_size, dtype, forward_scratch(options))
     extended_forward_of_core(stream, scratch, targets_hbm, class_weight_hbm, results, dtype, options)
@@ -192,32 +164,9 @@ def extended_cross_entropy_backward(
     vectors["targets"], vectors["class_weight"], vectors["lse"] = targets_hbm, class_weight_hbm, lse_hbm
     vectors["grad_loss"], vectors["grad_lse"], vectors["grad_logprob"] = grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm
     vectors["target_weight"] = target_weight_hbm
-    validate_extended_backward(
-        logits_hbm,
-        vectors,
-        positions_per_batch,
-        chunk_size,
-        dtype,
-        ignore_index,
-        label_smoothing,
-        logit_softcap,
-        lse_square_scale,
-        inplace,
-        first_class,
-        num_classes,
-        weight_sum,
-    )
-    options = make_options(
-        logits_hbm,
-        targets_hbm,
-        class_weight_hbm,
-        ignore_index,
-        label_smoothing,
-        logit_softcap,
-        lse_square_scale,
-        first_class,
-        num_classes,
-    )
+    given = given_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes)
+    given["inplace"], given["weight_sum"] = inplace, weight_sum
+    options = validate_extended_backward(logits_hbm, vectors, positions_per_batch, chunk_size, dtype, given)
     if inplace:
         grad_logits_hbm = logits_hbm
     else:

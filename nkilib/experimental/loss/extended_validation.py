@@ -32,100 +32,87 @@ def validate_extended_forward(
     positions_per_batch: int,
     chunk_size: int,
     dtype: Any,
-    ignore_index: int,
-    label_smoothing: float,
-    logit_softcap: Any,
-    lse_square_scale: float,
-    with_argmax: bool,
-    with_entropy: bool,
-    first_class: int,
-    num_classes: Any,
-    with_logit_sum: bool,
-) -> None:
+    given: Any,
+) -> Any:
     """Refuse what ``extended_cross_entropy_forward`` does not accept.
+
+    Args:
+        logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype: as the kernel gets them.
+        given: its other arguments, by name.
+
+    Returns:
+        The options in the form that the stages ask for.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
     function = "extended_cross_entropy_forward"
     _validate_arrays(function, logits_hbm, targets_hbm, class_weight_hbm, dtype)
-    _validate_shard(function, logits_hbm.shape[1], first_class, num_classes)
-    _validate_numbers(function, ignore_index, label_smoothing, logit_softcap, lse_square_scale)
-    validate_flag(function, "with_argmax", with_argmax)
-    validate_flag(function, "with_entropy", with_entropy)
-    validate_flag(function, "with_logit_sum", with_logit_sum)
-    options = make_options(
-        logits_hbm,
-        targets_hbm,
-        class_weight_hbm,
-        ignore_index,
-        label_smoothing,
-        logit_softcap,
-        lse_square_scale,
-        first_class,
-        num_classes,
-    )
-    add_forward_options(options, with_argmax, with_entropy, with_logit_sum)
-    assert with_argmax == False or options["num_classes"] <= ARGMAX_CLASSES_MAX, (  # noqa: E712
+    _validate_shard(function, logits_hbm.shape[1], given)
+    _validate_numbers(function, given)
+    validate_flag(function, "with_argmax", given["with_argmax"])
+    validate_flag(function, "with_entropy", given["with_entropy"])
+    validate_flag(function, "with_logit_sum", given["with_logit_sum"])
+    options = make_options(logits_hbm, targets_hbm, class_weight_hbm, given)
+    add_forward_options(options, given)
+    assert given["with_argmax"] == False or options["num_classes"] <= ARGMAX_CLASSES_MAX, (  # noqa: E712
         f"{function}: with_argmax must be False for more than {ARGMAX_CLASSES_MAX} classes, which are counted in "
         f"float32, got {options['num_classes']} classes; take the argmax elsewhere"
     )
-    assert with_logit_sum == False or options["has_probabilities"] == False, (  # noqa: E712
-        f"{function}: with_logit_sum must be False for class probabilities, got {with_logit_sum}; "
+    assert given["with_logit_sum"] == False or options["has_probabilities"] == False, (  # noqa: E712
+        f"{function}: with_logit_sum must be False for class probabilities, got {given['with_logit_sum']}; "
         f"target_logit is the sum that their loss needs"
     )
     _validate_tiles(function, logits_hbm, positions_per_batch, chunk_size, dtype, len(forward_scratch(options)))
+    return options
 
 
 def validate_extended_backward(
-    logits_hbm: Any,
-    vectors: Any,
-    positions_per_batch: int,
-    chunk_size: int,
-    dtype: Any,
-    ignore_index: int,
-    label_smoothing: float,
-    logit_softcap: Any,
-    lse_square_scale: float,
-    inplace: bool,
-    first_class: int,
-    num_classes: Any,
-    weight_sum: Any,
-) -> None:
+    logits_hbm: Any, vectors: Any, positions_per_batch: int, chunk_size: int, dtype: Any, given: Any
+) -> Any:
     """Refuse what ``extended_cross_entropy_backward`` does not accept.
+
+    Args:
+        logits_hbm, positions_per_batch, chunk_size, dtype: as the kernel gets them.
+        vectors: its other arrays, by name.
+        given: its other arguments, by name.
+
+    Returns:
+        The options in the form that the stages ask for.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
     function = "extended_cross_entropy_backward"
     _validate_arrays(function, logits_hbm, vectors["targets"], vectors["class_weight"], dtype)
-    _validate_shard(function, logits_hbm.shape[1], first_class, num_classes)
-    _validate_numbers(function, ignore_index, label_smoothing, logit_softcap, lse_square_scale)
-    validate_flag(function, "inplace", inplace)
+    _validate_shard(function, logits_hbm.shape[1], given)
+    _validate_numbers(function, given)
+    validate_flag(function, "inplace", given["inplace"])
     for name in ("lse", "grad_loss", "grad_lse", "grad_logprob", "target_weight"):
         if vectors[name] != None or (name == "lse" or name == "grad_loss"):  # noqa: E711  (NKI has no "is")
             _validate_vector(function, name + "_hbm", vectors[name], logits_hbm.shape[0])
-    options = make_options(
-        logits_hbm,
-        vectors["targets"],
-        vectors["class_weight"],
-        ignore_index,
-        label_smoothing,
-        logit_softcap,
-        lse_square_scale,
-        first_class,
-        num_classes,
-    )
+    options = make_options(logits_hbm, vectors["targets"], vectors["class_weight"], given)
     assert vectors["grad_logprob"] == None or options["has_probabilities"] == False, (  # noqa: E711, E712
         f"{function}: grad_logprob_hbm must be None for class probabilities, which have no log-probability of a target"
     )
+    _validate_sums(function, vectors["target_weight"], given["weight_sum"], options)
+    _validate_tiles(function, logits_hbm, positions_per_batch, chunk_size, dtype, len(backward_scratch(options)))
+    return options
+
+
+def _validate_sums(function: str, target_weight_hbm: Any, weight_sum: Any, options: Any) -> None:
+    """What a shard cannot know has to be given."""
     assert weight_sum == None or isinstance(weight_sum, (float, int)), (  # noqa: E711
         f"{function}: weight_sum must be a number or None, got {weight_sum}; pass float(class_weight.sum())"
     )
-    knows_weights = options["is_shard"] == False or (  # noqa: E712
-        options["has_probabilities"] or options["is_weighted"] == False  # noqa: E712
+    is_whole = options["is_shard"] == False  # noqa: E712
+    knows_sums = is_whole or options["has_probabilities"] == False  # noqa: E712
+    assert knows_sums or target_weight_hbm != None, (  # noqa: E711
+        f"{function}: a shard of class probabilities needs target_weight_hbm, got None; "
+        f"pass the sum of class_weight * probabilities over all shards"
     )
-    assert knows_weights or vectors["target_weight"] != None, (  # noqa: E711
+    knows_weights = is_whole or (options["has_probabilities"] or options["is_weighted"] == False)  # noqa: E712
+    assert knows_weights or target_weight_hbm != None, (  # noqa: E711
         f"{function}: a shard of weighted classes needs target_weight_hbm, got None; "
         f"pass the sum of the position_weight of all shards"
     )
@@ -133,12 +120,6 @@ def validate_extended_backward(
         f"{function}: a shard of weighted classes needs weight_sum for label_smoothing, got None; "
         f"pass the sum of the class weights of all shards"
     )
-    knows_sums = options["is_shard"] == False or options["has_probabilities"] == False  # noqa: E712
-    assert knows_sums or vectors["target_weight"] != None, (  # noqa: E711
-        f"{function}: a shard of class probabilities needs target_weight_hbm, got None; "
-        f"pass the sum of class_weight * probabilities over all shards"
-    )
-    _validate_tiles(function, logits_hbm, positions_per_batch, chunk_size, dtype, len(backward_scratch(options)))
 
 
 def _validate_arrays(function: str, logits_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, dtype: Any) -> None:
@@ -168,7 +149,8 @@ def _validate_vector(function: str, name: str, vector_hbm: Any, length: int) -> 
     )
 
 
-def _validate_shard(function: str, vocab_size: int, first_class: int, num_classes: Any) -> None:
+def _validate_shard(function: str, vocab_size: int, given: Any) -> None:
+    first_class, num_classes = given["first_class"], given["num_classes"]
     assert isinstance(first_class, int) and first_class >= 0, (
         f"{function}: first_class must be an integer of at least 0, got {first_class}"
     )
@@ -185,9 +167,9 @@ def _validate_shard(function: str, vocab_size: int, first_class: int, num_classe
     )
 
 
-def _validate_numbers(
-    function: str, ignore_index: int, label_smoothing: float, logit_softcap: Any, lse_square_scale: float
-) -> None:
+def _validate_numbers(function: str, given: Any) -> None:
+    ignore_index, label_smoothing = given["ignore_index"], given["label_smoothing"]
+    logit_softcap, lse_square_scale = given["logit_softcap"], given["lse_square_scale"]
     largest = 2**31 - 1
     assert isinstance(ignore_index, int) and (ignore_index <= largest and ignore_index + 1 >= 0 - largest), (
         f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {ignore_index}"
