@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,3 +180,25 @@ def test_the_work_of_options_is_stated(dtype: Any) -> None:
     )
     assert back.hbm_bytes == 2 * elements * dtype.itemsize + 64 * 16
     assert (back.exponentials, back.maxima) == (elements, 0)
+
+
+@pytest.mark.parametrize("is_probable", [False, True])
+def test_logits_cross_hbm_once_each_way(is_probable: bool) -> None:
+    """And probabilities once; twice in a backward that has to sum them first."""
+    positions, vocabulary = 40, 8190
+    logits, vector = np.zeros((positions, vocabulary), BF16), np.ones(positions, np.float32)
+    targets = np.full(logits.shape, 1e-4, np.float32) if is_probable else np.zeros(positions, np.int32)
+    elements, small = positions * vocabulary, 64 * positions
+    of_targets = 4 * elements if is_probable else 4 * positions
+    tiling_of = {"positions_per_batch": 8, "chunk_size": 1000, **EVERYTHING}
+    with nkilib.simulator.recording() as forward:
+        extended_cross_entropy_forward[2](logits, targets, **tiling_of, **ALL_RESULTS)
+    assert 0 <= forward.hbm_read_bytes - 2 * elements - of_targets <= small
+    assert forward.hbm_written_bytes <= small
+    for sums, passes in ((None, 2 if is_probable else 1), (vector, 1)):
+        with nkilib.simulator.recording() as backward:
+            extended_cross_entropy_backward[2](
+                logits, targets, vector, vector, **tiling_of, inplace=True, target_weight_hbm=sums
+            )
+        assert 0 <= backward.hbm_read_bytes - 2 * elements - passes * of_targets <= small
+        assert 0 <= backward.hbm_written_bytes - 2 * elements <= small
