@@ -1,0 +1,10 @@
+"""Cross-entropy on the kernels for PyTorch: on a Neuron device, and on the CPU through the simulator.
+
+Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``.
+"""
+
+from nkilib.torch.functional import cross_entropy
+from nkilib.torch.modules import CrossEntropyLoss
+from nkilib.torch.outputs import CrossEntropyOutputs
+
+__all__ = ["CrossEntropyLoss", "CrossEntropyOutputs", "cross_entropy"]

@@ -1,0 +1,119 @@
+"""Derivatives: registered with the library for the out-of-place operator, an autograd.Function for the one in place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.launch import ForwardResults, LossOptions
+from nkilib.torch.operators import BACKWARD, FORWARD
+
+# The results of the forward that are constants for autograd.
+_NOT_DIFFERENTIABLE = ("position_weight", "argmax", "entropy")
+
+
+class _Upstream(NamedTuple):
+    """Upstream gradients as the backward operators take them."""
+
+    grad_loss: Tensor
+    grad_lse: Tensor | None
+    grad_logprob: Tensor | None
+
+
+def _upstream(
+    lse: Tensor, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_target_logit: Tensor | None
+) -> _Upstream | None:
+    """Of the results' gradients those that the kernel knows; None if there are none at all.
+
+    target_logit = logprob + lse, so its gradient is one of both. For a loss of logprob = target_logit - lse the two
+    that reach lse cancel exactly.
+    """
+    if grad_target_logit is not None:
+        grad_lse = grad_target_logit if grad_lse is None else grad_lse + grad_target_logit
+    if grad_loss is None and grad_lse is None:
+        return None
+    return _Upstream(torch.zeros_like(lse) if grad_loss is None else grad_loss, grad_lse, grad_target_logit)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: LossOptions) -> None:
+    logits, target, class_weight = inputs
+    ctx.save_for_backward(logits, target, class_weight, results.lse)
+    ctx.options = options
+    ctx.mark_non_differentiable(*(getattr(results, name) for name in _NOT_DIFFERENTIABLE))
+    # A result that nobody uses has no gradient; the kernel skips what it is not given.
+    ctx.set_materialize_grads(False)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    options = LossOptions(**{name: keyword_only_inputs[name] for name in LossOptions._fields})
+    _save(ctx, inputs, ForwardResults(*output), options)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+    logits, target, class_weight, lse = ctx.saved_tensors
+    upstream = _upstream(lse, *grads[:3])
+    if upstream is None:
+        return None, None, None
+    gradient = torch.ops.nkilib.cross_entropy_backward(
+        logits, target, lse, *upstream, class_weight, **ctx.options._asdict()
+    )
+    return gradient, None, None
+
+
+torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> Any:
+    raise NotImplementedError(
+        f"{BACKWARD}: the gradient of the loss has no derivative here; for second derivatives use "
+        f"torch.nn.functional.cross_entropy"
+    )
+
+
+torch.library.register_autograd(BACKWARD, _no_second_derivative)
+
+
+class InplaceCrossEntropy(torch.autograd.Function):
+    """The forward operator, whose backward writes the gradient over the logits.
+
+    ``torch.library.register_autograd`` refuses an operator that mutates. The operator declares what it mutates, so the
+    version of the logits changes: whoever saved them for a backward of their own gets PyTorch's error.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        class_weight: Tensor | None,
+        options: LossOptions,
+        with_argmax: bool,
+        with_entropy: bool,
+    ) -> tuple[Tensor, ...]:
+        if torch.compiler.is_compiling():  # with fullgraph=True an error, else this part runs outside of the graph
+            raise RuntimeError(
+                "cross_entropy: inplace=True is not supported by torch.compile, which would have to trace a backward "
+                "that overwrites what the forward saved; leave inplace off, the compiler reuses memory itself"
+            )
+        results = ForwardResults(
+            *torch.ops.nkilib.cross_entropy_forward(
+                logits, target, class_weight, **options._asdict(), with_argmax=with_argmax, with_entropy=with_entropy
+            )
+        )
+        _save(ctx, (logits, target, class_weight), results, options)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        # A second backward ends here: PyTorch sees that the logits have changed.
+        logits, target, class_weight, lse = ctx.saved_tensors
+        upstream = _upstream(lse, *grads[:3])
+        if upstream is None:
+            return (None,) * 6
+        gradient = logits.detach()  # the same memory and version
+        torch.ops.nkilib.cross_entropy_backward_(
+            gradient, target, lse, *upstream, class_weight, **ctx.options._asdict()
+        )
+        return gradient, None, None, None, None, None

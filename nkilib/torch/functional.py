@@ -1,0 +1,188 @@
+"""``cross_entropy``: ``torch.nn.functional.cross_entropy`` on the kernels, and what large-vocabulary training adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.autograd import InplaceCrossEntropy
+from nkilib.torch.checks import check_arguments, check_inplace
+from nkilib.torch.launch import ForwardResults, LossOptions
+from nkilib.torch.layout import as_rows, positions_shape
+from nkilib.torch.outputs import CrossEntropyOutputs
+from nkilib.torch.target_indices import is_ignored
+
+
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    *,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: Literal[False] = ...,
+    class_dim: int = ...,
+) -> Tensor: ...
+
+
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    *,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: Literal[True],
+    class_dim: int = ...,
+) -> CrossEntropyOutputs: ...
+
+
+@overload
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    *,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: bool = ...,
+    class_dim: int = ...,
+) -> Tensor | CrossEntropyOutputs: ...
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    normalizer: Tensor | None = None,
+    inplace: bool = False,
+    return_outputs: bool = False,
+    class_dim: int = 1,
+) -> Tensor | CrossEntropyOutputs:
+    """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
+
+    With the arguments that PyTorch has too it equals, with z = softcap(input)::
+
+        torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
+                                          label_smoothing=label_smoothing)
+
+    and ``lse_square_scale`` adds ``lse_square_scale * torch.logsumexp(z, class_dim) ** 2`` at every position that is
+    not ignored, before the reduction. Statistics and the loss are float32 whatever the type of the logits, and the
+    gradient has the type of the logits, rounded once. No value is looked at, so nothing waits for the device; on the
+    CPU alone targets are checked for their range.
+
+    Args:
+        input: logits, bfloat16 or float32: [V], [batch, V], [batch, V, d1, ...], or with ``class_dim=-1``
+            [..., V]. Classes that do not lie next to each other in memory are copied so that they do.
+        target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
+            the classes; or class probabilities, floating, of the shape of ``input``.
+        weight: [V] floating, a factor for each class, used in float32; None means 1.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count (by the number of
+            positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes.
+        logit_softcap: c > 0 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
+        lse_square_scale: 0 or more, the factor of the squared log-sum-exp (z-loss).
+        normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
+            in all micro-batches or on all ranks.
+        inplace: the backward writes the gradient over the memory of ``input``, which saves as much as that. Later uses
+            of the logits in a backward raise, as after any operation in place.
+        return_outputs: return :class:`CrossEntropyOutputs`.
+        class_dim: 1, as in PyTorch, or -1 for [batch, sequence, V] as language models have it.
+
+    Returns:
+        The loss, float32: without dimensions, or for ``"none"`` of the shape of class indices. If every position is
+        ignored the mean is NaN and the gradient 0, as in PyTorch.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or logits of float16 or float64.
+        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` without a mean;
+            ``inplace`` where the logits would be copied.
+        RuntimeError: shapes, devices or options do not fit, as PyTorch says; ``inplace`` for a leaf or under
+            torch.compile; ``weight`` requires grad.
+        IndexError: on the CPU, a target out of range.
+        NotImplementedError: another device; DTensor and FSDP shards; integer logits; ``target`` requires grad.
+    """
+    options = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    check_arguments(input, target, weight, options, reduction, normalizer, class_dim)
+    if inplace:
+        check_inplace(input, class_dim)
+    soft = target.shape == input.shape
+    logits = as_rows(input, class_dim)
+    rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
+    class_weight = None if weight is None else weight.to(torch.float32)
+    results = _forward(logits, rows_target, class_weight, options, inplace, return_outputs)
+    shape = positions_shape(input, class_dim)
+    divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
+    loss = _reduced(results.loss, reduction, divisor, shape)
+    if not return_outputs:
+        return loss
+    valid = None if soft else ~is_ignored(rows_target, ignore_index)
+    z_loss = _z_loss(results.lse, valid, lse_square_scale)
+    logprob = None if valid is None else torch.where(valid, results.target_logit - results.lse, 0.0).reshape(shape)
+    return CrossEntropyOutputs(
+        loss=loss,
+        lse=results.lse.reshape(shape),
+        z_loss=_reduced(z_loss, reduction, divisor, shape),
+        logprob=logprob,
+        argmax=results.argmax.to(torch.int64).reshape(shape),
+        entropy=results.entropy.reshape(shape),
+    )
+
+
+def _forward(
+    logits: Tensor, target: Tensor, class_weight: Tensor | None, options: LossOptions, inplace: bool, outputs: bool
+) -> ForwardResults:
+    if inplace:
+        apply: Callable[..., tuple[Tensor, ...]] = InplaceCrossEntropy.apply
+        return ForwardResults(*apply(logits, target, class_weight, options, outputs, outputs))
+    return ForwardResults(
+        *torch.ops.nkilib.cross_entropy_forward(
+            logits, target, class_weight, **options._asdict(), with_argmax=outputs, with_entropy=outputs
+        )
+    )
+
+
+def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
+    """What a mean divides by. PyTorch's, for class probabilities, is the number of positions whatever the weights."""
+    if normalizer is not None:
+        return normalizer
+    return results.loss.shape[0] if soft else results.position_weight.sum()
+
+
+def _reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
+    if reduction == "none":
+        return values.reshape(shape)
+    return values.sum() if divisor is None else values.sum() / divisor
+
+
+def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
+    if scale == 0.0:
+        return torch.zeros_like(lse)
+    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()

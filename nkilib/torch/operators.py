@@ -1,0 +1,180 @@
+"""The custom operators ``torch.ops.nkilib.cross_entropy_*``: schemas, shapes, and one implementation for each device.
+
+- CPU: the simulator, on two simulated cores; tensors go in and come out without a copy.
+- XLA (torch-neuronx) and PrivateUse1 (the native device ``neuron``): the kernels, launched on the cores of
+  ``NEURON_LOGICAL_NC_CONFIG``. Neither has run on hardware.
+- Every other device: NotImplementedError.
+
+Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. The semantics of
+PyTorch's shapes and reductions are in :mod:`nkilib.torch.functional`, derivatives in :mod:`nkilib.torch.autograd`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nkilib.torch import devices
+from nkilib.torch.launch import (
+    TILE_DTYPES,
+    ForwardResults,
+    LossOptions,
+    empty_results,
+    launch_backward,
+    launch_forward,
+)
+from nkilib.torch.target_indices import check_range
+
+FORWARD: Final = "nkilib::cross_entropy_forward"
+BACKWARD: Final = "nkilib::cross_entropy_backward"
+BACKWARD_INPLACE: Final = "nkilib::cross_entropy_backward_"
+
+_OPTIONS: Final = (
+    "int ignore_index=-100, float label_smoothing=0.0, float? logit_softcap=None, float lse_square_scale=0.0"
+)
+_GRADIENTS: Final = (
+    "Tensor target, Tensor lse, Tensor grad_loss, Tensor? grad_lse=None, Tensor? grad_logprob=None, "
+    "Tensor? class_weight=None"
+)
+_SCHEMAS: Final = {
+    FORWARD: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, bool with_argmax=False, "
+    "bool with_entropy=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    BACKWARD: f"(Tensor logits, {_GRADIENTS}, *, {_OPTIONS}) -> Tensor",
+    BACKWARD_INPLACE: f"(Tensor(a!) logits, {_GRADIENTS}, *, {_OPTIONS}) -> ()",
+}
+
+
+class _Place(NamedTuple):
+    """A kind of device: what it refuses, given (logits, target, ignore_index), and on how many cores it runs."""
+
+    check: Callable[[Tensor, Tensor, int], None]
+    cores: Callable[[], int]
+
+
+def _check_cpu(logits: Tensor, target: Tensor, ignore_index: int) -> None:
+    devices.check_simulator("nkilib.torch")
+    check_range("cross_entropy", target, ignore_index, logits.shape[1])
+
+
+def _check_neuron(logits: Tensor, target: Tensor, ignore_index: int) -> None:
+    devices.check_neuron("nkilib.torch", logits.device)
+
+
+_CPU: Final = _Place(_check_cpu, devices.simulator_cores)
+_NEURON: Final = _Place(_check_neuron, devices.neuron_cores)
+
+
+def _check_logits(name: str, logits: Tensor) -> None:
+    if logits.dim() != 2 or logits.dtype not in TILE_DTYPES:
+        raise TypeError(
+            f"{name}: logits must be 2-D, bfloat16 or float32, got {logits.dtype} of shape {tuple(logits.shape)}; "
+            f"flatten all dimensions but the classes, and cast"
+        )
+
+
+def _forward(
+    place: _Place,
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None = None,
+    *,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    _check_logits(FORWARD, logits)
+    chosen = LossOptions(**options)
+    place.check(logits, target, chosen.ignore_index)
+    return launch_forward(place.cores(), logits, target, class_weight, chosen, with_argmax, with_entropy)
+
+
+def _forward_shapes(
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None = None,
+    *,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
+    **options: Any,
+) -> ForwardResults:
+    _check_logits(FORWARD, logits)
+    return empty_results(logits, with_argmax, with_entropy)
+
+
+def _backward(
+    place: _Place,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    grad_loss: Tensor,
+    grad_lse: Tensor | None = None,
+    grad_logprob: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    _check_logits(BACKWARD, logits)
+    chosen = LossOptions(**options)
+    place.check(logits, target, chosen.ignore_index)
+    gradients = (lse, grad_loss, grad_lse, grad_logprob)
+    return launch_backward(place.cores(), logits, target, *gradients, class_weight, chosen, inplace=False)
+
+
+def _backward_shapes(logits: Tensor, *args: Any, **options: Any) -> Tensor:
+    _check_logits(BACKWARD, logits)
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _backward_inplace(
+    place: _Place,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    grad_loss: Tensor,
+    grad_lse: Tensor | None = None,
+    grad_logprob: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    **options: Any,
+) -> None:
+    _check_logits(BACKWARD_INPLACE, logits)
+    if not logits.is_contiguous():
+        raise ValueError(
+            f"{BACKWARD_INPLACE}: logits must be contiguous, got strides {logits.stride()}; pass a contiguous copy"
+        )
+    chosen = LossOptions(**options)
+    place.check(logits, target, chosen.ignore_index)
+    gradients = (lse, grad_loss, grad_lse, grad_logprob)
+    launch_backward(place.cores(), logits, target, *gradients, class_weight, chosen, inplace=True)
+
+
+def _backward_inplace_functionalized(logits: Tensor, *args: Any, **options: Any) -> None:
+    """In place where tensors have no memory to write to, as XLA's: the gradient becomes the value of the logits.
+
+    PyTorch functionalizes its own operators before XLA sees them, and refuses a custom one that mutates unless it is
+    told how.
+    """
+    logits.copy_(torch.ops.nkilib.cross_entropy_backward(logits, *args, **options))
+
+
+def _define(name: str, implementation: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+    """Define an operator with all its implementations. It refuses every device that gets none here."""
+
+    def refuse(logits: Tensor, *args: Any, **options: Any) -> Any:
+        raise devices.unsupported_device(name, logits.device)
+
+    mutated = ("logits",) if name == BACKWARD_INPLACE else ()
+    operator = torch.library.custom_op(name, refuse, mutates_args=mutated, schema=_SCHEMAS[name])
+    operator.register_fake(shapes)
+    operator.register_kernel("cpu")(partial(implementation, _CPU))
+    for dispatch_key in ("XLA", "PrivateUse1"):
+        torch.library.impl(name, dispatch_key, partial(implementation, _NEURON))
+    return operator
+
+
+cross_entropy_forward = _define(FORWARD, _forward, _forward_shapes)
+cross_entropy_backward = _define(BACKWARD, _backward, _backward_shapes)
+cross_entropy_backward_ = _define(BACKWARD_INPLACE, _backward_inplace, lambda *args, **options: None)
+torch.library.impl(BACKWARD_INPLACE, "Functionalize", _backward_inplace_functionalized)

@@ -1,0 +1,181 @@
+"""Every combination of PyTorch's arguments gives PyTorch's losses and gradients, in float64 on the same inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nkilib.torch import CrossEntropyLoss, cross_entropy
+
+from .inputs import (
+    CLASSES,
+    DTYPES,
+    POSITIONS,
+    exact,
+    gradient_of,
+    make_logits,
+    make_probabilities,
+    make_targets,
+    make_weight,
+)
+from .telling import assert_gradient, assert_loss
+
+REDUCTIONS = ["mean", "sum", "none"]
+MAGNITUDE = 30.0  # of weights, at most 1.5, times the largest logit, below 14, plus log V
+
+
+def compare(x: torch.Tensor, target: torch.Tensor, class_dim: int = 1, **arguments: Any) -> None:
+    """Loss and gradient of ``cross_entropy`` are those of F.cross_entropy."""
+    x = x.detach().requires_grad_()
+    loss = cross_entropy(x, target, class_dim=class_dim, **arguments)
+    upstream = None
+    if arguments.get("reduction") == "none":
+        upstream = make_logits(*loss.shape, seed=9) if loss.dim() else torch.tensor(1.7)
+    classes_second = x if class_dim == 1 else x.movedim(-1, 1)
+    soft = target.shape == x.shape and class_dim == -1
+    expected, expected_gradient = exact(
+        classes_second, target.movedim(-1, 1) if soft else target, upstream, **arguments
+    )
+    if class_dim == -1:
+        expected_gradient = expected_gradient.movedim(1, -1)
+    terms = loss.new_ones(()).item() if arguments.get("reduction") != "sum" else target.numel()
+    assert_loss(loss.detach(), expected, MAGNITUDE * terms)
+    gradient = gradient_of(loss, x, upstream)
+    assert gradient.dtype == x.dtype
+    assert_gradient(gradient, expected_gradient, 1.5 * (1.0 if upstream is None else upstream.abs().max().item()))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("ignore_index", "ignored"), [(-100, None), (-100, -100), (3, 3), (-1, -1)])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_class_indices(
+    dtype: torch.dtype, reduction: str, ignore_index: int, ignored: int | None, weighted: bool, smoothing: float
+) -> None:
+    compare(
+        make_logits(POSITIONS, CLASSES, dtype=dtype),
+        make_targets(POSITIONS, ignored=ignored),
+        weight=make_weight() if weighted else None,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=smoothing,
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_class_probabilities(dtype: torch.dtype, reduction: str, weighted: bool, smoothing: float) -> None:
+    compare(
+        make_logits(POSITIONS, CLASSES, dtype=dtype),
+        make_probabilities(POSITIONS, CLASSES),
+        weight=make_weight() if weighted else None,
+        reduction=reduction,
+        label_smoothing=smoothing,
+    )
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(CLASSES,), (4, CLASSES), (2, CLASSES, 3), (2, CLASSES, 3, 2), (2, CLASSES, 1, 2, 3)]
+)
+def test_shapes_of_pytorch(shape: tuple[int, ...], soft: bool, reduction: str) -> None:
+    axis = min(1, len(shape) - 1)
+    positions = shape[:axis] + shape[axis + 1 :]
+    target = make_probabilities(*shape, class_dim=axis) if soft else make_targets(*positions)
+    compare(make_logits(*shape), target, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("shape", [(4, CLASSES), (2, 3, CLASSES), (2, 3, 2, CLASSES)])
+def test_classes_last(shape: tuple[int, ...], soft: bool, reduction: str) -> None:
+    target = make_probabilities(*shape, class_dim=-1) if soft else make_targets(*shape[:-1])
+    compare(make_logits(*shape), target, class_dim=-1, reduction=reduction)
+
+
+def test_one_position_with_a_target_of_one_element() -> None:
+    logits, target = make_logits(CLASSES), torch.tensor([4])
+    for reduction in REDUCTIONS:
+        ours, theirs = (f(logits, target, reduction=reduction) for f in (cross_entropy, F.cross_entropy))
+        torch.testing.assert_close(ours, theirs)  # shapes too
+
+
+def test_logits_that_are_not_contiguous() -> None:
+    compare(make_logits(CLASSES, POSITIONS).t(), make_targets(POSITIONS))
+    compare(make_logits(POSITIONS, 2 * CLASSES)[:, ::2], make_targets(POSITIONS))
+    compare(make_logits(1, CLASSES).expand(POSITIONS, CLASSES), make_targets(POSITIONS), reduction="none")
+
+
+INDEX_DTYPES = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
+
+
+@pytest.mark.parametrize("dtype", INDEX_DTYPES)
+def test_targets_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    compare(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS, ignored=7).to(dtype), ignore_index=7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_class_probabilities_of_other_dtypes(dtype: torch.dtype) -> None:
+    compare(make_logits(POSITIONS, CLASSES), make_probabilities(POSITIONS, CLASSES).to(dtype))
+
+
+@pytest.mark.parametrize("ignore_index", [2**40, -(2**40), 2**31, 156])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ignore_index_that_no_target_has(ignore_index: int, dtype: torch.dtype) -> None:
+    compare(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS).to(dtype), ignore_index=ignore_index)
+
+
+def test_ignore_index_beyond_int32_is_found() -> None:
+    target = make_targets(POSITIONS, ignored=2**40)
+    compare(make_logits(POSITIONS, CLASSES), target, ignore_index=2**40)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"label_smoothing": 0.1}, {"weight": make_weight()}])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_no_positions(reduction: str, arguments: dict[str, Any]) -> None:
+    x = torch.empty(0, CLASSES, requires_grad=True)
+    target = torch.empty(0, dtype=torch.int64)
+    loss = cross_entropy(x, target, reduction=reduction, **arguments)
+    torch.testing.assert_close(
+        loss.detach(), F.cross_entropy(x, target, reduction=reduction, **arguments).detach(), equal_nan=True
+    )
+    assert gradient_of(loss, x).shape == (0, CLASSES)
+    assert cross_entropy(x, target, reduction="none", **arguments).shape == (0,)
+
+
+def test_the_module_is_the_function() -> None:
+    x, target, weight = make_logits(2, CLASSES, 3), make_targets(2, 3, ignored=-1), make_weight()
+    arguments: dict[str, Any] = {"ignore_index": -1, "reduction": "sum", "label_smoothing": 0.1}
+    theirs = torch.nn.CrossEntropyLoss(weight, **arguments)
+    ours = CrossEntropyLoss(weight, **arguments)
+    torch.testing.assert_close(ours(x, target), theirs(x, target))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    further: dict[str, Any] = {"logit_softcap": 5.0, "lse_square_scale": 0.1, "class_dim": -1}
+    rows = x.movedim(1, -1).contiguous()
+    normalizer = torch.tensor(7.0)
+    torch.testing.assert_close(
+        CrossEntropyLoss(weight, -1, "mean", 0.2, **further)(rows, target, normalizer=normalizer),
+        cross_entropy(rows, target, weight, -1, "mean", 0.2, normalizer=normalizer, **further),
+    )
+
+
+def test_statistics_and_loss_are_float32_for_bfloat16_logits() -> None:
+    loss = cross_entropy(make_logits(POSITIONS, CLASSES, dtype=torch.bfloat16), make_targets(POSITIONS))
+    assert loss.dtype == torch.float32
