@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from nkilib.torch.launch import ForwardResults, LossOptions
 from nkilib.torch.operators import BACKWARD, FORWARD
 
-# The results of the forward that are constants for autograd.
-_NOT_DIFFERENTIABLE = ("position_weight", "argmax", "entropy")
+# The results of the forward that are constants for autograd; target_logit is one too for class probabilities.
+_CONSTANTS: Final = ("position_weight", "argmax", "entropy")
 
 
 class _Upstream(NamedTuple):
@@ -41,7 +41,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: L
     logits, target, class_weight = inputs
     ctx.save_for_backward(logits, target, class_weight, results.lse)
     ctx.options = options
-    ctx.mark_non_differentiable(*(getattr(results, name) for name in _NOT_DIFFERENTIABLE))
+    constants = [getattr(results, name) for name in _CONSTANTS]
+    ctx.mark_non_differentiable(*constants, *([results.target_logit] if target.is_floating_point() else []))
     # A result that nobody uses has no gradient; the kernel skips what it is not given.
     ctx.set_materialize_grads(False)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.nki import nl
-from nkilib.torch.target_indices import is_ignored, kernel_target
+from nkilib.torch.target_indices import kernel_target
 
 # What the kernels take; tiles have the type of the logits.
 TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float32: nl.float32}
@@ -122,9 +122,6 @@ def launch_backward(
     if logits.shape[0] == 0:
         return given if inplace else torch.empty_like(given)
     classes, ignore_index = kernel_target(target, options.ignore_index, logits.shape[1])
-    if not target.is_floating_point():
-        # The mean of nothing has an upstream gradient of inf, and 0 * inf would not be the 0 that PyTorch gives.
-        grad_loss = grad_loss.masked_fill(is_ignored(target, options.ignore_index), 0.0)
     gradient: Tensor = extended_cross_entropy_backward[cores](
         given,
         classes.detach(),

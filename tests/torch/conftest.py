@@ -1,10 +1,15 @@
-"""Until the extended kernels exist, a stand-in takes their place, before nkilib.torch looks for them."""
+"""What environment variables could change is pinned: the generation, and the storage of bfloat16."""
 
 from __future__ import annotations
 
-import nkilib.experimental.loss as kernels
-from tests.torch.kernel_stand_in import backward_stand_in, forward_stand_in
+from collections.abc import Iterator
 
-if not hasattr(kernels, "extended_cross_entropy_forward"):
-    kernels.extended_cross_entropy_forward = forward_stand_in()
-    kernels.extended_cross_entropy_backward = backward_stand_in()
+import pytest
+
+import nkilib.simulator
+
+
+@pytest.fixture(autouse=True)
+def _pinned_options() -> Iterator[None]:
+    with nkilib.simulator.using(target="trn2", precise_fp=True):
+        yield

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import nkilib.torch  # noqa: F401  registers the operators
-from nkilib.torch import operators
+from nkilib.torch import cross_entropy, launch, operators
 
 from .inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 
@@ -92,13 +91,29 @@ def test_inplace_writes_where_tensors_have_no_memory() -> None:
     assert torch.equal(torch.func.functionalize(overwrite)(logits), overwrite(logits))
 
 
-def test_logits_without_copy_in_and_gradient_without_copy_out() -> None:
-    logits = make_logits(POSITIONS, CLASSES)
-    address = logits.data_ptr()
-    arguments = _backward_arguments(logits, "indices")
-    ops.cross_entropy_backward_(*arguments)
-    assert logits.data_ptr() == address
-    assert not torch.equal(logits, make_logits(POSITIONS, CLASSES))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_and_results_are_not_copied(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gets the memory of [batch, sequence, V] logits, and autograd the memory of its gradient."""
+    addresses: list[int] = []
+
+    class Watching:
+        def __init__(self, kernel: Any) -> None:
+            self._kernel = kernel
+
+        def __getitem__(self, cores: int) -> Any:
+            return Watching(self._kernel[cores])
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            results = self._kernel(*args, **kwargs)
+            addresses.extend((args[0].data_ptr(), 0 if isinstance(results, tuple) else results.data_ptr()))
+            return results
+
+    for name in ("extended_cross_entropy_forward", "extended_cross_entropy_backward"):
+        monkeypatch.setattr(launch, name, Watching(getattr(launch, name)))
+    logits = make_logits(2, 3, CLASSES, dtype=dtype).requires_grad_()
+    loss = cross_entropy(logits, make_targets(2, 3), class_dim=-1)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert addresses == [logits.data_ptr(), 0, logits.data_ptr(), gradient.data_ptr()]
 
 
 def test_a_second_derivative_says_what_to_use() -> None:

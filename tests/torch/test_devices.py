@@ -1,0 +1,155 @@
+"""Which device runs what: launches on the cores of the environment, a native device, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import nkilib.torch
+from nkilib.torch import cross_entropy, devices, launch, operators
+from tests.fresh_python import CHECKOUT, run_fresh
+
+from .inputs import CLASSES, POSITIONS, make_logits, make_targets
+
+VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+
+
+def run_on_pretended_neuron(lnc: str, *arguments: str) -> dict[str, Any]:
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.torch.native_device_run", *arguments],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), VARIABLE: lnc},
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.mark.parametrize(("lnc", "cores"), [("1", 1), ("2", 2), ("", 2)])
+def test_a_native_device_gives_the_results_of_the_cpu(lnc: str, cores: int) -> None:
+    inplace = lnc == "2"
+    report = run_on_pretended_neuron(lnc, *(["inplace"] if inplace else []))
+    x = make_logits(4, 3, CLASSES).requires_grad_()
+    loss = cross_entropy(x, make_targets(4, 3, ignored=-100), label_smoothing=0.1, class_dim=-1)
+    loss.backward()
+    assert x.grad is not None
+    assert report["loss"] == loss.item()
+    assert report["gradient"] == x.grad.tolist()
+    assert report["cores"] == [cores, cores]
+    assert report["devices"] == ["neuron"]
+    assert report["overwritten"] == inplace
+
+
+REFUSED = """
+import torch
+import nkilib.torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+_setup_privateuseone_for_python_backend({name!r})
+logits = torch._C._acc.create_empty_tensor((2, 3), torch.float32)
+target = torch._C._acc.create_empty_tensor((2,), torch.int64)
+torch.ops.nkilib.cross_entropy_forward(logits, target)
+"""
+
+
+def test_a_neuron_tensor_without_the_real_nki_says_so() -> None:
+    error = run_fresh(REFUSED.format(name="neuron"), "simulator").error
+    assert "tensors on neuron need the real NKI, and nkilib runs on its simulator here" in error
+
+
+def test_another_native_device_is_told_what_is_supported() -> None:
+    error = run_fresh(REFUSED.format(name="other"), "simulator").error
+    assert "cpu (simulated), xla (torch-neuronx) or neuron" in error and "got other" in error
+
+
+def test_cpu_tensors_without_the_simulator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "SIMULATED", False)
+    with pytest.raises(NotImplementedError, match=r"CPU tensors need the simulator.*NKILIB_BACKEND=simulator"):
+        cross_entropy(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS))
+
+
+@pytest.mark.parametrize("value", ["0", "3", "two", " "])
+def test_a_bad_number_of_cores_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(ValueError, match=rf"{VARIABLE} must be 1 or 2, .* got '{value}'"):
+        devices.neuron_cores()
+
+
+class _WithoutValues:
+    """Stands for a kernel: results of the right shapes, in place or new, and nothing computed."""
+
+    def __init__(self, results: Callable[..., Any]) -> None:
+        self._results = results
+        self.launches: list[tuple[int, dict[str, Any]]] = []
+
+    def __getitem__(self, cores: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.launches.append((cores, kwargs))
+            return self._results(*args, **kwargs)
+
+        return call
+
+
+def _forward_results(logits: torch.Tensor, *args: Any, with_argmax: bool, with_entropy: bool, **kwargs: Any) -> Any:
+    results = launch.empty_results(logits, with_argmax, with_entropy)
+    return tuple(result for result in results if len(result))
+
+
+@pytest.mark.parametrize("kernel_writes_in_place", [False, True])
+@pytest.mark.parametrize("target_dtype", [torch.int32, torch.int64, torch.float32])
+def test_the_device_implementations_look_at_no_value(
+    target_dtype: torch.dtype, kernel_writes_in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What XLA and the native device run, on tensors without values; a kernel on XLA returns a new tensor always."""
+    forward = _WithoutValues(_forward_results)
+    backward = _WithoutValues(
+        lambda logits, *args, inplace, **kwargs: logits if inplace and kernel_writes_in_place else logits.clone()
+    )
+    monkeypatch.setattr(launch, "extended_cross_entropy_forward", forward)
+    monkeypatch.setattr(launch, "extended_cross_entropy_backward", backward)
+    monkeypatch.setattr(devices, "SIMULATED", False)
+    monkeypatch.setenv(VARIABLE, "1")
+    soft = target_dtype.is_floating_point
+    with FakeTensorMode():
+        logits = torch.empty(POSITIONS, CLASSES, dtype=torch.bfloat16)
+        target = torch.empty((POSITIONS, CLASSES) if soft else (POSITIONS,), dtype=target_dtype)
+        place = operators._NEURON
+        results = launch.ForwardResults(
+            *operators._forward(place, logits, target, with_entropy=True, lse_square_scale=0.1)
+        )
+        version = logits._version
+        for run in (operators._backward, operators._backward_inplace):
+            run(place, logits, target, results.lse, results.loss, results.lse, logit_softcap=3.0)
+    assert (len(results.argmax), len(results.entropy)) == (0, POSITIONS)
+    assert (logits._version > version) == (not kernel_writes_in_place)  # copied into the logits
+    assert [cores for cores, _ in (*forward.launches, *backward.launches)] == [1, 1, 1]
+    assert [kwargs["inplace"] for _, kwargs in backward.launches] == [False, True]
+    assert forward.launches[0][1]["lse_square_scale"] == 0.1
+    assert backward.launches[0][1]["logit_softcap"] == 3.0
+
+
+def test_importing_nkilib_without_its_torch_imports_no_torch() -> None:
+    code = "import sys, nkilib, nkilib.nki, nkilib.experimental.loss, nkilib.simulator; print('torch' in sys.modules)"
+    assert run_fresh(code, "simulator").output == "False"
+
+
+def test_torch_is_imported_in_nkilib_torch_only() -> None:
+    home = CHECKOUT / "nkilib"
+    importing = {
+        path.relative_to(home).parts[0]
+        for path in home.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith(("import torch", "from torch "))
+    }
+    assert importing == {"torch"}
+    assert nkilib.torch.__all__ == ["CrossEntropyLoss", "CrossEntropyOutputs", "cross_entropy"]
