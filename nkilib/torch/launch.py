@@ -15,7 +15,8 @@ from nkilib.torch.target_indices import kernel_target
 TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float32: nl.float32}
 
 _POSITIONS_PER_BATCH: Final = 128
-_CHUNK_SIZE: Final = 8192
+# With every option on, in float32, a partition of SBUF holds two of each tile of this size; with fewer, more buffers.
+_CHUNK_SIZE: Final = 4096
 
 
 class LossOptions(NamedTuple):
