@@ -7,16 +7,16 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental.loss import (
+    choose_tiling,
+    extended_cross_entropy_backward,
+    extended_cross_entropy_forward,
+)
 from nkilib.nki import nl
 from nkilib.torch.target_indices import kernel_target
 
 # What the kernels take; tiles have the type of the logits.
 TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float32: nl.float32}
-
-_POSITIONS_PER_BATCH: Final = 128
-# With every option on, in float32, a partition of SBUF holds two of each tile of this size; with fewer, more buffers.
-_CHUNK_SIZE: Final = 4096
 
 
 class LossOptions(NamedTuple):
@@ -90,7 +90,7 @@ def launch_forward(
             logits.detach().contiguous(),
             classes.detach(),
             class_weight_hbm=_detached(class_weight),
-            **_launch_options(logits, options, ignore_index),
+            **_launch_options(logits, options, ignore_index, "forward"),
             with_argmax=with_argmax,
             with_entropy=with_entropy,
         )
@@ -131,7 +131,7 @@ def launch_backward(
         grad_lse_hbm=_detached(grad_lse),
         grad_logprob_hbm=_detached(grad_logprob),
         class_weight_hbm=_detached(class_weight),
-        **_launch_options(logits, options, ignore_index),
+        **_launch_options(logits, options, ignore_index, "backward"),
         inplace=inplace,
     )
     if inplace and gradient is not given:  # a framework without writing in place returns another tensor
@@ -144,11 +144,8 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().contiguous()
 
 
-def _launch_options(logits: Tensor, options: LossOptions, ignore_index: int) -> dict[str, Any]:
-    return {
-        **options._asdict(),
-        "ignore_index": ignore_index,
-        "positions_per_batch": _POSITIONS_PER_BATCH,
-        "chunk_size": min(_CHUNK_SIZE, logits.shape[1]),
-        "dtype": TILE_DTYPES[logits.dtype],
-    }
+def _launch_options(logits: Tensor, options: LossOptions, ignore_index: int, direction: str) -> dict[str, Any]:
+    positions, classes = logits.shape
+    tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
+    dtype = TILE_DTYPES[logits.dtype]
+    return {**options._asdict(), **tiling._asdict(), "ignore_index": ignore_index, "dtype": dtype}
