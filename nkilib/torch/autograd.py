@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nkilib.torch.launch import ForwardResults, LossOptions
 from nkilib.torch.operators import BACKWARD, FORWARD
+from nkilib.torch.soft_targets import soft_target_gradients
 
 # The results of the forward that are constants for autograd; target_logit is one too for class probabilities.
 _CONSTANTS: Final = ("position_weight", "argmax", "entropy")
@@ -52,15 +53,26 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[
     _save(ctx, inputs, ForwardResults(*output), options)
 
 
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+def _soft_target_gradients(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of class probabilities and of class weights, those of them that are asked for."""
+    # The dispatcher leaves out a class_weight of None.
+    _, needs_target, needs_weight = (*ctx.needs_input_grad, False)[:3]
+    if grad_loss is None or not (needs_target or needs_weight):
+        return None, None
+    logits, target, class_weight, lse = ctx.saved_tensors
+    grad_target, grad_weight = soft_target_gradients(logits, target, class_weight, lse, grad_loss, ctx.options)
+    return grad_target if needs_target else None, grad_weight if needs_weight else None
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     logits, target, class_weight, lse = ctx.saved_tensors
     upstream = _upstream(lse, *grads[:3])
-    if upstream is None:
-        return None, None, None
-    gradient = torch.ops.nkilib.cross_entropy_backward(
-        logits, target, lse, *upstream, class_weight, **ctx.options._asdict()
-    )
-    return gradient, None, None
+    gradient = None
+    if upstream is not None and ctx.needs_input_grad[0]:
+        gradient = torch.ops.nkilib.cross_entropy_backward(
+            logits, target, lse, *upstream, class_weight, **ctx.options._asdict()
+        )
+    return gradient, *_soft_target_gradients(ctx, grads[0])
 
 
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
@@ -111,10 +123,11 @@ class InplaceCrossEntropy(torch.autograd.Function):
         # A second backward ends here: PyTorch sees that the logits have changed.
         logits, target, class_weight, lse = ctx.saved_tensors
         upstream = _upstream(lse, *grads[:3])
-        if upstream is None:
-            return (None,) * 6
-        gradient = logits.detach()  # the same memory and version
-        torch.ops.nkilib.cross_entropy_backward_(
-            gradient, target, lse, *upstream, class_weight, **ctx.options._asdict()
-        )
-        return gradient, None, None, None, None, None
+        others = _soft_target_gradients(ctx, grads[0])  # it reads the logits
+        gradient = None
+        if upstream is not None and ctx.needs_input_grad[0]:
+            gradient = logits.detach()  # the same memory and version
+            torch.ops.nkilib.cross_entropy_backward_(
+                gradient, target, lse, *upstream, class_weight, **ctx.options._asdict()
+            )
+        return gradient, *others, None, None, None

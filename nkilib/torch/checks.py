@@ -58,7 +58,7 @@ def check_arguments(
     else:
         _check_indices(input, target, class_dim)
     _check_logits_dtype(input)
-    _check_weight(weight, num_classes(input, class_dim))
+    _check_weight(weight, num_classes(input, class_dim), target.is_floating_point())
     _check_normalizer(normalizer, reduction)
 
 
@@ -141,11 +141,6 @@ def _check_probabilities(target: Tensor, options: LossOptions) -> None:
             f"{_NAME}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
             f"out, and give positions that do not count a row of zeros"
         )
-    if target.requires_grad:
-        raise NotImplementedError(
-            f"{_NAME}: the kernels compute no gradient of class probabilities, and target requires grad; pass "
-            f"target.detach(), or use torch.nn.functional.cross_entropy"
-        )
 
 
 def _check_indices(input: Tensor, target: Tensor, class_dim: int) -> None:
@@ -174,7 +169,7 @@ def _check_logits_dtype(input: Tensor) -> None:
     )
 
 
-def _check_weight(weight: Tensor | None, classes: int) -> None:
+def _check_weight(weight: Tensor | None, classes: int, soft: bool) -> None:
     if weight is None:
         return
     if weight.shape != (classes,):
@@ -184,7 +179,7 @@ def _check_weight(weight: Tensor | None, classes: int) -> None:
         )
     if not weight.is_floating_point():
         raise RuntimeError(f"{_NAME}: weight must be floating point, but found {weight.dtype}; pass weight.float()")
-    if weight.requires_grad:
+    if weight.requires_grad and not soft:
         raise RuntimeError(
             f"{_NAME}: not differentiable with respect to argument 'weight'. This input cannot have requires_grad "
             f"True; pass weight.detach()"

@@ -101,7 +101,8 @@ def cross_entropy(
         input: logits, bfloat16 or float32: [V], [batch, V], [batch, V, d1, ...], or with ``class_dim=-1``
             [..., V]. Classes that do not lie next to each other in memory are copied so that they do.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
-            the classes; or class probabilities, floating, of the shape of ``input``.
+            the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, ``target`` and
+            ``weight`` may require grad; those gradients take PyTorch's operators, and their memory.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
         ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that count (by the number of
@@ -125,9 +126,9 @@ def cross_entropy(
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` without a mean;
             ``inplace`` where the logits would be copied.
         RuntimeError: shapes, devices or options do not fit, as PyTorch says; ``inplace`` for a leaf or under
-            torch.compile; ``weight`` requires grad.
+            torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; DTensor and FSDP shards; integer logits; ``target`` requires grad.
+        NotImplementedError: another device; DTensor and FSDP shards; integer logits.
     """
     options = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
     check_arguments(input, target, weight, options, reduction, normalizer, class_dim)

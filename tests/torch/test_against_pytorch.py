@@ -179,3 +179,38 @@ def test_the_module_is_the_function() -> None:
 def test_statistics_and_loss_are_float32_for_bfloat16_logits() -> None:
     loss = cross_entropy(make_logits(POSITIONS, CLASSES, dtype=torch.bfloat16), make_targets(POSITIONS))
     assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_class_probabilities_and_their_weights_have_gradients(
+    dtype: torch.dtype, reduction: str, weighted: bool, smoothing: float, inplace: bool
+) -> None:
+    values = [make_logits(POSITIONS, CLASSES, dtype=dtype), make_probabilities(POSITIONS, CLASSES)]
+    values += [make_weight()] if weighted else []
+    gradients = []
+    for precision in (None, torch.float64):
+        leaves = [value.to(precision or value.dtype).detach().requires_grad_() for value in values]
+        x, target, *weight = leaves
+        options: dict[str, Any] = {"weight": (weight or [None])[0], "label_smoothing": smoothing}
+        loss = (
+            F.cross_entropy(x, target, reduction=reduction, **options)
+            if precision
+            else cross_entropy(x * 1.0, target, reduction=reduction, inplace=inplace, **options)
+        )
+        upstream = make_logits(POSITIONS, seed=9).to(loss.dtype) if reduction == "none" else None
+        gradients.append(torch.autograd.grad(loss, leaves, upstream))
+    scale = 1.5 * 30.0  # a weight times lse - z
+    for actual, expected in zip(*gradients, strict=True):
+        assert_gradient(actual, expected, scale)
+
+
+def test_only_the_gradients_that_are_asked_for() -> None:
+    target = make_probabilities(POSITIONS, CLASSES).requires_grad_()
+    x = make_logits(POSITIONS, CLASSES)
+    loss = cross_entropy(x, target, logit_softcap=4.0, reduction="sum")
+    expected = -(4.0 * torch.tanh(x.double() / 4.0)).log_softmax(1)
+    assert_gradient(gradient_of(loss, target), expected, 10.0)

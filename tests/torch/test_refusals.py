@@ -103,11 +103,6 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
     ),
     "normalizer 1-D": (ValueError, lambda f: f(X, T, normalizer=torch.ones(1)), "without dimensions"),
     "normalizer as float": (TypeError, lambda f: f(X, T, normalizer=3.0), "'normalizer' must be Tensor, not float"),
-    "target requires grad": (
-        NotImplementedError,
-        lambda f: f(X, PROBABILITIES.clone().requires_grad_()),
-        r"pass target.detach\(\)",
-    ),
 }
 
 

@@ -1,0 +1,44 @@
+"""Gradients of class probabilities and of their class weights: PyTorch's operators compute them, the kernels do not.
+
+They take memory of several times the logits, in float32, so nothing here runs unless one of the two requires grad.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.launch import LossOptions
+
+
+def soft_target_gradients(
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    lse: Tensor,
+    grad_loss: Tensor,
+    options: LossOptions,
+) -> tuple[Tensor, Tensor]:
+    """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / V for smoothing e.
+
+    Args:
+        logits: [N, V], before the cap.
+        target: [N, V], class probabilities y.
+        class_weight: [V] float32; None means 1.
+        lse: [N] float32, of the capped logits z.
+        grad_loss: [N] float32, upstream gradient of every position's loss.
+        options: of the forward.
+
+    Returns:
+        Gradients of ``target``, in its type, and of ``class_weight``, [V] float32.
+    """
+    z = logits.to(torch.float32)
+    if options.logit_softcap is not None:
+        capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
+        z = torch.where(z.isneginf(), z, capped)
+    scaled_nll = (lse[:, None] - z) * grad_loss[:, None]
+    smoothing = options.label_smoothing
+    smoothed = (1.0 - smoothing) * target.to(torch.float32) + smoothing / logits.shape[1]
+    grad_weight = (smoothed * scaled_nll).sum(0)
+    grad_target = (1.0 - smoothing) * (scaled_nll if class_weight is None else scaled_nll * class_weight)
+    return grad_target.to(target.dtype), grad_weight
