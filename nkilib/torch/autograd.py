@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | 
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> Any:
+def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
     raise NotImplementedError(
         f"{BACKWARD}: the gradient of the loss has no derivative here; for second derivatives use "
         f"torch.nn.functional.cross_entropy"
@@ -120,6 +120,8 @@ class InplaceCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would be taken for a constant
+            _no_second_derivative(ctx)
         # A second backward ends here: PyTorch sees that the logits have changed.
         logits, target, class_weight, lse = ctx.saved_tensors
         upstream = _upstream(lse, *grads[:3])

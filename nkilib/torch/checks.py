@@ -66,13 +66,14 @@ def check_inplace(input: Tensor, class_dim: int) -> None:
     """Refuse ``inplace=True`` where the gradient cannot be written over the logits.
 
     Raises:
-        RuntimeError: the logits are a leaf.
+        RuntimeError: the logits are a leaf that requires grad, or a view of one.
         ValueError: the kernel would work on a copy of the logits.
     """
-    if input.requires_grad and input.is_leaf:
+    leaf = input if input._base is None else input._base
+    if leaf.requires_grad and leaf.is_leaf:
         raise RuntimeError(
             f"{_NAME}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
-            f"receive the gradient; pass the output of a layer, or leave inplace off"
+            f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
         )
     if not is_view_as_rows(input, class_dim):
         raise ValueError(

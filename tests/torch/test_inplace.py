@@ -68,8 +68,16 @@ def test_a_second_backward_raises_instead_of_using_the_gradient_as_logits() -> N
 
 def test_a_leaf_is_refused() -> None:
     leaf = make_logits(POSITIONS, CLASSES).requires_grad_()
-    with pytest.raises(RuntimeError, match="would overwrite a leaf that requires grad"):
-        cross_entropy(leaf, make_targets(POSITIONS), inplace=True)
+    for logits in (leaf, leaf.view(2, 3, CLASSES), leaf[1:]):
+        with pytest.raises(RuntimeError, match="would overwrite a leaf that requires grad"):
+            cross_entropy(logits, make_targets(*logits.shape[:-1]), inplace=True, class_dim=-1)
+
+
+def test_a_second_derivative_raises() -> None:
+    leaf, logits = _layer()
+    loss = cross_entropy(logits, make_targets(POSITIONS), inplace=True)
+    with pytest.raises(NotImplementedError, match=r"use torch\.nn\.functional\.cross_entropy"):
+        torch.autograd.grad(loss, leaf, create_graph=True)
 
 
 def test_torch_compile_is_refused_with_the_reason() -> None:

@@ -36,7 +36,9 @@ def _backward_arguments(logits: Tensor, kind: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_opcheck_of_every_operator(dtype: torch.dtype, kind: str, options: dict[str, Any]) -> None:
     logits = make_logits(POSITIONS, CLASSES, dtype=dtype)
-    forward_arguments = (logits.clone().requires_grad_(), _targets(kind), make_weight())
+    soft = kind == "probabilities"  # only there do target and weight have gradients
+    target, weight = (value.requires_grad_(soft) for value in (_targets(kind), make_weight()))
+    forward_arguments = (logits.clone().requires_grad_(), target, weight)
     for wanted in ({}, {"with_argmax": True, "with_entropy": True}):
         torch.library.opcheck(ops.cross_entropy_forward.default, forward_arguments, {**options, **wanted})
     torch.library.opcheck(ops.cross_entropy_backward.default, _backward_arguments(logits, kind), options)
