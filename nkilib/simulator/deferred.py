@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Smaller contents are made at once: it takes no longer than to remember how. 256 KiB stay in a core's cache anyway.
 SMALLEST_DEFERRED_BYTES = 1 << 18
+# Where numpy has it from 1.25 on, and where it had it before.
+_TooHardError = getattr(np, "exceptions", np).TooHardError
 # The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
 _MOST_WORK = 10_000
 
@@ -113,5 +115,5 @@ def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
     """Whether two arrays have memory in common, or it is not known soon that they have none."""
     try:
         return np.shares_memory(first, second, max_work=_MOST_WORK)  # type: ignore[arg-type]  # the stub knows two
-    except np.exceptions.TooHardError:
+    except _TooHardError:
         return True
