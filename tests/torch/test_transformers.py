@@ -1,0 +1,221 @@
+"""``causal_lm_loss`` in Hugging Face models with random parameters, beside the stock loss of the same models."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from nkilib import simulator
+from nkilib.torch.transformers import causal_lm_loss
+
+from .inputs import DTYPES, gradient_of, make_logits, make_targets
+from .telling import UNIT
+
+VOCABULARY, BATCH, LENGTH = 301, 3, 12
+STEPS = 10
+# A loss is log-sum-exp minus target, each rounded to float32 with 16 u of log V, which is below 6; the stock one too.
+LOSS_BUDGET = 2 * 16 * UNIT * 6
+# Of a parameter's gradient, as a share of its norm. In float32 what rounding moves: both sides sum in other orders. In
+# bfloat16 the gradients of the logits are those of float32 rounded once; where the two roundings differ, they do so by
+# an ulp, 2^-8, in a few elements among many.
+GRADIENT_BUDGET = {torch.float32: 16 * UNIT, torch.bfloat16: 2.0**-9}
+# AdamW divides by the size of the gradient, so that an ulp of a small one moves a bfloat16 parameter by a whole ulp.
+TRAJECTORY_BUDGET = {torch.float32: LOSS_BUDGET, torch.bfloat16: 5e-3}
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+}
+
+
+def _llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**_SIZES))
+
+
+def _qwen() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, tie_word_embeddings=True))
+
+
+MODELS = pytest.mark.parametrize("make", [_llama, _qwen], ids=["llama", "qwen"])
+TYPES = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
+
+
+def _pair(make: Any, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The stock model, and one with the same parameters and our loss."""
+    torch.manual_seed(0)
+    stock = make().to(dtype)
+    ours = copy.deepcopy(stock)
+    ours.loss_function = causal_lm_loss
+    return stock, ours
+
+
+def _padded_batch(seed: int = 1) -> dict[str, Tensor]:
+    """Tokens, and labels of which two rows end early."""
+    ids = make_targets(BATCH, LENGTH, classes=VOCABULARY, seed=seed)
+    labels, mask = ids.clone(), torch.ones_like(ids)
+    for row, end in ((1, 7), (2, 3)):
+        labels[row, end:] = -100
+        mask[row, end:] = 0
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+def _difference(actual: PreTrainedModel, expected: PreTrainedModel) -> float:
+    """The largest difference of a parameter's gradients, as a share of the expected norm."""
+    shares = []
+    for (name, ours), theirs in zip(actual.named_parameters(), expected.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None, name
+        assert ours.grad.dtype == theirs.grad.dtype
+        exact = theirs.grad.double()
+        assert exact.norm() > 0, f"{name} has no gradient to compare"
+        shares.append(float((ours.grad.double() - exact).norm() / exact.norm()))
+    return max(shares)
+
+
+@MODELS
+@TYPES
+@pytest.mark.parametrize("items", [None, 40, torch.tensor(40)], ids=["mean", "int", "tensor"])
+def test_loss_and_gradients_are_the_stock_models(make: Any, dtype: torch.dtype, items: Any) -> None:
+    stock, ours = _pair(make, dtype)
+    batch = _padded_batch()
+    expected = stock(**batch, num_items_in_batch=items).loss
+    with simulator.recording() as record:
+        loss = ours(**batch, num_items_in_batch=items).loss
+    assert sum(record.instruction_counts.values()) > 0, "the kernels ran"
+    assert loss.dtype == expected.dtype == torch.float32 and loss.shape == expected.shape == ()
+    assert abs(loss.item() - expected.item()) <= LOSS_BUDGET
+    expected.backward()
+    loss.backward()
+    assert _difference(ours, stock) <= GRADIENT_BUDGET[dtype]
+
+
+@TYPES
+def test_the_budgets_see_a_missing_shift_and_padding_that_counts(dtype: torch.dtype) -> None:
+    stock, ours = _pair(_llama, dtype)
+    batch = _padded_batch()
+    expected = stock(**batch).loss
+    expected.backward()
+    for labels in (batch["labels"].roll(1, dims=1), batch["labels"].clamp(min=0)):
+        ours.zero_grad()
+        loss = ours(**{**batch, "labels": labels}).loss
+        loss.backward()
+        assert abs(loss.item() - expected.item()) > 100 * LOSS_BUDGET
+        assert _difference(ours, stock) > 100 * GRADIENT_BUDGET[dtype]
+
+
+@MODELS
+@TYPES
+def test_ten_steps_follow_the_stock_trajectory(make: Any, dtype: torch.dtype) -> None:
+    trajectories = []
+    for model in _pair(make, dtype):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(**_padded_batch(seed=step % 2)).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        trajectories.append(losses)
+    stock, ours = trajectories
+    assert stock[-1] < stock[0] - 1.0, "the model learns"
+    for step, (theirs, loss) in enumerate(zip(stock, ours, strict=True)):
+        assert abs(loss - theirs) <= TRAJECTORY_BUDGET[dtype], f"step {step}"
+
+
+def test_micro_batches_with_num_items_are_one_batch() -> None:
+    stock, ours = _pair(_llama)
+    batch = _padded_batch()
+    stock(**batch).loss.backward()
+    items = (batch["labels"][:, 1:] != -100).sum()
+    for row in range(BATCH):
+        ours(**{name: value[row : row + 1] for name, value in batch.items()}, num_items_in_batch=items).loss.backward()
+    assert _difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
+
+
+def test_in_place_the_logits_become_their_gradient() -> None:
+    stock, ours = _pair(_llama)
+    ours.loss_function = functools.partial(causal_lm_loss, inplace=True)
+    stock(**_padded_batch()).loss.backward()
+    output = ours(**_padded_batch())
+    before = output.logits.detach().clone()
+    output.loss.backward()
+    assert not torch.equal(output.logits, before)
+    assert _difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["as the logits", "flat"])
+def test_shift_labels_replace_labels(flat: bool) -> None:
+    stock, ours = _pair(_llama)
+    batch = _padded_batch()
+    shifted = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+    batch["labels"] = torch.zeros_like(batch["labels"])  # the models look whether there are labels, and hand them on
+    given = shifted.flatten() if flat else shifted
+    losses = [model(**batch, shift_labels=given).loss.item() for model in (stock, ours)]
+    assert abs(losses[0] - losses[1]) <= LOSS_BUDGET
+    assert abs(losses[1] - stock(**_padded_batch()).loss.item()) <= LOSS_BUDGET
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_logits_of_other_types_are_cast_as_there(dtype: torch.dtype) -> None:
+    logits = make_logits(2, 5, 11, dtype=dtype).requires_grad_()
+    labels = make_targets(2, 5, ignored=3)
+    losses = [loss(logits, labels, 11, ignore_index=3) for loss in (ForCausalLMLoss, causal_lm_loss)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=LOSS_BUDGET)
+    gradients = [gradient_of(loss, logits) for loss in losses]
+    assert gradients[1].dtype == dtype
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_without_a_target_the_mean_is_that_of_pytorch() -> None:
+    labels = torch.full((1, 3), -100)
+    assert causal_lm_loss(make_logits(1, 3, 11), labels, 11).isnan()
+    assert causal_lm_loss(make_logits(1, 3, 11), labels, 11, num_items_in_batch=4) == 0
+
+
+def test_arguments_are_those_that_transformers_names() -> None:
+    theirs = list(inspect.signature(ForCausalLMLoss).parameters.values())
+    ours = inspect.signature(causal_lm_loss).parameters
+    assert [name for name in ours if name != "inplace"] == [parameter.name for parameter in theirs]
+    for parameter in theirs:
+        assert ours[parameter.name].kind == parameter.kind and ours[parameter.name].default == parameter.default
+
+
+def test_nothing_looks_at_values() -> None:
+    with FakeTensorMode():
+        logits = torch.empty(2, 5, 11, requires_grad=True)
+        labels, items = torch.zeros(2, 5, dtype=torch.int64), torch.tensor(7)
+        for count in (None, 7, items):
+            loss = causal_lm_loss(logits, labels, 11, num_items_in_batch=count)
+            assert loss.shape == () and gradient_of(loss, logits).shape == logits.shape
+
+
+def test_num_items_of_shape_one() -> None:
+    logits, labels = make_logits(2, 5, 11), make_targets(2, 5)
+    losses = [causal_lm_loss(logits, labels, 11, num_items_in_batch=items) for items in (7, torch.tensor([7]))]
+    assert losses[0] == losses[1] and losses[1].shape == ()
+
+
+def test_refusals() -> None:
+    logits, labels = make_logits(2, 5, 11), make_targets(2, 5)
+    with pytest.raises(ValueError, match=r"vocab_size must be the last dimension of logits, got 12 .*\(2, 5, 11\)"):
+        causal_lm_loss(logits, labels, 12)
+    with pytest.raises(ValueError, match=r"num_items_in_batch must be a number or a tensor of one element.*\(2,\)"):
+        causal_lm_loss(logits, labels, 11, num_items_in_batch=torch.tensor([3, 4]))
+    with pytest.raises(RuntimeError, match="shape"):
+        causal_lm_loss(logits, labels[:, :4], 11)
+    with pytest.raises(IndexError, match="Target 11 is out of bounds"):
+        causal_lm_loss(logits, labels.fill_(11), 11)
