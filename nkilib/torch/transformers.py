@@ -57,8 +57,8 @@ def causal_lm_loss(
         The loss, float32 without dimensions.
 
     Raises:
-        ValueError: ``vocab_size`` is not the last dimension of ``logits``; ``num_items_in_batch`` has more elements
-            than one.
+        ValueError: neither ``labels`` nor ``shift_labels`` is given; ``vocab_size`` is not the last dimension of
+            ``logits``; ``num_items_in_batch`` has more elements than one.
         RuntimeError: there are not as many labels as positions.
         TypeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
     """
@@ -68,6 +68,8 @@ def causal_lm_loss(
             f"{tuple(logits.shape)}; set config.vocab_size to the rows of the output layer"
         )
     if shift_labels is None:
+        if labels is None:
+            raise ValueError("causal_lm_loss: labels or shift_labels must be given, got neither; pass labels")
         # Every position keeps a row, the last one without a target, so that shapes do not depend on values.
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.to(logits.device).reshape(logits.shape[:-1])

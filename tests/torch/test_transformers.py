@@ -215,6 +215,8 @@ def test_refusals() -> None:
         causal_lm_loss(logits, labels, 12)
     with pytest.raises(ValueError, match=r"num_items_in_batch must be a number or a tensor of one element.*\(2,\)"):
         causal_lm_loss(logits, labels, 11, num_items_in_batch=torch.tensor([3, 4]))
+    with pytest.raises(ValueError, match="labels or shift_labels must be given"):
+        causal_lm_loss(logits, None, 11)
     with pytest.raises(RuntimeError, match="shape"):
         causal_lm_loss(logits, labels[:, :4], 11)
     with pytest.raises(IndexError, match="Target 11 is out of bounds"):

@@ -1,0 +1,52 @@
+"""The kernel that calls ours, as a user runs it, on small sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples import call_from_nki
+from tests.language.walker import walk
+
+SMALL = ["--width", "5", "--positions", "3"]
+
+
+@pytest.mark.parametrize("vocabulary", [2, 512, 700, 9000])
+def test_it_agrees_with_numpy(vocabulary: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call_from_nki.main([*SMALL, "--vocabulary", str(vocabulary)]) == 0
+    shown = capsys.readouterr().out
+    assert f"weight [5, {vocabulary}]" in shown and "simulator" in shown
+    assert "The results agree with float64." in shown
+
+
+@pytest.mark.parametrize("wrong", [0, 1], ids=["loss", "gradient"])
+def test_it_notices_wrong_results(
+    wrong: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = call_from_nki.output_layer_loss
+
+    def changed(*arguments: np.ndarray) -> Any:
+        results = list(right(*arguments))
+        results[wrong] = results[wrong] * np.float32(1.001)
+        return results
+
+    monkeypatch.setattr(call_from_nki, "output_layer_loss", changed)
+    assert call_from_nki.main([*SMALL, "--vocabulary", "600"]) == 1
+    assert "The results differ." in capsys.readouterr().out
+
+
+def test_the_kernel_is_nki() -> None:
+    walked = walk(call_from_nki.output_layer_loss)
+    assert walked.refusals == []
+
+
+def test_help_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call_from_nki.main(["--help"])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        call_from_nki.main(["--width", "129"])
+    assert ended.value.code == 2
+    assert "--width must be from 1 to 128, got 129" in capsys.readouterr().err
