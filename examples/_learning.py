@@ -6,17 +6,14 @@ import math
 from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from examples._arithmetic import Float64Arithmetic, KernelArithmetic
 from examples._corpus import Corpus
+from examples._curve import curve_line, progress_bar, shown_steps
 from examples._display import plain_table
 from examples._training import Schedule, Trainee
 
-# Lines of the loss curve, and steps that the loss "of the last steps" is averaged over.
-CURVE_LINES = 10
+# Steps that the loss "of the last steps" is averaged over.
 LAST_STEPS = 20
 # Nats that the two trainings may end apart: rounding moves a float32 loss by some 1e-6, and a convex model keeps it so.
 LARGEST_DIFFERENCE = 1e-4
@@ -58,15 +55,16 @@ def train(console: Console, corpus: Corpus, schedule: Schedule) -> Outcome:
     kernels = Trainee(KernelArithmetic(corpus.vocabulary_size), corpus.vocabulary_size, schedule)
     float64 = Trainee(Float64Arithmetic(), corpus.vocabulary_size, schedule)
     steps = schedule.steps(corpus)
-    shown = {1} | {math.ceil(steps * line / CURVE_LINES) for line in range(1, CURVE_LINES + 1)}
-    with _progress(console) as progress:
-        task = progress.add_task("training", total=steps, loss=math.log(corpus.vocabulary_size))
+    shown = shown_steps(steps)
+    uniform = math.log(corpus.vocabulary_size)
+    with progress_bar(console) as progress:
+        task = progress.add_task("training", total=steps, loss=uniform)
         for step, (previous, following) in enumerate(schedule.batches(corpus), start=1):
             loss = kernels.step(previous, following)
             exact = float64.step(previous, following)
             progress.update(task, advance=1, loss=loss)
             if step in shown:
-                console.print(_curve_line(step, loss, exact, corpus.vocabulary_size))
+                console.print(curve_line(step, {"loss": loss, "float64": exact}, uniform))
     return Outcome(_losses(kernels, corpus), _losses(float64, corpus))
 
 
@@ -101,23 +99,3 @@ def _losses(trainee: Trainee, corpus: Corpus) -> Losses:
         text=trainee.text_loss(corpus),
         seconds=trainee.seconds,
     )
-
-
-def _progress(console: Console) -> Progress:
-    """A live bar on a terminal, nothing in a log, where the lines of the curve show the progress."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
-def _curve_line(step: int, loss: float, exact: float, vocabulary_size: int) -> RenderableType:
-    line = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=math.log(vocabulary_size), completed=loss, width=30, style="default", complete_style="cyan")
-    line.add_row(f"  step {step:4d}", f"loss {loss:.6f}", f"float64 {exact:.6f}", bar)
-    return line

@@ -1,0 +1,33 @@
+"""A picture of loss curves, with matplotlib where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def has_matplotlib() -> bool:
+    """Whether :func:`draw_losses` can draw."""
+    return find_spec("matplotlib") is not None
+
+
+def draw_losses(path: Path, curves: Mapping[str, Sequence[float]], marks: Mapping[str, float]) -> None:
+    """Write a picture of ``curves`` over the steps, with ``marks`` as dotted levels; the suffix gives the format.
+
+    Raises:
+        ImportError: without matplotlib, which the extra ``plot`` brings.
+    """
+    from matplotlib.figure import Figure  # optional, and slow to import
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel="loss in nats")
+    for number, (name, losses) in enumerate(curves.items()):
+        # The curves may cover each other: the later ones are dashed, so that both show.
+        axes.plot(range(1, len(losses) + 1), losses, label=name, linestyle="--" if number else "-")
+    for name, level in marks.items():
+        axes.axhline(level, color="grey", linestyle=":", linewidth=1)
+        beyond_the_frame = axes.get_yaxis_transform()  # x as a share of the axes: right of them, where no curve is
+        axes.text(1.01, level, name, transform=beyond_the_frame, va="center", color="grey", fontsize="small")
+    axes.legend()
+    figure.savefig(path)

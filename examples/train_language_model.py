@@ -1,0 +1,164 @@
+"""A small transformer learns English with the loss of nkilib.torch: ``python -m examples.train_language_model``.
+
+The loss function is the one line that differs from a training with PyTorch alone. On the CPU its kernels are
+simulated; ``--device xla`` and ``--device neuron`` are for torch-neuronx, where this was never run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor
+
+from examples._corpus import Corpus, read_corpus
+from examples._curve import curve_line, progress_bar, shown_steps
+from examples._display import heading, make_console
+from examples._language_training import Learner, LossFunction, Plan
+from examples._loss_plot import draw_losses, has_matplotlib
+from examples._transformer import Size
+from nkilib.nki import NOT_SIMULATED, SIMULATED
+from nkilib.torch import cross_entropy
+
+OURS, PYTORCH = "loss", "F.cross_entropy"
+# Nats that two trainings may be apart at any step. Float32 losses differ by some 1e-6, and do so over the 200 steps of
+# the default; at learning rates above 1e-3, or over thousands of steps, training amplifies rounding.
+LARGEST_DIFFERENCE = 1e-3
+QUICK_WORDS = 4000
+QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, width=32, heads=2, blocks=1))
+
+
+def our_loss(logits: Tensor, following: Tensor) -> Tensor:
+    """The mean over all positions: logits [batch, length, V], following [batch, length]."""
+    return cross_entropy(logits, following, class_dim=-1)
+
+
+def pytorch_loss(logits: Tensor, following: Tensor) -> Tensor:
+    """The same with PyTorch, which wants the positions in one dimension."""
+    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.train_language_model",
+        description="Train a small transformer on English text with nkilib.torch.cross_entropy.",
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "xla", "neuron"), default="cpu", help="cpu is the simulator (default)"
+    )
+    parser.add_argument("--steps", type=int, help=f"of the optimizer (default {Plan.steps})")
+    parser.add_argument("--compare", action="store_true", help="train a second model with F.cross_entropy")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curves (needs nkilib[plot])")
+    parser.add_argument("--quick", action="store_true", help="a tiny model on a few pages, for a first look")
+    options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps must be at least 1, got {options.steps}")
+    if options.plot and not has_matplotlib():
+        parser.error("--plot needs matplotlib: pip install 'nkilib[plot]'")
+    return options
+
+
+def open_device(name: str) -> tuple[torch.device, Callable[[], object]]:
+    """The device, and what to call after each step.
+
+    Raises:
+        RuntimeError: there is none of that name here.
+    """
+    if name == "cpu":
+        if not SIMULATED:
+            raise RuntimeError(NOT_SIMULATED)
+        return torch.device("cpu"), lambda: None
+    if SIMULATED:
+        raise RuntimeError(f"--device {name} needs the Neuron SDK; without it nkilib simulates, on --device cpu")
+    if name == "xla":
+        import torch_xla  # comes with torch-neuronx
+
+        return torch_xla.device(), torch_xla.sync  # runs what the step has recorded
+    return torch.device("neuron"), lambda: None
+
+
+def train(
+    console: Console, corpus: Corpus, plan: Plan, functions: Mapping[str, LossFunction], device_name: str
+) -> dict[str, list[float]]:
+    """Train a model with each loss function on the same batches; returns their losses, step by step."""
+    device, end_step = open_device(device_name)
+    learners = {name: Learner(function, corpus.vocabulary_size, plan, device) for name, function in functions.items()}
+    losses: dict[str, list[Tensor]] = {name: [] for name in functions}
+    shown, uniform = shown_steps(plan.steps), math.log(corpus.vocabulary_size)
+    with progress_bar(console) as progress:
+        task = progress.add_task("training", total=plan.steps, loss=uniform)
+        for step, batch in enumerate(plan.batches(corpus), start=1):
+            words, following = (tensor.to(device) for tensor in batch)
+            for name, learner in learners.items():
+                losses[name].append(learner.step(words, following))
+                end_step()
+            progress.update(task, advance=1)
+            if step in shown:  # reading a loss waits for the device, so it is read for these steps alone
+                latest = {name: float(of_steps[-1]) for name, of_steps in losses.items()}
+                progress.update(task, loss=latest[OURS])
+                console.print(curve_line(step, latest, uniform))
+    return {name: torch.stack(of_steps).tolist() for name, of_steps in losses.items()}
+
+
+def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
+    """Say how the training ended; returns whether it is the one of PyTorch, where that was asked for."""
+    last = losses[OURS][-20:]
+    console.print(f"Mean loss of the last {len(last)} steps: {math.fsum(last) / len(last):.4f} nats.")
+    if PYTORCH not in losses:
+        return True
+    difference = max(abs(ours - theirs) for ours, theirs in zip(losses[OURS], losses[PYTORCH], strict=True))
+    agrees = difference <= LARGEST_DIFFERENCE  # a NaN does not agree
+    colour, verdict = ("green", "follows") if agrees else ("bold red", "leaves")
+    console.print(
+        f"[{colour}]The training {verdict} that with F.cross_entropy:[/] losses differ by at most {difference:.1e}."
+    )
+    return agrees
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; returns 0, or 1 if the losses are not those of F.cross_entropy, or 2 if the device is not there."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    plan = QUICK if options.quick else Plan()
+    if options.steps is not None:
+        plan = replace(plan, steps=options.steps)
+    functions = {OURS: our_loss, PYTORCH: pytorch_loss} if options.compare else {OURS: our_loss}
+    corpus = read_corpus(limit=QUICK_WORDS if options.quick else None)
+    marks = {
+        "all words alike, ln V": math.log(corpus.vocabulary_size),
+        "word frequencies alone": corpus.unigram_entropy(),
+    }
+    model = f"{plan.size.blocks} blocks of width {plan.size.width}, context {plan.size.context}"
+    console.print(
+        heading(
+            "A transformer learns English with nkilib.torch.cross_entropy",
+            f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
+            f"Model: {model}; {plan.steps} steps of {plan.batch_size} windows, AdamW, float32.",
+            "Device: " + ("cpu, kernels simulated, not hardware." if options.device == "cpu" else options.device),
+            *(f"To compare, {name}: {level:.4f} nats." for name, level in marks.items()),
+        )
+    )
+    start = time.perf_counter()
+    try:
+        losses = train(console, corpus, plan, functions, options.device)
+    except (ImportError, RuntimeError) as error:
+        console.print(f"{error}", style="bold red", markup=False)
+        return 2
+    agrees = report(console, losses)
+    if options.plot:
+        draw_losses(options.plot, losses, marks)
+        console.print(f"Wrote {options.plot}.")
+    console.print(f"{time.perf_counter() - start:.1f} s in all.")
+    return 0 if agrees else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

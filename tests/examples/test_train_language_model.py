@@ -1,0 +1,108 @@
+"""The training of a transformer, as a user runs it, in its short form."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples import train_language_model
+from examples._corpus import read_corpus
+from examples._display import LOG_WIDTH
+from examples._language_training import Learner, Plan
+from examples._transformer import LanguageModel, Size
+from nkilib import simulator
+from nkilib.torch import cross_entropy
+
+
+def test_the_quick_form_trains_with_the_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "loss.png"
+    with simulator.recording() as record:
+        assert train_language_model.main(["--quick", "--plot", str(picture)]) == 0
+    assert sum(record.instruction_counts.values()) > 0
+    shown = capsys.readouterr().out
+    curve = [float(loss) for loss in re.findall(r"step +\d+ +loss (\d\.\d{6})", shown)]
+    assert len(curve) == 11 and curve[-1] < curve[0] - 0.3
+    assert "not hardware" in shown and "F.cross_entropy" not in shown
+    assert max(map(len, shown.splitlines())) <= LOG_WIDTH and "\x1b" not in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compared_it_follows_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_language_model.main(["--quick", "--compare", "--steps", "6"]) == 0
+    assert "The training follows that with F.cross_entropy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change", [lambda loss: loss * 1.01, lambda loss: 2.0 * loss.detach() - loss], ids=["loss", "gradient"]
+)
+def test_compared_it_notices_a_wrong_loss(
+    change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        train_language_model,
+        "cross_entropy",
+        lambda *arguments, **options: change(cross_entropy(*arguments, **options)),
+    )
+    assert train_language_model.main(["--quick", "--compare", "--steps", "4"]) == 1
+    assert "The training leaves that with F.cross_entropy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("device", ["xla", "neuron"])
+def test_without_the_device_it_says_what_is_missing(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_language_model.main(["--quick", "--device", device]) == 2
+    assert f"--device {device} needs the Neuron SDK" in capsys.readouterr().out
+
+
+def test_without_the_simulator_the_cpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_language_model, "SIMULATED", False)
+    assert train_language_model.main(["--quick"]) == 2
+    assert "set NKILIB_BACKEND=simulator" in capsys.readouterr().out
+
+
+def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(train_language_model, "has_matplotlib", lambda: False)
+    for arguments, message in (
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--plot", "loss.png"], "--plot needs matplotlib: pip install 'nkilib[plot]'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            train_language_model.main(arguments)
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_no_position_sees_the_words_that_it_is_to_predict() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(50, Size(context=8, width=16, heads=2, blocks=2))
+    words = torch.randint(50, (2, 8))
+    changed = words.clone()
+    changed[:, 5:] = (changed[:, 5:] + 1) % 50
+    before, after = model(words), model(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_batches_are_windows_of_the_text_and_repeat() -> None:
+    corpus = read_corpus(limit=100)
+    plan = Plan(steps=3, batch_size=4, size=Size(context=8))
+    batches = list(plan.batches(corpus))
+    assert len(batches) == 3
+    for (words, following), (again, _) in zip(batches, plan.batches(corpus), strict=True):
+        assert words.shape == following.shape == (4, 8)
+        assert torch.equal(words[:, 1:], following[:, :-1]) and torch.equal(words, again)
+    with pytest.raises(ValueError, match="must have a window of 200 words, got 99"):
+        next(Plan(size=Size(context=200)).batches(corpus))
+
+
+def test_learners_start_with_the_same_parameters() -> None:
+    plan = Plan(size=Size(context=8, width=16, heads=2, blocks=1))
+    first, second = (
+        Learner(train_language_model.our_loss, 50, plan, torch.device("cpu")).model.state_dict() for _ in range(2)
+    )
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
