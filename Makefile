@@ -14,7 +14,7 @@ help:
 	@echo "make test     linters, type checker and tests"
 	@echo "make lint     linters and type checker only"
 	@echo "make sweep    the kernels over real vocabularies and many tunings (long)"
-	@echo "make bench    speed and memory of the simulation beside PyTorch, and what an instruction costs"
+	@echo "make bench    speed and memory of the simulation and of nkilib.torch, and what an instruction costs"
 	@echo "make profile  the kernels beside the bound of the hardware (modelled, not measured)"
 	@echo "make clean    remove the virtual environment and caches"
 
@@ -34,6 +34,7 @@ sweep: $(VENV)/.installed-cli
 
 bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.bench
+	$(RUN) -m benchmarks.torch_path
 	$(RUN) -m benchmarks.instruction_cost
 
 profile: $(VENV)/.installed-cli

@@ -13,7 +13,7 @@ from nkilib.nki import nl
 from nkilib.simulator import Profile, profile
 
 CORES = 2
-_NKI_DTYPES = {BF16: nl.bfloat16, FP32: nl.float32}
+NKI_DTYPES = {BF16: nl.bfloat16, FP32: nl.float32}
 
 
 def forward(logits: np.ndarray, targets: np.ndarray, tuning: Tuning) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +30,7 @@ def _forward_options(logits: np.ndarray, tuning: Tuning) -> dict[str, Any]:
     return {
         "positions_per_batch": tuning.positions,
         "chunk_size": tuning.chunk,
-        "dtype": _NKI_DTYPES[logits.dtype],
+        "dtype": NKI_DTYPES[logits.dtype],
         "lse_dtype": nl.float32,
     }
 
@@ -44,6 +44,6 @@ def backward(logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, tuning: T
         reduction="mean",
         positions_per_batch=tuning.positions,
         chunk_size=tuning.chunk,
-        dtype=_NKI_DTYPES[logits.dtype],
+        dtype=NKI_DTYPES[logits.dtype],
         inplace=inplace,
     )

@@ -17,6 +17,8 @@ from benchmarks._cases import Case, Tuning
 
 STATUS = Path("/proc/self/status")
 FORWARD, BACKWARD, BACKWARD_IN_PLACE = "forward", "backward", "in place"
+# Forward and backward in place through nkilib.torch.
+TORCH_IN_PLACE = "torch in place"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class MemoryUse:
 
 def measure_memory(case: Case, pass_name: str, tuning: Tuning) -> MemoryUse:
     """Launch ``pass_name`` of ``case`` in a fresh process and return what it needed.
+
+    ``TORCH_IN_PLACE`` takes no notice of ``tuning``: nkilib.torch chooses its own.
 
     Raises:
         RuntimeError: the process failed; the message ends with what it wrote.
@@ -99,10 +103,29 @@ def _launch_and_measure(case: Case, pass_name: str, tuning: Tuning) -> MemoryUse
     return MemoryUse(growth=peak_resident_bytes() - before, arrays=sum(array.nbytes for array in arrays))
 
 
+def _step_and_measure(case: Case) -> MemoryUse:
+    import torch
+
+    from benchmarks._against_torch import as_tensor
+    from benchmarks._inputs import make_logits, make_targets
+    from benchmarks.torch_path import torch_step
+
+    before = resident_bytes()
+    logits = as_tensor(make_logits(case.rows, case.vocabulary, case.dtype))
+    targets = torch.from_numpy(make_targets(case.rows, case.vocabulary))
+    _, gradient = torch_step(logits, targets, backward=True, inplace=True)
+    assert gradient is not None and gradient.data_ptr() == logits.data_ptr()
+    return MemoryUse(growth=peak_resident_bytes() - before, arrays=logits.nbytes + targets.nbytes)
+
+
 def main(arguments: list[str]) -> None:
     rows, vocabulary, dtype_name, pass_name, positions, chunk = arguments
     case = Case(int(rows), int(vocabulary), dtype_name)
-    print(json.dumps(asdict(_launch_and_measure(case, pass_name, Tuning(int(positions), int(chunk))))))
+    if pass_name == TORCH_IN_PLACE:
+        use = _step_and_measure(case)
+    else:
+        use = _launch_and_measure(case, pass_name, Tuning(int(positions), int(chunk)))
+    print(json.dumps(asdict(use)))
 
 
 if __name__ == "__main__":

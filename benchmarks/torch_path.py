@@ -1,0 +1,254 @@
+"""What nkilib.torch adds to its kernels: ``python -m benchmarks.torch_path`` or ``make bench``.
+
+The same kernels with the same tiling run on the same bytes twice: called with numpy arrays, and through
+``nkilib.torch.cross_entropy`` and autograd. Time is a ratio of the two; memory is that of a training step's forward and
+backward in place, in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._against_torch import as_tensor
+from benchmarks._cases import Case, Tuning
+from benchmarks._display import verdict
+from benchmarks._inputs import make_logits, make_targets
+from benchmarks._launch import CORES, NKI_DTYPES
+from benchmarks._memory import TORCH_IN_PLACE, MemoryUse, measure_memory
+from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks.bench import FEWEST_RUNS, MEBI, TORCH_THREADS, cases, load_line
+from examples._display import heading, make_console, plain_table
+from nkilib.experimental.loss import (
+    choose_tiling,
+    extended_cross_entropy_backward,
+    extended_cross_entropy_forward,
+)
+from nkilib.nki import NOT_SIMULATED, SIMULATED
+from nkilib.torch import cross_entropy
+
+# The goals: at most that many times the seconds of the kernels, and at most that many bytes beyond the logits.
+LARGEST_RATIO = 1.15
+LARGEST_BEYOND_LOGITS = 700 << 20
+DIRECT, PATH = "kernels on numpy", "nkilib.torch"
+# nkilib.torch chooses its tiling itself.
+_NO_TUNING = Tuning(0, 0)
+PASSES = ("forward", "and backward", "in place")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One pass of one case.
+
+    Attributes:
+        case: the problem size.
+        name: the pass, one of ``PASSES``.
+        path: seconds through nkilib.torch.
+        direct: seconds of the kernels on numpy arrays.
+        is_equal: whether losses (their mean, to float32) and gradient (to the bit) are the same.
+    """
+
+    case: Case
+    name: str
+    path: float
+    direct: float
+    is_equal: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.path / self.direct
+
+    @property
+    def meets_time(self) -> bool:
+        return self.ratio <= LARGEST_RATIO
+
+
+class Step:
+    """Mean loss and gradient of a case, on numpy arrays or through nkilib.torch.
+
+    The work is done on a copy, so that the gradient may take its place; :meth:`prepare` makes it anew.
+
+    Args:
+        case: the problem size.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._given = make_logits(case.rows, case.vocabulary, case.dtype)
+        self._logits = self._given.copy()
+        self._targets = make_targets(case.rows, case.vocabulary)
+        self._dtype = NKI_DTYPES[case.dtype]
+        size = (case.rows, case.vocabulary, self._dtype)
+        self._forward_tiling = choose_tiling(*size, "forward", extended=True)
+        self._backward_tiling = choose_tiling(*size, "backward", extended=True)
+
+    def prepare(self) -> None:
+        """Put the logits where a run before may have left a gradient."""
+        np.copyto(self._logits, self._given)
+
+    def direct(self, backward: bool, inplace: bool) -> tuple[float, np.ndarray | None]:
+        """The kernels on numpy arrays, with what a caller computes around them: the mean and its derivative."""
+        losses, lse, *_ = extended_cross_entropy_forward[CORES](
+            self._logits, self._targets, dtype=self._dtype, **self._forward_tiling._asdict()
+        )
+        loss = losses.sum() / np.float32(losses.size)
+        if not backward:
+            return float(loss), None
+        grad_loss = np.full(losses.size, np.float32(1.0) / np.float32(losses.size), np.float32)
+        gradient = extended_cross_entropy_backward[CORES](
+            self._logits,
+            self._targets,
+            lse,
+            grad_loss,
+            dtype=self._dtype,
+            inplace=inplace,
+            **self._backward_tiling._asdict(),
+        )
+        return float(loss), gradient
+
+    def path(self, backward: bool, inplace: bool) -> tuple[float, torch.Tensor | None]:
+        """The same through nkilib.torch and autograd."""
+        return torch_step(as_tensor(self._logits), torch.from_numpy(self._targets), backward, inplace)
+
+
+def torch_step(
+    values: torch.Tensor, targets: torch.Tensor, backward: bool, inplace: bool
+) -> tuple[float, torch.Tensor | None]:
+    """Mean loss of ``values`` [N, V], and the gradient if ``backward``, which ``inplace`` writes over them."""
+    # A layer's output is no leaf; a view of the leaf stands for it, and takes no memory of its own.
+    logits = values.detach().requires_grad_().view_as(values)
+    loss = cross_entropy(logits, targets, inplace=inplace)
+    if not backward:
+        return loss.item(), None
+    (gradient,) = torch.autograd.grad(loss, logits)
+    return loss.item(), gradient
+
+
+def compare(case: Case, runs: int) -> list[Comparison]:
+    """Time every pass of ``case`` both ways, and compare what they return."""
+    step = Step(case)
+    compared = []
+    for name, options in zip(PASSES, ((False, False), (True, False), (True, True)), strict=True):
+        seconds = interleaved_minimum(
+            {
+                DIRECT: Contender(_bound(step.direct, options), step.prepare),
+                PATH: Contender(_bound(step.path, options), step.prepare),
+            },
+            runs,
+        )
+        compared.append(Comparison(case, name, seconds[PATH], seconds[DIRECT], _is_equal(step, *options)))
+    return compared
+
+
+def _bound(run: Callable[[bool, bool], object], options: tuple[bool, bool]) -> Callable[[], object]:
+    return lambda: run(*options)
+
+
+def _is_equal(step: Step, backward: bool, inplace: bool) -> bool:
+    step.prepare()
+    direct_loss, direct = step.direct(backward, inplace)
+    expected = None if direct is None else torch.clone(as_tensor(direct))  # in place, the next run writes over it
+    step.prepare()
+    path_loss, actual = step.path(backward, inplace)
+    is_same_loss = bool(np.isclose(path_loss, direct_loss, rtol=1e-6, atol=0.0))  # numpy and torch sum in other orders
+    if expected is None or actual is None:
+        return is_same_loss and expected is actual
+    return is_same_loss and torch.equal(actual, expected)
+
+
+def time_table(compared: Sequence[Comparison]) -> Table:
+    """Seconds of every pass, both ways."""
+    table = plain_table("Seconds")
+    for column in ("N, V", "pass"):
+        table.add_column(column, no_wrap=True)
+    for column in (PATH, DIRECT, "ratio", f"<= {LARGEST_RATIO}"):
+        table.add_column(column, justify="right")
+    for one in compared:
+        case = str(one.case) if one.name == PASSES[0] else ""
+        seconds = (f"{one.path:.3f}", f"{one.direct:.3f}", f"{one.ratio:.2f}")
+        table.add_row(case, one.name, *seconds, verdict(one.meets_time))
+    return table
+
+
+def meets_memory(case: Case, memory: MemoryUse) -> bool:
+    """Whether forward and backward in place of ``case`` stay within the goal."""
+    return memory.growth - case.logits_bytes <= LARGEST_BEYOND_LOGITS
+
+
+def memory_table(memories: Sequence[tuple[Case, MemoryUse]]) -> Table:
+    """Peak memory of forward plus backward in place, beside the logits."""
+    table = plain_table("Memory of forward and backward in place, in MiB")
+    table.add_column("N, V", no_wrap=True)
+    for column in ("growth", "logits", "growth - logits", f"<= {LARGEST_BEYOND_LOGITS // MEBI}"):
+        table.add_column(column, justify="right")
+    for case, memory in memories:
+        sizes = (memory.growth, case.logits_bytes, memory.growth - case.logits_bytes)
+        table.add_row(str(case), *(f"{size / MEBI:.0f}" for size in sizes), verdict(meets_memory(case, memory)))
+    return table
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.torch_path",
+        description="Time nkilib.torch against its kernels called on numpy arrays, and measure its memory.",
+        epilog="The exit code is 1 only if the results differ; a missed goal leaves it 0.",
+    )
+    parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; the times mean nothing")
+    options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error(f"--runs must be at least 1, got {options.runs}")
+    return options
+
+
+def report(console: Console, compared: Sequence[Comparison], memories: Sequence[tuple[Case, MemoryUse]]) -> int:
+    """Print the tables and how many goals were met; returns the exit code."""
+    console.print(time_table(compared))
+    console.print(memory_table(memories))
+    time, memory = sum(one.meets_time for one in compared), sum(meets_memory(*one) for one in memories)
+    console.print(f"Goals met: time {time} of {len(compared)}, memory {memory} of {len(memories)}.")
+    wrong = [one for one in compared if not one.is_equal]
+    for one in wrong:
+        console.print(f"[bold red]Wrong:[/] {one.case} {one.name} differs from the kernels' results.")
+    if not wrong:
+        console.print("Both did the work: their gradients are equal to the bit.")
+    return 1 if wrong else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 0, or 1 if the results differ, or 2 if there is no simulator to time."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print(NOT_SIMULATED)
+        return 2
+    torch.set_num_threads(TORCH_THREADS)
+    console.print(
+        heading(
+            "nkilib.torch beside its kernels on numpy arrays; simulated, not hardware",
+            f"The same kernels, tilings and bytes; minimum of {options.runs} runs of each, taken in turns, "
+            f"on this CPU ({os.cpu_count()} in all).",
+            load_line(),
+            "Passes: the mean loss; it and its gradient, out of place; it and its gradient, in place.",
+            "Memory: growth of the peak resident set after the imports, in a fresh process, logits included.",
+            f"Goals: ratio at most {LARGEST_RATIO}; at most {LARGEST_BEYOND_LOGITS // MEBI} MiB beyond the logits.",
+        )
+    )
+    compared: list[Comparison] = []
+    memories: list[tuple[Case, MemoryUse]] = []
+    for case in cases(options.quick):
+        with console.status(f"{case}"):
+            compared += compare(case, options.runs)
+            memories.append((case, measure_memory(case, TORCH_IN_PLACE, _NO_TUNING)))
+    return report(console, compared, memories)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
