@@ -75,5 +75,15 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert not anchor or anchor in slugs, f"{page.name} links to {target}#{anchor}"
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    named = 0
+    for page in PAGES:
+        for module, function in re.findall(r"`(test_\w+)::(test_\w+)`", page.read_text(encoding="utf-8")):
+            source = (ROOT / "tests" / "torch" / f"{module}.py").read_text(encoding="utf-8")
+            assert f"\ndef {function}(" in source, f"{page.name} names {module}::{function}"
+            named += 1
+    assert named > 0
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
