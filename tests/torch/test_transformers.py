@@ -203,6 +203,16 @@ def test_nothing_looks_at_values() -> None:
             assert loss.shape == () and gradient_of(loss, logits).shape == logits.shape
 
 
+def test_a_full_graph_gives_equal_results() -> None:
+    logits, labels = make_logits(2, 5, 11).requires_grad_(), make_targets(2, 5)
+    compiled = torch.compile(causal_lm_loss, fullgraph=True, backend="aot_eager")
+    for items in (None, 7, torch.tensor(7)):
+        eager = causal_lm_loss(logits, labels, 11, num_items_in_batch=items)
+        loss = compiled(logits, labels, 11, num_items_in_batch=items)
+        assert torch.equal(loss, eager)
+        assert torch.equal(gradient_of(loss, logits), gradient_of(eager, logits))
+
+
 def test_num_items_of_shape_one() -> None:
     logits, labels = make_logits(2, 5, 11), make_targets(2, 5)
     losses = [causal_lm_loss(logits, labels, 11, num_items_in_batch=items) for items in (7, torch.tensor([7]))]
