@@ -63,6 +63,7 @@ def add_forward_options(options: Any, given: Any) -> None:
     options["with_argmax"] = given["with_argmax"]
     options["with_entropy"] = given["with_entropy"]
     options["with_logit_sum"] = given["with_logit_sum"]
+    options["with_log_sum"] = given["with_log_sum"]
     has_factors = options["has_probabilities"] or options["spread"] != 0.0
     options["has_moments"] = has_factors or options["with_logit_sum"]
     options["needs_class_weights"] = options["is_weighted"] and options["has_moments"]

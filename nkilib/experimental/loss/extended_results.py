@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.experimental.loss.batches import group_values
+from nkilib.experimental.loss.chunk_statistics import NEGATIVE_ONE
 from nkilib.experimental.loss.forward import log_sum_exps, target_losses
 from nkilib.experimental.loss.softcap import capped_logits
 from nkilib.nki import nisa, nl
@@ -16,7 +17,7 @@ def store_extended_results(group: Any, results: Any, options: Any, cores: int) -
     Args:
         group: from the forward: first position, statistics, moments and positions by name.
         results: vectors [N] in HBM: ``loss``, ``lse``, ``target_logit``, ``position_weight`` and, where ``options`` ask
-            for them, ``argmax``, ``entropy``, ``logit_sum``.
+            for them, ``argmax``, ``entropy``, ``logit_sum``, ``maximum`` and ``log_sum``.
         options: from :mod:`.extended_options`.
         cores: of the launch.
     """
@@ -46,6 +47,10 @@ def store_extended_results(group: Any, results: Any, options: Any, cores: int) -
         found["entropy"] = _entropies(log_sum_sbuf, sum_sbuf, moments["row_entropy"])
     if options["with_logit_sum"]:
         found["logit_sum"] = _logit_sums(moments, neg_max_sbuf)
+    if options["with_log_sum"]:
+        found["maximum"] = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=found["maximum"], data=neg_max_sbuf, op0=nl.multiply, operand0=NEGATIVE_ONE)
+        found["log_sum"] = log_sum_sbuf
     _store(found, results, group["first"], cores)
 
 

@@ -53,6 +53,7 @@ def validate_extended_forward(
     validate_flag(function, "with_argmax", given["with_argmax"])
     validate_flag(function, "with_entropy", given["with_entropy"])
     validate_flag(function, "with_logit_sum", given["with_logit_sum"])
+    validate_flag(function, "with_log_sum", given["with_log_sum"])
     options = make_options(logits_hbm, targets_hbm, class_weight_hbm, given)
     add_forward_options(options, given)
     assert given["with_argmax"] == False or options["num_classes"] <= ARGMAX_CLASSES_MAX, (  # noqa: E712
