@@ -78,14 +78,15 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | 
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
 
 
-def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
+def no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
+    """The backward of a gradient: an error that names what has derivatives of every order."""
     raise NotImplementedError(
         f"{BACKWARD}: the gradient of the loss has no derivative here; for second derivatives use "
         f"torch.nn.functional.cross_entropy"
     )
 
 
-torch.library.register_autograd(BACKWARD, _no_second_derivative)
+torch.library.register_autograd(BACKWARD, no_second_derivative)
 
 
 class InplaceCrossEntropy(torch.autograd.Function):
@@ -121,7 +122,7 @@ class InplaceCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would be taken for a constant
-            _no_second_derivative(ctx)
+            no_second_derivative(ctx)
         # A second backward ends here: PyTorch sees that the logits have changed.
         logits, target, class_weight, lse = ctx.saved_tensors
         upstream = _upstream(lse, *grads[:3])

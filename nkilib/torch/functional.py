@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.autograd import InplaceCrossEntropy
-from nkilib.torch.checks import check_arguments, check_inplace
+from nkilib.torch.checks import check_arguments, check_inplace, check_weight
 from nkilib.torch.launch import ForwardResults, LossOptions
-from nkilib.torch.layout import as_rows, positions_shape
+from nkilib.torch.layout import as_rows, num_classes, positions_shape
 from nkilib.torch.outputs import CrossEntropyOutputs
 from nkilib.torch.target_indices import is_ignored
 
@@ -132,6 +132,7 @@ def cross_entropy(
     """
     options = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
     check_arguments(input, target, weight, options, reduction, normalizer, class_dim)
+    check_weight(weight, num_classes(input, class_dim), soft=target.is_floating_point())
     if inplace:
         check_inplace(input, class_dim)
     soft = target.shape == input.shape
@@ -141,7 +142,7 @@ def cross_entropy(
     results = _forward(logits, rows_target, class_weight, options, inplace, return_outputs)
     shape = positions_shape(input, class_dim)
     divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
-    loss = _reduced(results.loss, reduction, divisor, shape)
+    loss = reduced(results.loss, reduction, divisor, shape)
     if not return_outputs:
         return loss
     valid = None if soft else ~is_ignored(rows_target, ignore_index)
@@ -150,7 +151,7 @@ def cross_entropy(
     return CrossEntropyOutputs(
         loss=loss,
         lse=results.lse.reshape(shape),
-        z_loss=_reduced(z_loss, reduction, divisor, shape),
+        z_loss=reduced(z_loss, reduction, divisor, shape),
         logprob=logprob,
         argmax=results.argmax.to(torch.int64).reshape(shape),
         entropy=results.entropy.reshape(shape),
@@ -177,7 +178,8 @@ def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> 
     return results.loss.shape[0] if soft else results.position_weight.sum()
 
 
-def _reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
+def reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
+    """The losses of rows as ``reduction`` wants them; ``divisor`` is that of a mean, ``shape`` that of positions."""
     if reduction == "none":
         return values.reshape(shape)
     return values.sum() if divisor is None else values.sum() / divisor

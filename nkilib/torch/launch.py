@@ -35,6 +35,25 @@ class LossOptions(NamedTuple):
     lse_square_scale: float = 0.0
 
 
+class Columns(NamedTuple):
+    """Which classes the columns of the logits are, named as the kernels name it.
+
+    Attributes:
+        first_class: the class of the first column.
+        num_classes: V, of all shards of the vocabulary; None: the columns are all classes.
+    """
+
+    first_class: int = 0
+    num_classes: int | None = None
+
+    def vocabulary(self, logits: Tensor) -> int:
+        """V."""
+        return logits.shape[1] if self.num_classes is None else self.num_classes
+
+
+WHOLE: Final = Columns()
+
+
 class ForwardResults(NamedTuple):
     """What the forward operator returns, [N] each; what was not asked for is empty, [0].
 
@@ -102,6 +121,64 @@ def launch_forward(
     return ForwardResults(*results)
 
 
+class ShardStatistics(NamedTuple):
+    """What one shard of the vocabulary knows of each position, [N] float32 each.
+
+    Attributes:
+        maximum: the largest (capped) logit of the shard; the lowest float32 if all are -inf.
+        log_sum: log of the sum of exp(logit - maximum), in nats.
+        target_logit: the (capped) logit of the target if the shard holds it, else 0, as at ignored positions.
+        position_weight: the class weight of the target likewise.
+        logit_sum: sum over the shard of class weight times (capped) logit; [0] if not asked for.
+    """
+
+    maximum: Tensor
+    log_sum: Tensor
+    target_logit: Tensor
+    position_weight: Tensor
+    logit_sum: Tensor
+
+
+def launch_statistics(
+    cores: int,
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    columns: Columns,
+    with_logit_sum: bool,
+) -> ShardStatistics:
+    """Run the forward kernel on ``cores`` cores over a shard; arguments as for the operator.
+
+    A shard without classes, or without positions, needs no kernel: it adds nothing to any sum.
+    """
+    if logits.numel() == 0:
+        return empty_statistics(logits, with_logit_sum)
+    classes, ignore_index = kernel_target(target, options.ignore_index, columns.vocabulary(logits))
+    _, _, target_logit, position_weight, *others = extended_cross_entropy_forward[cores](
+        logits.detach().contiguous(),
+        classes.detach(),
+        class_weight_hbm=_detached(class_weight),
+        **_launch_options(logits, options, ignore_index, "forward", columns),
+        with_logit_sum=with_logit_sum,
+        with_log_sum=True,
+    )
+    logit_sum = others[0] if with_logit_sum else logits.new_empty(0, dtype=torch.float32)
+    return ShardStatistics(others[-2], others[-1], target_logit, position_weight, logit_sum)
+
+
+def empty_statistics(logits: Tensor, with_logit_sum: bool) -> ShardStatistics:
+    """Those of a shard without classes."""
+    positions = logits.shape[0]
+
+    def full(value: float, length: int = positions) -> Tensor:
+        return logits.new_full((length,), value, dtype=torch.float32)
+
+    lowest = torch.finfo(torch.float32).min
+    logit_sum = full(0.0, positions if with_logit_sum else 0)
+    return ShardStatistics(full(lowest), full(-torch.inf), full(0.0), full(0.0), logit_sum)
+
+
 def launch_backward(
     cores: int,
     logits: Tensor,
@@ -113,6 +190,9 @@ def launch_backward(
     class_weight: Tensor | None,
     options: LossOptions,
     inplace: bool,
+    columns: Columns = WHOLE,
+    target_weight: Tensor | None = None,
+    weight_sum: float | None = None,
 ) -> Tensor:
     """Run the backward kernel on ``cores`` cores; arguments as for the operators.
 
@@ -120,9 +200,9 @@ def launch_backward(
         The gradient, [N, V] in the type of the logits; in place, it has their memory.
     """
     given = logits.detach() if inplace else logits.detach().contiguous()
-    if logits.shape[0] == 0:
+    if logits.numel() == 0:
         return given if inplace else torch.empty_like(given)
-    classes, ignore_index = kernel_target(target, options.ignore_index, logits.shape[1])
+    classes, ignore_index = kernel_target(target, options.ignore_index, columns.vocabulary(logits))
     gradient: Tensor = extended_cross_entropy_backward[cores](
         given,
         classes.detach(),
@@ -131,8 +211,10 @@ def launch_backward(
         grad_lse_hbm=_detached(grad_lse),
         grad_logprob_hbm=_detached(grad_logprob),
         class_weight_hbm=_detached(class_weight),
-        **_launch_options(logits, options, ignore_index, "backward"),
+        **_launch_options(logits, options, ignore_index, "backward", columns),
         inplace=inplace,
+        target_weight_hbm=_detached(target_weight),
+        weight_sum=weight_sum,
     )
     if inplace and gradient is not given:  # a framework without writing in place returns another tensor
         given.copy_(gradient)
@@ -144,8 +226,11 @@ def _detached(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().contiguous()
 
 
-def _launch_options(logits: Tensor, options: LossOptions, ignore_index: int, direction: str) -> dict[str, Any]:
+def _launch_options(
+    logits: Tensor, options: LossOptions, ignore_index: int, direction: str, columns: Columns = WHOLE
+) -> dict[str, Any]:
     positions, classes = logits.shape
     tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
     dtype = TILE_DTYPES[logits.dtype]
-    return {**options._asdict(), **tiling._asdict(), "ignore_index": ignore_index, "dtype": dtype}
+    given = {**options._asdict(), **columns._asdict(), **tiling._asdict()}
+    return {**given, "ignore_index": ignore_index, "dtype": dtype}

@@ -21,15 +21,21 @@ from torch import Tensor
 from nkilib.torch import devices
 from nkilib.torch.launch import (
     TILE_DTYPES,
+    WHOLE,
+    Columns,
     ForwardResults,
     LossOptions,
+    ShardStatistics,
     empty_results,
+    empty_statistics,
     launch_backward,
     launch_forward,
+    launch_statistics,
 )
 from nkilib.torch.target_indices import check_range
 
 FORWARD: Final = "nkilib::cross_entropy_forward"
+STATISTICS: Final = "nkilib::cross_entropy_shard_statistics"
 BACKWARD: Final = "nkilib::cross_entropy_backward"
 BACKWARD_INPLACE: Final = "nkilib::cross_entropy_backward_"
 
@@ -38,29 +44,35 @@ _OPTIONS: Final = (
 )
 _GRADIENTS: Final = (
     "Tensor target, Tensor lse, Tensor grad_loss, Tensor? grad_lse=None, Tensor? grad_logprob=None, "
-    "Tensor? class_weight=None"
+    "Tensor? class_weight=None, Tensor? target_weight=None"
 )
+# Which classes the columns are, of a vocabulary in shards. Then lse, and what is summed over classes, is that of all.
+_COLUMNS: Final = "int first_class=0, int? num_classes=None"
+_BACKWARD_OPTIONS: Final = f"{_OPTIONS}, {_COLUMNS}, float? weight_sum=None"
 _SCHEMAS: Final = {
     FORWARD: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, bool with_argmax=False, "
     "bool with_entropy=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    BACKWARD: f"(Tensor logits, {_GRADIENTS}, *, {_OPTIONS}) -> Tensor",
-    BACKWARD_INPLACE: f"(Tensor(a!) logits, {_GRADIENTS}, *, {_OPTIONS}) -> ()",
+    STATISTICS: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, {_COLUMNS}, "
+    "bool with_logit_sum=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    BACKWARD: f"(Tensor logits, {_GRADIENTS}, *, {_BACKWARD_OPTIONS}) -> Tensor",
+    BACKWARD_INPLACE: f"(Tensor(a!) logits, {_GRADIENTS}, *, {_BACKWARD_OPTIONS}) -> ()",
 }
 
 
 class _Place(NamedTuple):
-    """A kind of device: what it refuses, given (logits, target, ignore_index), and on how many cores it runs."""
+    """A kind of device: what it refuses of (logits, target, ignore_index, columns), and on how many cores it runs."""
 
-    check: Callable[[Tensor, Tensor, int], None]
+    check: Callable[[Tensor, Tensor, int, Columns], None]
     cores: Callable[[], int]
 
 
-def _check_cpu(logits: Tensor, target: Tensor, ignore_index: int) -> None:
+def _check_cpu(logits: Tensor, target: Tensor, ignore_index: int, columns: Columns) -> None:
     devices.check_simulator("nkilib.torch")
-    check_range("cross_entropy", target, ignore_index, logits.shape[1])
+    caller = "cross_entropy" if columns.num_classes is None else "vocab_parallel_cross_entropy"
+    check_range(caller, target, ignore_index, columns.vocabulary(logits))
 
 
-def _check_neuron(logits: Tensor, target: Tensor, ignore_index: int) -> None:
+def _check_neuron(logits: Tensor, target: Tensor, ignore_index: int, columns: Columns) -> None:
     devices.check_neuron("nkilib.torch", logits.device)
 
 
@@ -88,7 +100,7 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     _check_logits(FORWARD, logits)
     chosen = LossOptions(**options)
-    place.check(logits, target, chosen.ignore_index)
+    place.check(logits, target, chosen.ignore_index, WHOLE)
     return launch_forward(place.cores(), logits, target, class_weight, chosen, with_argmax, with_entropy)
 
 
@@ -105,22 +117,31 @@ def _forward_shapes(
     return empty_results(logits, with_argmax, with_entropy)
 
 
-def _backward(
+def _statistics(
     place: _Place,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
-    grad_loss: Tensor,
-    grad_lse: Tensor | None = None,
-    grad_logprob: Tensor | None = None,
     class_weight: Tensor | None = None,
+    *,
+    first_class: int = 0,
+    num_classes: int | None = None,
+    with_logit_sum: bool = False,
     **options: Any,
-) -> Tensor:
+) -> tuple[Tensor, ...]:
+    _check_logits(STATISTICS, logits)
+    chosen, columns = LossOptions(**options), Columns(first_class, num_classes)
+    place.check(logits, target, chosen.ignore_index, columns)
+    return launch_statistics(place.cores(), logits, target, class_weight, chosen, columns, with_logit_sum)
+
+
+def _statistics_shapes(logits: Tensor, *args: Any, with_logit_sum: bool = False, **options: Any) -> ShardStatistics:
+    _check_logits(STATISTICS, logits)
+    return empty_statistics(logits, with_logit_sum)
+
+
+def _backward(place: _Place, logits: Tensor, target: Tensor, *args: Any, **options: Any) -> Tensor:
     _check_logits(BACKWARD, logits)
-    chosen = LossOptions(**options)
-    place.check(logits, target, chosen.ignore_index)
-    gradients = (lse, grad_loss, grad_lse, grad_logprob)
-    return launch_backward(place.cores(), logits, target, *gradients, class_weight, chosen, inplace=False)
+    return _run_backward(place, logits, target, *args, **options, inplace=False)
 
 
 def _backward_shapes(logits: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -128,7 +149,16 @@ def _backward_shapes(logits: Tensor, *args: Any, **options: Any) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def _backward_inplace(
+def _backward_inplace(place: _Place, logits: Tensor, target: Tensor, *args: Any, **options: Any) -> None:
+    _check_logits(BACKWARD_INPLACE, logits)
+    if not logits.is_contiguous():
+        raise ValueError(
+            f"{BACKWARD_INPLACE}: logits must be contiguous, got strides {logits.stride()}; pass a contiguous copy"
+        )
+    _run_backward(place, logits, target, *args, **options, inplace=True)
+
+
+def _run_backward(
     place: _Place,
     logits: Tensor,
     target: Tensor,
@@ -137,17 +167,19 @@ def _backward_inplace(
     grad_lse: Tensor | None = None,
     grad_logprob: Tensor | None = None,
     class_weight: Tensor | None = None,
+    target_weight: Tensor | None = None,
+    *,
+    inplace: bool,
+    first_class: int = 0,
+    num_classes: int | None = None,
+    weight_sum: float | None = None,
     **options: Any,
-) -> None:
-    _check_logits(BACKWARD_INPLACE, logits)
-    if not logits.is_contiguous():
-        raise ValueError(
-            f"{BACKWARD_INPLACE}: logits must be contiguous, got strides {logits.stride()}; pass a contiguous copy"
-        )
-    chosen = LossOptions(**options)
-    place.check(logits, target, chosen.ignore_index)
+) -> Tensor:
+    chosen, columns = LossOptions(**options), Columns(first_class, num_classes)
+    place.check(logits, target, chosen.ignore_index, columns)
     gradients = (lse, grad_loss, grad_lse, grad_logprob)
-    launch_backward(place.cores(), logits, target, *gradients, class_weight, chosen, inplace=True)
+    sums = (target_weight, weight_sum)
+    return launch_backward(place.cores(), logits, target, *gradients, class_weight, chosen, inplace, columns, *sums)
 
 
 def _backward_inplace_functionalized(logits: Tensor, *args: Any, **options: Any) -> None:
@@ -175,6 +207,7 @@ def _define(name: str, implementation: Callable[..., Any], shapes: Callable[...,
 
 
 cross_entropy_forward = _define(FORWARD, _forward, _forward_shapes)
+cross_entropy_shard_statistics = _define(STATISTICS, _statistics, _statistics_shapes)
 cross_entropy_backward = _define(BACKWARD, _backward, _backward_shapes)
 cross_entropy_backward_ = _define(BACKWARD_INPLACE, _backward_inplace, lambda *args, **options: None)
 torch.library.impl(BACKWARD_INPLACE, "Functionalize", _backward_inplace_functionalized)

@@ -55,6 +55,6 @@ def _wrong_results(exact: Tensor) -> dict[str, Tensor]:
     wrong = {"all zero": torch.zeros_like(exact), "of flipped sign": -exact}
     if exact.dim() == 1 and exact.numel() > 1:
         wrong["reversed"] = exact.flip(0)
-    if exact.dim() > 1:
+    if exact.dim() > 1 and min(exact.shape) > 1:
         wrong["transposed"] = exact.transpose(0, -1).reshape(exact.shape)
     return wrong

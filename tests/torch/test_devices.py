@@ -152,4 +152,9 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         if line.strip().startswith(("import torch", "from torch "))
     }
     assert importing == {"torch"}
-    assert nkilib.torch.__all__ == ["CrossEntropyLoss", "CrossEntropyOutputs", "cross_entropy"]
+    assert nkilib.torch.__all__ == [
+        "CrossEntropyLoss",
+        "CrossEntropyOutputs",
+        "cross_entropy",
+        "vocab_parallel_cross_entropy",
+    ]

@@ -1,0 +1,173 @@
+"""Training with the output layer spread over processes, on this computer's CPU through the simulator:
+
+    torchrun --nproc_per_node 2 -m examples.vocab_parallel
+
+Each process holds the weights of a part of the words, computes their logits, and trains through
+``nkilib.torch.vocab_parallel_cross_entropy``. Beside it the same model in one piece, with PyTorch's loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+
+from examples._corpus import Corpus, read_corpus
+from examples._display import heading, make_console, plain_table
+from nkilib.nki import NOT_SIMULATED, SIMULATED
+from nkilib.torch import vocab_parallel_cross_entropy
+
+HIDDEN = 32
+LEARNING_RATE = 10.0
+SEED = 0
+# Nats that the two losses may be apart: both are float32, and a step moves the weights by what rounding leaves.
+LARGEST_DIFFERENCE = 1e-4
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class _CopyToRanks(torch.autograd.Function):
+    """Hidden states as all shards of the output layer take them: the parts of their gradient are summed up."""
+
+    @staticmethod
+    def forward(ctx: object, hidden: Tensor) -> Tensor:
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Model(nn.Module):
+    """Predicts the next word from the one before: an embedding, a hidden layer, and logits of ``words`` classes."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(SEED)
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator) / shape[-1] ** 0.5)
+
+        self.embedding = normal(vocabulary_size, HIDDEN)
+        self.hidden = normal(HIDDEN, HIDDEN)
+        self.output = normal(vocabulary_size, HIDDEN)
+
+    def states(self, previous: Tensor) -> Tensor:
+        """Hidden states [B, HIDDEN] after the words ``previous`` [B]."""
+        return torch.tanh(functional.linear(self.embedding[previous], self.hidden))
+
+    def forward(self, previous: Tensor) -> Tensor:
+        """Logits [B, words]."""
+        return functional.linear(self.states(previous), self.output)
+
+
+class ShardedModel(Model):
+    """The same model, of whose output layer this rank holds the rows of its words, and zeros up to an equal number."""
+
+    def __init__(self, vocabulary_size: int, ranks: int, rank: int) -> None:
+        super().__init__(vocabulary_size)
+        rows = -(-vocabulary_size // ranks)
+        own = self.output.detach()[rank * rows : (rank + 1) * rows]
+        self.output = nn.Parameter(functional.pad(own, (0, 0, 0, rows - len(own))))
+
+    def forward(self, previous: Tensor) -> Tensor:
+        """Logits [B, rows] of this rank's words, padding included."""
+        return functional.linear(_CopyToRanks.apply(self.states(previous)), self.output)
+
+
+def batches(corpus: Corpus, steps: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Previous and following words, [size] int64 each, the same on every rank."""
+    generator = torch.Generator().manual_seed(SEED)
+    for _ in range(steps):
+        chosen = torch.randint(len(corpus), (size,), generator=generator).numpy()
+        yield torch.from_numpy(corpus.previous[chosen]).long(), torch.from_numpy(corpus.following[chosen]).long()
+
+
+def learn(model: nn.Module, loss_of: Loss, previous: Tensor, following: Tensor) -> float:
+    """One step of gradient descent; returns the loss before it, in nats."""
+    loss = loss_of(model(previous), following)
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter -= LEARNING_RATE * parameter.grad
+            parameter.grad = None
+    return loss.item()
+
+
+def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
+    """Train both models on the same words, show their losses, and return whether these agree."""
+    ranks, rank, words = dist.get_world_size(), dist.get_rank(), corpus.vocabulary_size
+    sharded, whole = ShardedModel(words, ranks, rank), Model(words)
+
+    def sharded_loss(logits: Tensor, target: Tensor) -> Tensor:
+        return vocab_parallel_cross_entropy(logits, target, num_classes=words, inplace=True)
+
+    table = plain_table("Mean loss of a step, in nats")
+    for name in ("step", "sharded", "in one piece", "difference"):
+        table.add_column(name, justify="right")
+    largest = 0.0
+    for step, (previous, following) in enumerate(batches(corpus, steps, size), start=1):
+        ours = learn(sharded, sharded_loss, previous, following)
+        theirs = learn(whole, functional.cross_entropy, previous, following)
+        largest = max(largest, abs(ours - theirs))
+        table.add_row(str(step), f"{ours:.6f}", f"{theirs:.6f}", f"{ours - theirs:+.1e}")
+    if rank == 0:
+        rows = len(sharded.output)
+        console.print(
+            heading(
+                "A vocabulary over processes: simulated, not hardware",
+                f"{ranks} processes, {words:,} words, {rows} rows of the output layer on each, "
+                f"{ranks * rows - words} of them padding.",
+                f"{steps} steps of {size} words; the loss of nkilib beside torch.nn.functional.cross_entropy.",
+            )
+        )
+        console.print(table)
+        agrees = largest <= LARGEST_DIFFERENCE
+        console.print("[green]The losses agree[/]" if agrees else "[bold red]The losses differ[/]")
+    return largest <= LARGEST_DIFFERENCE
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc_per_node 2 -m examples.vocab_parallel",
+        description="Train a small model whose output layer is spread over processes, beside the same in one piece.",
+    )
+    parser.add_argument("--quick", action="store_true", help="3 steps and a few pages of text, for a first look")
+    parser.add_argument("--steps", type=int, default=20, help="steps of training (default 20)")
+    options = parser.parse_args(arguments)
+    if options.steps < 1:
+        parser.error(f"--steps must be at least 1, got {options.steps}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the example; returns 0, 1 if the losses differ, or 2 if it cannot run like this."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print(NOT_SIMULATED)
+        return 2
+    if "RANK" not in os.environ:
+        console.print("This takes several processes: torchrun --nproc_per_node 2 -m examples.vocab_parallel")
+        return 2
+    dist.init_process_group("gloo")
+    try:
+        corpus = read_corpus(limit=2000 if options.quick else 20000)
+        agrees = train(console, corpus, 3 if options.quick else options.steps, 64 if options.quick else 256)
+    finally:
+        dist.destroy_process_group()
+    return 0 if agrees else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

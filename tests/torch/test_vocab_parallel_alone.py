@@ -1,0 +1,212 @@
+"""What one process can show of the vocabulary-parallel loss: refusals, torch.compile, and that no value is looked at.
+
+The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from nkilib.torch import vocab_parallel_cross_entropy
+
+from .inputs import POSITIONS, make_logits, make_targets, make_weight
+
+COLUMNS = 8
+X, T = make_logits(POSITIONS, COLUMNS), make_targets(POSITIONS, classes=2 * COLUMNS)
+Call = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def _two_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def loss_of(x: Any = X, target: Any = T, group: Any = None, **arguments: Any) -> Tensor:
+    return vocab_parallel_cross_entropy(x, target, group, **arguments)
+
+
+REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
+    "no tensor": (TypeError, lambda: loss_of([1.0]), "argument 'logits_shard' must be Tensor, not list"),
+    "float16": (TypeError, lambda: loss_of(X.half()), r"train in bfloat16, or pass logits_shard.float\(\)"),
+    "batch": (ValueError, lambda: loss_of(X, T[:3]), r"Expected input batch_size \(6\) to match target"),
+    "reduction": (ValueError, lambda: loss_of(reduction="avg"), "'avg' is not a valid value for reduction"),
+    "probabilities": (
+        NotImplementedError,
+        lambda: loss_of(X, X.softmax(1)),
+        "targets must be class indices, got torch.float32; for class probabilities gather the logits",
+    ),
+    "weight of the shard alone": (
+        RuntimeError,
+        lambda: loss_of(weight=make_weight(COLUMNS)),
+        r"either for all 16 classes or no classes but got weight tensor of shape: \[8\]",
+    ),
+    "target": (IndexError, lambda: loss_of(X, T + 2 * COLUMNS), r"Target \d+ is out of bounds"),
+    "too many classes": (
+        ValueError,
+        lambda: loss_of(num_classes=17),
+        "num_classes must be from 1 to 16, the columns of 2 ranks of 8, got 17; pass shard_sizes where",
+    ),
+    "no classes": (ValueError, lambda: loss_of(num_classes=0), "num_classes must be from 1 to 16"),
+    "classes as text": (TypeError, lambda: loss_of(num_classes="9"), "'num_classes' must be int, not str"),
+    "both": (ValueError, lambda: loss_of(num_classes=9, shard_sizes=[8, 1]), "got both; pass one of them"),
+    "sizes too few": (ValueError, lambda: loss_of(shard_sizes=[8]), r"each of the 2 ranks of the group, got \[8\]"),
+    "size too large": (
+        ValueError,
+        lambda: loss_of(shard_sizes=[9, 8]),
+        "logits_shard of rank 0 must have at least the 9 columns that shard_sizes gives it, got 8",
+    ),
+    "negative size": (ValueError, lambda: loss_of(shard_sizes=[8, -1]), r"0 or more, and not all 0, got \[8, -1\]"),
+    "sizes all 0": (ValueError, lambda: loss_of(shard_sizes=[0, 0]), "not all 0"),
+    "fractional size": (TypeError, lambda: loss_of(shard_sizes=[8, 0.5]), r"must be integers, got \[8, 0.5\]"),
+    "no columns": (ValueError, lambda: loss_of(X[:, :0]), "logits_shard must have at least one class, got none"),
+    "group as number": (TypeError, lambda: loss_of(X, T, 0), "'group' must be a ProcessGroup or None, not int"),
+    "group as mesh": (
+        TypeError,
+        lambda: loss_of(X, T, init_device_mesh("cpu", (2,))),
+        r"not DeviceMesh; of a device mesh pass get_group\(\)",
+    ),
+    "in place, leaf": (
+        RuntimeError,
+        lambda: loss_of(X.clone().requires_grad_(), inplace=True),
+        "would overwrite a leaf that requires grad",
+    ),
+    "in place, copied": (
+        ValueError,
+        lambda: loss_of(make_logits(COLUMNS, POSITIONS).t(), inplace=True),
+        "requires logits whose classes lie next to each other in memory",
+    ),
+    "DTensor": (
+        NotImplementedError,
+        lambda: loss_of(distribute_tensor(X, init_device_mesh("cpu", (2,)), [Shard(1)]), T),
+        r"logits_shard must be a plain tensor, got a DTensor.*\.to_local\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_this_rank_can_know_is_refused_before_anything_is_communicated(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, call, message = REFUSED[case]
+    communicated: list[Tensor] = []
+    if case != "DTensor":  # which communicates when it is made
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: communicated.append(tensor))
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert raised.type is error
+    assert str(raised.value).startswith("vocab_parallel_cross_entropy: ")
+    assert not communicated
+
+
+def test_without_torch_distributed_it_says_how_to_start() -> None:
+    dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="start the script with torchrun and call"):
+        loss_of()
+
+
+@pytest.mark.parametrize("num_classes", [2 * COLUMNS, COLUMNS - 1])
+def test_another_backward_gives_the_same_and_a_second_derivative_is_refused(num_classes: int) -> None:
+    x = X.clone().requires_grad_()
+    loss = loss_of(x, T % num_classes, num_classes=num_classes)
+    first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second) and first.any()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="has no derivative here"):
+        gradient.sum().backward()
+
+
+def test_in_place_a_second_derivative_is_refused_at_once() -> None:
+    x = X.clone().requires_grad_()
+    loss = loss_of(1.0 * x, inplace=True)
+    with pytest.raises(NotImplementedError, match="has no derivative here"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_in_place_a_later_use_of_the_logits_raises() -> None:
+    logits = X.clone().requires_grad_() * 1.0
+    other = logits.square().sum()
+    loss = loss_of(logits, shard_sizes=[COLUMNS - 2, 3], target=T % COLUMNS, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (other + loss).backward()
+
+
+def test_torch_compile_leaves_it_out_of_its_graphs() -> None:
+    torch._dynamo.reset()
+    x = X.clone().requires_grad_()
+
+    def doubled(logits: Tensor) -> Tensor:
+        return loss_of(2.0 * logits)
+
+    losses = [doubled(x), torch.compile(doubled, backend="aot_eager")(x)]
+    assert torch.equal(*losses)
+    assert torch.equal(*(torch.autograd.grad(loss, x)[0] for loss in losses))
+
+
+def test_a_full_graph_is_refused_with_the_reason() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"not supported within a graph of torch.compile, since it communicates"):
+        compiled(X.clone().requires_grad_())
+
+
+def _leave(tensor: Tensor, **_: Any) -> None:
+    """An all-reduce of the two ranks that hold the same."""
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_value_is_looked_at(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``meta`` tensors have no values, and stand for a device, since the CPU alone is allowed to look."""
+    monkeypatch.setattr(dist, "all_reduce", _leave)
+    x = torch.empty(2, 3, COLUMNS, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    loss = vocab_parallel_cross_entropy(
+        x,
+        torch.empty(2, 3, device="meta", dtype=torch.int64),
+        weight=torch.empty(2 * COLUMNS - 1, device="meta"),
+        num_classes=2 * COLUMNS - 1,
+        reduction=reduction,
+        label_smoothing=0.1,
+        logit_softcap=30.0,
+        lse_square_scale=1e-4,
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    assert (gradient.shape, gradient.dtype, gradient.device.type) == (x.shape, x.dtype, "meta")
+    assert loss.shape == ((2, 3) if reduction == "none" else ())
+
+
+def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There nothing is read back: the other rank's claims come with the maxima."""
+    from nkilib.torch import vocab_statistics
+    from nkilib.torch.checks import Caller
+    from nkilib.torch.launch import ShardStatistics
+    from nkilib.torch.vocab_shards import VocabularyShards
+
+    own = ShardStatistics(*(torch.zeros(3) for _ in range(4)), torch.zeros(0))
+    agreed = torch.tensor(False)
+    monkeypatch.setattr(vocab_statistics, "_greatest", lambda *_: (own.maximum, agreed))
+    shards = VocabularyShards((4, 4), 0)
+    combined = vocab_statistics.combined_statistics(Caller(), own, shards, None, weighted=False)
+    assert combined.log_sum.isnan().all()
+
+
+def test_opcheck_of_the_operators_of_a_shard() -> None:
+    shard: dict[str, Any] = {"first_class": 3, "num_classes": 2 * COLUMNS, "label_smoothing": 0.1}
+    weight, ops = make_weight(COLUMNS), torch.ops.nkilib
+    torch.library.opcheck(ops.cross_entropy_shard_statistics.default, (X, T, weight), {**shard, "with_logit_sum": True})
+    per_position = make_logits(4, POSITIONS, seed=5)
+    for operator in (ops.cross_entropy_backward.default, ops.cross_entropy_backward_.default):
+        given = (X.clone(), T, *per_position[:3], None, weight, per_position[3])
+        torch.library.opcheck(operator, given, {**shard, "weight_sum": 0.0})
