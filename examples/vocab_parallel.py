@@ -164,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         corpus = read_corpus(limit=2000 if options.quick else 20000)
         agrees = train(console, corpus, 3 if options.quick else options.steps, 64 if options.quick else 256)
+        dist.barrier()  # a rank that ends while another still talks to it would abort that one
     finally:
         dist.destroy_process_group()
     return 0 if agrees else 1
