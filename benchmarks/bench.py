@@ -67,10 +67,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "and its backward on this CPU, and measure their memory.",
         epilog="The exit code is 1 only if a result differs from torch's; a missed goal leaves it 0.",
     )
-    parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
     parser.add_argument(
         "--tune", action="store_true", help="try several tunings first and use the fastest of each pass"
     )
+    return parse_timing_arguments(parser, arguments)
+
+
+def parse_timing_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of a benchmark that times passes: what ``parser`` has, ``--runs`` and ``--quick``."""
+    parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; the times mean nothing")
     options = parser.parse_args(arguments)
     if options.runs < 1:

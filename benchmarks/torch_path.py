@@ -25,7 +25,7 @@ from benchmarks._inputs import make_logits, make_targets
 from benchmarks._launch import CORES, NKI_DTYPES
 from benchmarks._memory import TORCH_IN_PLACE, MemoryUse, measure_memory
 from benchmarks._timing import Contender, interleaved_minimum
-from benchmarks.bench import FEWEST_RUNS, MEBI, TORCH_THREADS, cases, load_line
+from benchmarks.bench import MEBI, TORCH_THREADS, cases, load_line, parse_timing_arguments
 from examples._display import heading, make_console, plain_table
 from nkilib.experimental.loss import (
     choose_tiling,
@@ -212,12 +212,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description="Time nkilib.torch against its kernels called on numpy arrays, and measure its memory.",
         epilog="The exit code is 1 only if the results differ; a missed goal leaves it 0.",
     )
-    parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; the times mean nothing")
-    options = parser.parse_args(arguments)
-    if options.runs < 1:
-        parser.error(f"--runs must be at least 1, got {options.runs}")
-    return options
+    return parse_timing_arguments(parser, arguments)
 
 
 def report(console: Console, compared: Sequence[Comparison], memories: Sequence[tuple[Case, MemoryUse]]) -> int:

@@ -25,6 +25,7 @@ from .layout import Layout
 
 if TYPE_CHECKING:
     from .storage import Storage
+    from .view import View
 
 # Smaller contents are made at once: it takes no longer than to remember how. 256 KiB stay in a core's cache anyway.
 SMALLEST_DEFERRED_BYTES = 1 << 18
@@ -32,6 +33,11 @@ SMALLEST_DEFERRED_BYTES = 1 << 18
 _TooHardError = getattr(np, "exceptions", np).TooHardError
 # The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
 _MOST_WORK = 10_000
+
+
+def is_worth_deferring(tensor: View) -> bool:
+    """Whether making the elements of ``tensor`` takes long beside remembering how."""
+    return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
 # Writes the elements of some rows and columns into an array of just those.

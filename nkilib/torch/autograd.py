@@ -78,7 +78,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | 
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
 
 
-def no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
+def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
     """The backward of a gradient: an error that names what has derivatives of every order."""
     raise NotImplementedError(
         f"{BACKWARD}: the gradient of the loss has no derivative here; for second derivatives use "
@@ -86,7 +86,13 @@ def no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
     )
 
 
-torch.library.register_autograd(BACKWARD, no_second_derivative)
+torch.library.register_autograd(BACKWARD, _no_second_derivative)
+
+
+def refuse_graph_of_inplace() -> None:
+    """Refuse ``create_graph=True`` in a backward in place: a gradient without a graph would be taken for a constant."""
+    if torch.is_grad_enabled():
+        _no_second_derivative(None)
 
 
 class InplaceCrossEntropy(torch.autograd.Function):
@@ -121,8 +127,7 @@ class InplaceCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would be taken for a constant
-            no_second_derivative(ctx)
+        refuse_graph_of_inplace()
         # A second backward ends here: PyTorch sees that the logits have changed.
         logits, target, class_weight, lse = ctx.saved_tensors
         upstream = _upstream(lse, *grads[:3])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from nkilib.torch.autograd import no_second_derivative
+from nkilib.torch.autograd import refuse_graph_of_inplace
 from nkilib.torch.checks import Caller
 from nkilib.torch.launch import LossOptions, ShardStatistics
 from nkilib.torch.target_indices import is_ignored
@@ -102,8 +102,7 @@ def _gradient(
     if not inplace:  # not detached, so that a second derivative reaches the operator, which refuses it
         gradient: Tensor = torch.ops.nkilib.cross_entropy_backward(logits[:, : shards.held], *arguments, **keywords)
         return functional.pad(gradient, (0, padding)) if padding else gradient
-    if torch.is_grad_enabled():  # create_graph=True: a gradient without a graph would be taken for a constant
-        no_second_derivative(None)
+    refuse_graph_of_inplace()
     overwritten = logits.detach()  # the same memory and version
     if not padding:
         torch.ops.nkilib.cross_entropy_backward_(overwritten, *arguments, **keywords)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa as isa
 from nkilib.nki import nki, nl
+from nkilib.simulator import deferred as deferred_module
 from nkilib.simulator.deferred import SMALLEST_DEFERRED_BYTES, Deferred, deferred_copy, may_share
-from nkilib.simulator.engines import activate, dma_rows
 from nkilib.simulator.layout import Layout
 from nkilib.simulator.memory import MemoryRegion
 from nkilib.simulator.storage import Storage
@@ -338,8 +338,7 @@ def test_programs_give_what_they_give_when_every_step_is_made_at_once(type_name:
     x = np.random.default_rng(3).integers(-8, 8, X_SHAPE).astype(TYPES[type_name][0])
     expected = run_in_numpy(x.copy(), program)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (activate, dma_rows):
-            patch.setattr(module, "SMALLEST_DEFERRED_BYTES", 1)
+        patch.setattr(deferred_module, "SMALLEST_DEFERRED_BYTES", 1)
         results = run_program(x, program)
     for result, exact in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result.astype(np.float32), exact.astype(np.float32))

@@ -12,7 +12,7 @@ from ..activations import ACTIVATIONS, PARAMETRIC
 from ..blocks import ResultRows, SourceRows, blocks_of_rows, column, free_size, is_same_view, row_blocks
 from ..casts import store_float
 from ..core import Core
-from ..deferred import SMALLEST_DEFERRED_BYTES, Deferred
+from ..deferred import Deferred, is_worth_deferring
 from ..dtypes import tfloat32
 from ..operators import ARITHMETIC
 from ..tensor import NkiTensor
@@ -77,8 +77,7 @@ def activate(
     """The steps on ``data``, each rounded to float32, the function ``key``, with its ``parameter`` if it has one, and
     the reduction into the registers, which ``reduce_res`` receives."""
     formula = _Formula(core, key, data, steps, parameter)
-    is_large = dst.size * dst.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
-    if core.defers_results and is_large and is_same_view(dst, data) and dst.is_contiguous():
+    if core.defers_results and is_worth_deferring(dst) and is_same_view(dst, data) and dst.is_contiguous():
         _reduce_and_defer(core, dst, formula, accumulation)
     else:
         _reduce_and_store(core, dst, data, formula, accumulation)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..casts import saturate_to_integer, store_float
 from ..core import Core
-from ..deferred import SMALLEST_DEFERRED_BYTES, deferred_copy, may_share
+from ..deferred import deferred_copy, is_worth_deferring, may_share
 from ..dtypes import DType, tfloat32
 from ..errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..indirect import Indirect
@@ -199,7 +199,7 @@ def move(core: Core, target: End, source: End) -> None:
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
     """Whether both have the same elements in the same rows, as many as may be worth deferring."""
     return (
-        target.size * target.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
+        is_worth_deferring(target)
         and target.shape == source.shape
         and target.dtype == source.dtype
         and target.storage.is_widened == source.storage.is_widened
