@@ -31,7 +31,7 @@ def extended_cross_entropy_forward(
     with_entropy: bool = False,
     first_class: int = 0,
     num_classes: Any = None,
-    with_logit_sum: bool = False,
+    with_distance_sum: bool = False,
     with_log_sum: bool = False,
 ) -> Any:
     """Cross-entropy loss of every position with class weights, label smoothing, z-loss and a cap of the logits.
@@ -68,24 +68,25 @@ def extended_cross_entropy_forward(
         with_argmax: also return the first class of the largest logit; V there at most 2^24.
         with_entropy: also return the entropy of the softmax.
         first_class: class of the first column, where the logits are a shard of the vocabulary. Targets and argmax count
-            over all classes. The loss of a shard is not defined: combine lse, target_logit and logit_sum of all.
+            over all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
         num_classes: of all shards; None: V.
-        with_logit_sum: also return ``sum_k w[k] * z[k]``.
-        with_log_sum: also return the largest logit m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that
-            combine these instead of lse lose nothing to the rounding of large logits.
+        with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m; for probabilities
+            ``sum_k w[k] y'[k] (m - z[k])``.
+        with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that combine these
+            instead of lse lose nothing to the rounding of large logits.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` of
         probabilities, 0 where the position is ignored or the class in another shard; position_weight, ``w[t]`` or 0
-        likewise, and 1 for probabilities. Then what was asked for: argmax (int32; num_classes in a row with a NaN),
-        entropy, logit_sum, maximum and log_sum.
+        likewise, or ``sum_k w[k] y'[k]``. Then what was asked for: argmax (int32; num_classes in a row with a NaN),
+        entropy, distance_sum, maximum and log_sum.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     given = given_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes)
     given["with_argmax"], given["with_entropy"] = with_argmax, with_entropy
-    given["with_logit_sum"], given["with_log_sum"] = with_logit_sum, with_log_sum
+    given["with_distance_sum"], given["with_log_sum"] = with_distance_sum, with_log_sum
     options = validate_extended_forward(
         logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, given
     )
@@ -105,8 +106,8 @@ def _make_results(num_positions: int, options: Any) -> Any:
         names.append("argmax")
     if options["with_entropy"]:
         names.append("entropy")
-    if options["with_logit_sum"]:
-        names.append("logit_sum")
+    if options["with_distance_sum"]:
+        names.append("distance_sum")
     if options["with_log_sum"]:
         names.extend(["maximum", "log_sum"])
     results = dict()
@@ -156,7 +157,8 @@ def extended_cross_entropy_backward(
         grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability; not with class probabilities.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
         target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know; of
-            probabilities ``sum_k w[k] y'[k]``, which otherwise takes another pass over them.
+            probabilities ``sum_k w[k] y'[k]``, the forward's position_weight, which otherwise takes another pass over
+            them.
         weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
 
     Returns:

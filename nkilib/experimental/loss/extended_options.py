@@ -58,14 +58,14 @@ def make_options(logits_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, given
 def add_forward_options(options: Any, given: Any) -> None:
     """Add what the forward alone is asked for, and ``has_moments``: sums of logits over the classes are needed.
 
-    The sum of the logits may need class weights that the loss does not.
+    The sum of distances may need class weights that the loss does not.
     """
     options["with_argmax"] = given["with_argmax"]
     options["with_entropy"] = given["with_entropy"]
-    options["with_logit_sum"] = given["with_logit_sum"]
+    options["with_distance_sum"] = given["with_distance_sum"]
     options["with_log_sum"] = given["with_log_sum"]
     has_factors = options["has_probabilities"] or options["spread"] != 0.0
-    options["has_moments"] = has_factors or options["with_logit_sum"]
+    options["has_moments"] = has_factors or options["with_distance_sum"]
     options["needs_class_weights"] = options["is_weighted"] and options["has_moments"]
 
 

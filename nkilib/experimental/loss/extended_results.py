@@ -17,7 +17,7 @@ def store_extended_results(group: Any, results: Any, options: Any, cores: int) -
     Args:
         group: from the forward: first position, statistics, moments and positions by name.
         results: vectors [N] in HBM: ``loss``, ``lse``, ``target_logit``, ``position_weight`` and, where ``options`` ask
-            for them, ``argmax``, ``entropy``, ``logit_sum``, ``maximum`` and ``log_sum``.
+            for them, ``argmax``, ``entropy``, ``distance_sum``, ``maximum`` and ``log_sum``.
         options: from :mod:`.extended_options`.
         cores: of the launch.
     """
@@ -30,7 +30,7 @@ def store_extended_results(group: Any, results: Any, options: Any, cores: int) -
         loss_sbuf = _spread_loss(moments, log_sum_sbuf)
         found["loss"] = _with_square(loss_sbuf, lse_sbuf, options)
         found["target_logit"] = _logit_sums(moments, neg_max_sbuf)
-        found["position_weight"] = _constant(log_sum_sbuf, 1.0)
+        found["position_weight"] = moments["row_factors"]
     else:
         target_logit_sbuf = group["target_logits"]
         if options["softcap"] != 0.0:
@@ -45,11 +45,10 @@ def store_extended_results(group: Any, results: Any, options: Any, cores: int) -
         found["argmax"] = group["argmax"][1][1]
     if options["with_entropy"]:
         found["entropy"] = _entropies(log_sum_sbuf, sum_sbuf, moments["row_entropy"])
-    if options["with_logit_sum"]:
-        found["logit_sum"] = _logit_sums(moments, neg_max_sbuf)
+    if options["with_distance_sum"]:
+        found["distance_sum"] = _negated(moments["row_first"])
     if options["with_log_sum"]:
-        found["maximum"] = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=found["maximum"], data=neg_max_sbuf, op0=nl.multiply, operand0=NEGATIVE_ONE)
+        found["maximum"] = _negated(neg_max_sbuf)
         found["log_sum"] = log_sum_sbuf
     _store(found, results, group["first"], cores)
 
@@ -116,6 +115,12 @@ def _logit_sums(moments: Any, neg_max_sbuf: Any) -> Any:
     nisa.tensor_tensor(dst=sums_sbuf, data1=moments["row_factors"], data2=neg_max_sbuf, op=nl.multiply)
     nisa.tensor_tensor(dst=sums_sbuf, data1=moments["row_first"], data2=sums_sbuf, op=nl.subtract)
     return sums_sbuf
+
+
+def _negated(values_sbuf: Any) -> Any:
+    negated_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=negated_sbuf, data=values_sbuf, op0=nl.multiply, operand0=NEGATIVE_ONE)
+    return negated_sbuf
 
 
 def _entropies(log_sum_sbuf: Any, sum_sbuf: Any, row_entropy_sbuf: Any) -> Any:

@@ -52,17 +52,13 @@ def validate_extended_forward(
     _validate_numbers(function, given)
     validate_flag(function, "with_argmax", given["with_argmax"])
     validate_flag(function, "with_entropy", given["with_entropy"])
-    validate_flag(function, "with_logit_sum", given["with_logit_sum"])
+    validate_flag(function, "with_distance_sum", given["with_distance_sum"])
     validate_flag(function, "with_log_sum", given["with_log_sum"])
     options = make_options(logits_hbm, targets_hbm, class_weight_hbm, given)
     add_forward_options(options, given)
     assert given["with_argmax"] == False or options["num_classes"] <= ARGMAX_CLASSES_MAX, (  # noqa: E712
         f"{function}: with_argmax must be False for more than {ARGMAX_CLASSES_MAX} classes, which are counted in "
         f"float32, got {options['num_classes']} classes; take the argmax elsewhere"
-    )
-    assert given["with_logit_sum"] == False or options["has_probabilities"] == False, (  # noqa: E712
-        f"{function}: with_logit_sum must be False for class probabilities, got {given['with_logit_sum']}; "
-        f"target_logit is the sum that their loss needs"
     )
     _validate_tiles(function, logits_hbm, positions_per_batch, chunk_size, dtype, len(forward_scratch(options)))
     return options
@@ -110,7 +106,7 @@ def _validate_sums(function: str, target_weight_hbm: Any, weight_sum: Any, optio
     knows_sums = is_whole or options["has_probabilities"] == False  # noqa: E712
     assert knows_sums or target_weight_hbm != None, (  # noqa: E711
         f"{function}: a shard of class probabilities needs target_weight_hbm, got None; "
-        f"pass the sum of class_weight * probabilities over all shards"
+        f"pass the sum of the position_weight of all shards"
     )
     knows_weights = is_whole or (options["has_probabilities"] or options["is_weighted"] == False)  # noqa: E712
     assert knows_weights or target_weight_hbm != None, (  # noqa: E711

@@ -257,7 +257,7 @@ class ExtendedResults:
     position_weight: Float64Array
     argmax: npt.NDArray[np.int64]
     entropy: Float64Array
-    logit_sum: Float64Array
+    distance_sum: Float64Array
 
 
 def extended_forward_reference(
@@ -286,15 +286,16 @@ def extended_forward_reference(
         loss = np.where(counts, factors * below, 0.0).sum(axis=1) + options.lse_square_scale * np.square(lse)
         terms = np.where(exponentials == 0.0, 0.0, exponentials * distances)
         entropy = np.log(total) - terms.sum(axis=1) / total
-        logit_sum = (weights * z).sum(axis=1)
+        distance_sum = ((factors if targets.ndim == 2 else weights) * -distances).sum(axis=1)
         if targets.ndim == 2:
-            target_logit, position_weight = (factors * z).sum(axis=1), np.ones(len(z))
+            target_logit, position_weight = (factors * z).sum(axis=1), factors.sum(axis=1)
         else:
             classes = np.where(valid, targets, 0)
             target_logit = np.where(valid, z[np.arange(len(z)), classes], 0.0)
             position_weight = np.where(valid, weights[classes], 0.0)
     argmax = rounded_to(logits, dtype).argmax(axis=1)
-    return ExtendedResults(np.where(valid, loss, 0.0), lse, target_logit, position_weight, argmax, entropy, logit_sum)
+    loss = np.where(valid, loss, 0.0)
+    return ExtendedResults(loss, lse, target_logit, position_weight, argmax, entropy, distance_sum)
 
 
 def extended_backward_reference(

@@ -74,7 +74,8 @@ def forward(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch
     with using(uninitialized="error"):
         results = extended_cross_entropy_forward[launch.cores](logits, targets, **launch.arguments(options), **more)
     names = ["loss", "lse", "target_logit", "position_weight"]
-    names += [name for name in ("argmax", "entropy", "logit_sum") if more.get(f"with_{name}")]
+    names += [name for name in ("argmax", "entropy", "distance_sum") if more.get(f"with_{name}")]
+    names += ["maximum", "log_sum"] if more.get("with_log_sum") else []
     assert len(results) == len(names)
     return dict(zip(names, results, strict=True))
 
@@ -135,10 +136,13 @@ def forward_bounds(logits: Array, targets: Array, dtype: Any, options: ExtendedL
         lse = UNITS * UNIT * np.maximum(1.0, np.maximum(maximum, log_sum)) + of_cap
         square = options.lse_square_scale * np.abs(truth.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(truth.lse))
         second = np.where(p == 0.0, 0.0, p * np.square(below)).sum(axis=1)
-        sums = UNITS * UNIT * ((weights * below).sum(axis=1) + weights.sum() * maximum) + of_cap * weights.sum()
+        distance_sum = UNITS * UNIT * (weights * below).sum(axis=1) + of_cap * weights.sum() + SMALLEST_NORMAL
         target_logit = np.full(len(z), of_cap + SMALLEST_NORMAL)
+        position_weight = np.full(len(z), SMALLEST_NORMAL)
         if targets.ndim == 2:
             target_logit = UNITS * UNIT * (spread + total * maximum) + of_cap * total
+            distance_sum = UNITS * UNIT * spread + of_cap * total + SMALLEST_NORMAL
+            position_weight = UNITS * UNIT * total
     return {
         "loss": UNITS * UNIT * (total * np.maximum(1.0, log_sum) + spread)
         + 2.0 * of_cap * total
@@ -146,9 +150,9 @@ def forward_bounds(logits: Array, targets: Array, dtype: Any, options: ExtendedL
         + SMALLEST_NORMAL,
         "lse": lse,
         "target_logit": target_logit,
-        "position_weight": np.full(len(z), SMALLEST_NORMAL),
+        "position_weight": position_weight,
         "entropy": UNITS * UNIT * np.maximum(1.0, truth.entropy) + UNIT * second + 2.0 * of_cap * (1.0 + truth.entropy),
-        "logit_sum": sums,
+        "distance_sum": distance_sum,
     }
 
 

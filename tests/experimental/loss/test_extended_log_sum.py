@@ -38,7 +38,7 @@ def _maximum_and_log_sum(logits: Array, targets: Array, dtype: Any, **more: Any)
     return results[-2], results[-1]
 
 
-@pytest.mark.parametrize("more", [{}, {"with_argmax": True, "with_entropy": True, "with_logit_sum": True}])
+@pytest.mark.parametrize("more", [{}, {"with_argmax": True, "with_entropy": True, "with_distance_sum": True}])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_they_are_the_maximum_and_the_log_of_the_sum(dtype: Any, more: dict[str, Any]) -> None:
     logits, targets = _inputs(dtype)

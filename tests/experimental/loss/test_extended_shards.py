@@ -62,21 +62,45 @@ def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
             first_class=start,
             num_classes=VOCABULARY,
             with_argmax=True,
-            with_logit_sum=True,
+            with_entropy=True,
+            with_distance_sum=True,
+            with_log_sum=True,
         )
         for start, end in SHARDS
     ]
     lse = np.logaddexp.reduce([each["lse"].astype(np.float64) for each in found])
     np.testing.assert_allclose(lse, truth.lse, rtol=1e-5)
-    for result in ("target_logit", "position_weight", "logit_sum"):
+    for result in ("target_logit", "position_weight"):
         total = sum(each[result].astype(np.float64) for each in found)
         np.testing.assert_allclose(total, getattr(truth, result), rtol=1e-5, atol=1e-4, err_msg=result)
+    weights = options.weights(VOCABULARY)
+    maximum, log_sum, distance_sum, entropy = _combined(found, [weights[start:end].sum() for start, end in SHARDS])
+    np.testing.assert_allclose(maximum + log_sum, truth.lse, rtol=1e-5)
+    np.testing.assert_allclose(distance_sum, truth.distance_sum, rtol=1e-5)
+    np.testing.assert_allclose(entropy, truth.entropy, rtol=1e-5)
     for each, (start, end) in zip(found, SHARDS, strict=True):
         held = (targets >= start) & (targets < end) & (targets != options.ignore_index)
         assert (each["position_weight"][~held] == 0.0).all() and (each["target_logit"][~held] == 0.0).all()
         rounded = logits.astype(dtype)[:, start:end]
         np.testing.assert_array_equal(each["argmax"], start + rounded.argmax(axis=1))
     _check_gradients(logits, targets, truth.lse.astype(np.float32), options, launch)
+
+
+def _combined(found: list[dict[str, Array]], factors: list[Any]) -> tuple[Array, Array, Array, Array]:
+    """Maximum, log-sum, sum of distances and entropy of all shards, as ``docs/kernels.md`` combines them."""
+    parts = [{name: values.astype(np.float64) for name, values in each.items()} for each in found]
+    maximum = np.max([each["maximum"] for each in parts], axis=0)
+    shares = [np.exp(each["maximum"] - maximum + each["log_sum"]) for each in parts]
+    total = sum(shares)
+    distance_sum = sum(
+        each["distance_sum"] + of_shard * (maximum - each["maximum"])
+        for each, of_shard in zip(parts, factors, strict=True)
+    )
+    terms = [
+        share * (each["entropy"] + (maximum - each["maximum"]) - each["log_sum"])
+        for each, share in zip(parts, shares, strict=True)
+    ]
+    return maximum, np.log(total), distance_sum, np.log(total) + sum(terms) / total
 
 
 def _check_gradients(logits: Array, targets: Array, lse: Array, options: ExtendedLoss, launch: Launch) -> None:
@@ -114,17 +138,24 @@ def test_shards_of_probabilities() -> None:
     loss = np.random.default_rng(1).standard_normal(POSITIONS).astype(np.float32)
     lse = truth.lse.astype(np.float32)
     expected = extended_backward_reference(logits, y, lse, loss, FP32, options)
-    target_logit: Any = 0.0
+    found = []
     for start, end in SHARDS:
         part = _part(options, start, end)
         launch = Launch(FP32, 2, 8, min(20, end - start))
         shard: dict[str, Any] = {"first_class": start, "num_classes": VOCABULARY}
         own, own_y = logits[:, start:end].copy(), y[:, start:end].copy()
-        target_logit = target_logit + forward(own, own_y, part, launch, **shard)["target_logit"]
+        found.append(
+            forward(own, own_y, part, launch, with_distance_sum=True, with_entropy=True, with_log_sum=True, **shard)
+        )
         sums = options.factors(y, VOCABULARY).sum(axis=1).astype(np.float32)
         gradient = backward(own, own_y, lse, Upstream(loss), part, launch, target_weight_hbm=sums, **shard)
         np.testing.assert_allclose(gradient, expected[:, start:end], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(target_logit, truth.target_logit, rtol=1e-4, atol=1e-3)
+    for result in ("target_logit", "position_weight"):
+        total = sum(each[result].astype(np.float64) for each in found)
+        np.testing.assert_allclose(total, getattr(truth, result), rtol=1e-5, atol=1e-3, err_msg=result)
+    maximum, log_sum, distance_sum, _ = _combined(found, [each["position_weight"] for each in found])
+    of_targets = distance_sum + truth.position_weight * log_sum
+    np.testing.assert_allclose(of_targets + options.lse_square_scale * (maximum + log_sum) ** 2, truth.loss, rtol=1e-5)
 
 
 def test_what_is_given_is_not_summed_again() -> None:

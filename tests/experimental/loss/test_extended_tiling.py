@@ -29,7 +29,7 @@ from .loss_inputs import BF16, FP32
 from .test_roofline import CASES, POSITIONS, SHAPES, Shape, _bound_us
 
 EVERYTHING: dict[str, Any] = {"label_smoothing": 0.1, "logit_softcap": 30.0, "lse_square_scale": 1e-4}
-ALL_RESULTS = {"with_argmax": True, "with_entropy": True}
+ALL_RESULTS = {"with_argmax": True, "with_entropy": True, "with_distance_sum": True, "with_log_sum": True}
 SCALAR_PER_US = 1200.0
 
 
@@ -128,9 +128,8 @@ def _launch_everything(logits: Any, dtype: Any, chunk_size: int, is_probable: bo
     vector, weights = spec((positions,), nl.float32), spec((vocabulary,), nl.float32)
     targets = spec((positions, vocabulary), nl.float32) if is_probable else spec((positions,), nl.int32)
     options = {**EVERYTHING, "positions_per_batch": 128, "chunk_size": chunk_size, "dtype": dtype}
-    more = ALL_RESULTS if is_probable else {**ALL_RESULTS, "with_logit_sum": True}
     with nkilib.simulator.recording() as forward:
-        extended_cross_entropy_forward(logits, targets, weights, **options, **more)
+        extended_cross_entropy_forward(logits, targets, weights, **options, **ALL_RESULTS)
     of_logprob = None if is_probable else vector
     with nkilib.simulator.recording() as backward:
         extended_cross_entropy_backward(logits, targets, vector, vector, vector, of_logprob, weights, **options)

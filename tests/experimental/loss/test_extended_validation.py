@@ -154,13 +154,7 @@ REFUSALS = [
     ),
     *(
         Refusal(f"{flag} a string", f"{flag} must be True or False, got yes", {flag: "yes"}, (FORWARD,))
-        for flag in ("with_argmax", "with_entropy", "with_logit_sum")
-    ),
-    Refusal(
-        "logit_sum of probabilities",
-        "with_logit_sum must be False for class probabilities, got True; target_logit is the sum that their loss needs",
-        {**PROBABILITIES, "with_logit_sum": True},
-        (FORWARD,),
+        for flag in ("with_argmax", "with_entropy", "with_distance_sum", "with_log_sum")
     ),
     Refusal(
         "argmax of too many classes",
@@ -214,7 +208,7 @@ REFUSALS = [
     Refusal(
         "a shard of probabilities without sums",
         "a shard of class probabilities needs target_weight_hbm, got None; "
-        "pass the sum of class_weight * probabilities over all shards",
+        "pass the sum of the position_weight of all shards",
         {**SHARD, **PROBABILITIES},
         (BACKWARD,),
     ),
