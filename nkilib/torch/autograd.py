@@ -15,17 +15,21 @@ from nkilib.torch.soft_targets import soft_target_gradients
 _CONSTANTS: Final = ("position_weight", "argmax", "entropy")
 
 
-class _Upstream(NamedTuple):
+class Upstream(NamedTuple):
     """Upstream gradients as the backward operators take them."""
 
     grad_loss: Tensor
     grad_lse: Tensor | None
     grad_logprob: Tensor | None
 
+    def with_lse(self, more: Tensor) -> Upstream:
+        """With ``more`` added to the gradient of lse."""
+        return self._replace(grad_lse=more if self.grad_lse is None else self.grad_lse + more)
 
-def _upstream(
+
+def upstream_of(
     lse: Tensor, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_target_logit: Tensor | None
-) -> _Upstream | None:
+) -> Upstream | None:
     """Of the results' gradients those that the kernel knows; None if there are none at all.
 
     target_logit = logprob + lse, so its gradient is one of both. For a loss of logprob = target_logit - lse the two
@@ -35,15 +39,18 @@ def _upstream(
         grad_lse = grad_target_logit if grad_lse is None else grad_lse + grad_target_logit
     if grad_loss is None and grad_lse is None:
         return None
-    return _Upstream(torch.zeros_like(lse) if grad_loss is None else grad_loss, grad_lse, grad_target_logit)
+    return Upstream(torch.zeros_like(lse) if grad_loss is None else grad_loss, grad_lse, grad_target_logit)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: LossOptions) -> None:
     logits, target, class_weight = inputs
-    ctx.save_for_backward(logits, target, class_weight, results.lse)
+    soft = target.is_floating_point()
+    # Of class probabilities the backward needs the sum of the factors, and would read them twice to get it.
+    target_weight = results.position_weight if soft else None
+    ctx.save_for_backward(logits, target, class_weight, results.lse, target_weight)
     ctx.options = options
     constants = [getattr(results, name) for name in _CONSTANTS]
-    ctx.mark_non_differentiable(*constants, *([results.target_logit] if target.is_floating_point() else []))
+    ctx.mark_non_differentiable(*constants, *([results.target_logit] if soft else []))
     # A result that nobody uses has no gradient; the kernel skips what it is not given.
     ctx.set_materialize_grads(False)
 
@@ -53,26 +60,44 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[
     _save(ctx, inputs, ForwardResults(*output), options)
 
 
-def _soft_target_gradients(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of class probabilities and of class weights, those of them that are asked for."""
-    # The dispatcher leaves out a class_weight of None.
-    _, needs_target, needs_weight = (*ctx.needs_input_grad, False)[:3]
+def soft_gradients(
+    needs_input_grad: tuple[bool, ...],
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    grad_loss: Tensor | None,
+    options: LossOptions,
+    num_classes: int,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of class probabilities and of class weights, those of them that are asked for.
+
+    Args:
+        needs_input_grad: of logits, target and class_weight; the dispatcher leaves out a class_weight of None.
+        tensors: logits, target, class_weight and lse.
+        grad_loss: upstream gradient.
+        options: of the loss.
+        num_classes: of the whole vocabulary.
+    """
+    _, needs_target, needs_weight = (*needs_input_grad, False)[:3]
     if grad_loss is None or not (needs_target or needs_weight):
         return None, None
-    logits, target, class_weight, lse = ctx.saved_tensors
-    grad_target, grad_weight = soft_target_gradients(logits, target, class_weight, lse, grad_loss, ctx.options)
+    grad_target, grad_weight = soft_target_gradients(*tensors, grad_loss, options, num_classes)
     return grad_target if needs_target else None, grad_weight if needs_weight else None
 
 
+def _own_soft_gradients(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    logits, target, class_weight, lse, _ = ctx.saved_tensors
+    tensors = (logits, target, class_weight, lse)
+    return soft_gradients(ctx.needs_input_grad, tensors, grad_loss, ctx.options, logits.shape[1])
+
+
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    logits, target, class_weight, lse = ctx.saved_tensors
-    upstream = _upstream(lse, *grads[:3])
+    logits, target, class_weight, lse, target_weight = ctx.saved_tensors
+    upstream = upstream_of(lse, *grads[:3])
     gradient = None
     if upstream is not None and ctx.needs_input_grad[0]:
         gradient = torch.ops.nkilib.cross_entropy_backward(
-            logits, target, lse, *upstream, class_weight, **ctx.options._asdict()
+            logits, target, lse, *upstream, class_weight, target_weight, **ctx.options._asdict()
         )
-    return gradient, *_soft_target_gradients(ctx, grads[0])
+    return gradient, *_own_soft_gradients(ctx, grads[0])
 
 
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
@@ -112,11 +137,6 @@ class InplaceCrossEntropy(torch.autograd.Function):
         with_argmax: bool,
         with_entropy: bool,
     ) -> tuple[Tensor, ...]:
-        if torch.compiler.is_compiling():  # with fullgraph=True an error, else this part runs outside of the graph
-            raise RuntimeError(
-                "cross_entropy: inplace=True is not supported by torch.compile, which would have to trace a backward "
-                "that overwrites what the forward saved; leave inplace off, the compiler reuses memory itself"
-            )
         results = ForwardResults(
             *torch.ops.nkilib.cross_entropy_forward(
                 logits, target, class_weight, **options._asdict(), with_argmax=with_argmax, with_entropy=with_entropy
@@ -129,13 +149,13 @@ class InplaceCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph_of_inplace()
         # A second backward ends here: PyTorch sees that the logits have changed.
-        logits, target, class_weight, lse = ctx.saved_tensors
-        upstream = _upstream(lse, *grads[:3])
-        others = _soft_target_gradients(ctx, grads[0])  # it reads the logits
+        logits, target, class_weight, lse, target_weight = ctx.saved_tensors
+        upstream = upstream_of(lse, *grads[:3])
+        others = _own_soft_gradients(ctx, grads[0])  # it reads the logits
         gradient = None
         if upstream is not None and ctx.needs_input_grad[0]:
             gradient = logits.detach()  # the same memory and version
             torch.ops.nkilib.cross_entropy_backward_(
-                gradient, target, lse, *upstream, class_weight, **ctx.options._asdict()
+                gradient, target, lse, *upstream, class_weight, target_weight, **ctx.options._asdict()
             )
         return gradient, *others, None, None, None

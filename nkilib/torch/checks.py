@@ -83,9 +83,13 @@ def check_inplace(input: Tensor, class_dim: int, caller: Caller = CROSS_ENTROPY)
     """Refuse ``inplace=True`` where the gradient cannot be written over the logits.
 
     Raises:
-        RuntimeError: the logits are a leaf that requires grad, or a view of one.
+        RuntimeError: the logits are a leaf that requires grad, or a view of one; torch.compile is at work.
         ValueError: the kernel would work on a copy of the logits.
     """
+    if torch.compiler.is_compiling():
+        from nkilib.torch.uncompiled import refuse_inplace
+
+        refuse_inplace(str(caller))
     leaf = input if input._base is None else input._base
     if leaf.requires_grad and leaf.is_leaf:
         raise RuntimeError(
@@ -153,7 +157,7 @@ def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -
     if not target.is_floating_point():
         raise RuntimeError(
             f"{caller}: Expected floating point type for target with class probabilities, got {target.dtype}; class "
-            f"indices have the shape of input without the classes"
+            f"indices have the shape of {caller.logits} without the classes"
         )
     if options.ignore_index >= 0:
         raise RuntimeError(
@@ -166,7 +170,7 @@ def _check_indices(caller: Caller, input: Tensor, target: Tensor, class_dim: int
     if target.dtype not in _INDEX_DTYPES:
         raise RuntimeError(
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
-            f"the shape of input, {tuple(input.shape)}"
+            f"the shape of {caller.logits}, {tuple(input.shape)}"
         )
     expected = positions_shape(input, class_dim) if input.dim() else ()
     if target.shape == expected or (input.dim() == 1 and target.shape == (1,)):

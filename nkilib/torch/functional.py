@@ -12,8 +12,7 @@ from nkilib.torch.autograd import InplaceCrossEntropy
 from nkilib.torch.checks import check_arguments, check_inplace, check_weight
 from nkilib.torch.launch import ForwardResults, LossOptions
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
-from nkilib.torch.outputs import CrossEntropyOutputs
-from nkilib.torch.target_indices import is_ignored
+from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
 
 
 @overload
@@ -141,21 +140,7 @@ def cross_entropy(
     class_weight = None if weight is None else weight.to(torch.float32)
     results = _forward(logits, rows_target, class_weight, options, inplace, return_outputs)
     shape = positions_shape(input, class_dim)
-    divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
-    loss = reduced(results.loss, reduction, divisor, shape)
-    if not return_outputs:
-        return loss
-    valid = None if soft else ~is_ignored(rows_target, ignore_index)
-    z_loss = _z_loss(results.lse, valid, lse_square_scale)
-    logprob = None if valid is None else torch.where(valid, results.target_logit - results.lse, 0.0).reshape(shape)
-    return CrossEntropyOutputs(
-        loss=loss,
-        lse=results.lse.reshape(shape),
-        z_loss=reduced(z_loss, reduction, divisor, shape),
-        logprob=logprob,
-        argmax=results.argmax.to(torch.int64).reshape(shape),
-        entropy=results.entropy.reshape(shape),
-    )
+    return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
 
 
 def _forward(
@@ -169,23 +154,3 @@ def _forward(
             logits, target, class_weight, **options._asdict(), with_argmax=outputs, with_entropy=outputs
         )
     )
-
-
-def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
-    """What a mean divides by. PyTorch's, for class probabilities, is the number of positions whatever the weights."""
-    if normalizer is not None:
-        return normalizer
-    return results.loss.shape[0] if soft else results.position_weight.sum()
-
-
-def reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
-    """The losses of rows as ``reduction`` wants them; ``divisor`` is that of a mean, ``shape`` that of positions."""
-    if reduction == "none":
-        return values.reshape(shape)
-    return values.sum() if divisor is None else values.sum() / divisor
-
-
-def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
-    if scale == 0.0:
-        return torch.zeros_like(lse)
-    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()

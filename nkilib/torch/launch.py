@@ -61,7 +61,8 @@ class ForwardResults(NamedTuple):
         loss: float32, 0 at ignored positions.
         lse: float32, log-sum-exp of the (capped) logits.
         target_logit: float32, the (capped) logit of the target, 0 at ignored positions.
-        position_weight: float32, what the position adds to the divisor of a mean.
+        position_weight: float32, what the position adds to the divisor of a mean: the class weight of the target, 0 at
+            ignored positions. Of class probabilities the sum of the weighted and smoothed ones.
         argmax: int32, the first class with the largest logit.
         entropy: float32, of the softmax of the (capped) logits, in nats.
     """
@@ -128,15 +129,21 @@ class ShardStatistics(NamedTuple):
         maximum: the largest (capped) logit of the shard; the lowest float32 if all are -inf.
         log_sum: log of the sum of exp(logit - maximum), in nats.
         target_logit: the (capped) logit of the target if the shard holds it, else 0, as at ignored positions.
-        position_weight: the class weight of the target likewise.
-        logit_sum: sum over the shard of class weight times (capped) logit; [0] if not asked for.
+        position_weight: the class weight of the target likewise; of class probabilities the sum of the shard's factors,
+            the weighted and smoothed ones.
+        distance_sum: sum over the shard of factor times (maximum - (capped) logit), where the factors of class targets
+            are the class weights; [0] if not asked for.
+        argmax: int32, the first class of the shard with the largest logit; [0] if not asked for.
+        entropy: of the softmax over the shard alone, in nats; [0] if not asked for.
     """
 
     maximum: Tensor
     log_sum: Tensor
     target_logit: Tensor
     position_weight: Tensor
-    logit_sum: Tensor
+    distance_sum: Tensor
+    argmax: Tensor
+    entropy: Tensor
 
 
 def launch_statistics(
@@ -146,37 +153,52 @@ def launch_statistics(
     class_weight: Tensor | None,
     options: LossOptions,
     columns: Columns,
-    with_logit_sum: bool,
+    with_distance_sum: bool,
+    with_argmax: bool,
+    with_entropy: bool,
 ) -> ShardStatistics:
     """Run the forward kernel on ``cores`` cores over a shard; arguments as for the operator.
 
     A shard without classes, or without positions, needs no kernel: it adds nothing to any sum.
     """
+    empty = empty_statistics(logits, columns, with_distance_sum, with_argmax, with_entropy)
     if logits.numel() == 0:
-        return empty_statistics(logits, with_logit_sum)
+        return empty
     classes, ignore_index = kernel_target(target, options.ignore_index, columns.vocabulary(logits))
     _, _, target_logit, position_weight, *others = extended_cross_entropy_forward[cores](
         logits.detach().contiguous(),
         classes.detach(),
         class_weight_hbm=_detached(class_weight),
         **_launch_options(logits, options, ignore_index, "forward", columns),
-        with_logit_sum=with_logit_sum,
+        with_argmax=with_argmax,
+        with_entropy=with_entropy,
+        with_distance_sum=with_distance_sum,
         with_log_sum=True,
     )
-    logit_sum = others[0] if with_logit_sum else logits.new_empty(0, dtype=torch.float32)
-    return ShardStatistics(others[-2], others[-1], target_logit, position_weight, logit_sum)
+    maximum, log_sum = others[-2:]
+    flags = {"argmax": with_argmax, "entropy": with_entropy, "distance_sum": with_distance_sum}
+    asked_for = dict(zip([name for name, flag in flags.items() if flag], others[:-2], strict=True))
+    always = {"maximum": maximum, "log_sum": log_sum, "target_logit": target_logit, "position_weight": position_weight}
+    return empty._replace(**always, **asked_for)
 
 
-def empty_statistics(logits: Tensor, with_logit_sum: bool) -> ShardStatistics:
+def empty_statistics(
+    logits: Tensor, columns: Columns, with_distance_sum: bool, with_argmax: bool, with_entropy: bool
+) -> ShardStatistics:
     """Those of a shard without classes."""
-    positions = logits.shape[0]
 
-    def full(value: float, length: int = positions) -> Tensor:
-        return logits.new_full((length,), value, dtype=torch.float32)
+    def full(value: float, is_wanted: bool = True, dtype: torch.dtype = torch.float32) -> Tensor:
+        return logits.new_full((logits.shape[0] if is_wanted else 0,), value, dtype=dtype)
 
-    lowest = torch.finfo(torch.float32).min
-    logit_sum = full(0.0, positions if with_logit_sum else 0)
-    return ShardStatistics(full(lowest), full(-torch.inf), full(0.0), full(0.0), logit_sum)
+    return ShardStatistics(
+        maximum=full(torch.finfo(torch.float32).min),
+        log_sum=full(-torch.inf),
+        target_logit=full(0.0),
+        position_weight=full(0.0),
+        distance_sum=full(0.0, with_distance_sum),
+        argmax=full(columns.vocabulary(logits), with_argmax, torch.int32),
+        entropy=full(0.0, with_entropy),
+    )
 
 
 def launch_backward(

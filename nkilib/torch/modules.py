@@ -19,9 +19,12 @@ class CrossEntropyLoss(nn.Module):
     Args:
         weight: [V] floating, kept as a buffer that moves with the module; None means 1.
         ignore_index: as for :func:`~nkilib.torch.cross_entropy`, and so are all that follow.
+        normalizer: kept as a buffer too, but not in the state dict. One that changes from step to step comes with the
+            call of the module instead.
     """
 
     weight: Tensor | None
+    normalizer: Tensor | None
 
     def __init__(
         self,
@@ -32,12 +35,14 @@ class CrossEntropyLoss(nn.Module):
         *,
         logit_softcap: float | None = None,
         lse_square_scale: float = 0.0,
+        normalizer: Tensor | None = None,
         inplace: bool = False,
         return_outputs: bool = False,
         class_dim: int = 1,
     ) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
+        self.register_buffer("normalizer", normalizer, persistent=False)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -50,7 +55,7 @@ class CrossEntropyLoss(nn.Module):
     def forward(
         self, input: Tensor, target: Tensor, *, normalizer: Tensor | None = None
     ) -> Tensor | CrossEntropyOutputs:
-        """The loss; ``normalizer``, which changes from step to step, comes with the call."""
+        """The loss; a ``normalizer`` of the call replaces the module's."""
         return cross_entropy(
             input,
             target,
@@ -60,7 +65,7 @@ class CrossEntropyLoss(nn.Module):
             self.label_smoothing,
             logit_softcap=self.logit_softcap,
             lse_square_scale=self.lse_square_scale,
-            normalizer=normalizer,
+            normalizer=self.normalizer if normalizer is None else normalizer,
             inplace=self.inplace,
             return_outputs=self.return_outputs,
             class_dim=self.class_dim,

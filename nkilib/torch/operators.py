@@ -39,9 +39,8 @@ STATISTICS: Final = "nkilib::cross_entropy_shard_statistics"
 BACKWARD: Final = "nkilib::cross_entropy_backward"
 BACKWARD_INPLACE: Final = "nkilib::cross_entropy_backward_"
 
-_OPTIONS: Final = (
-    "int ignore_index=-100, float label_smoothing=0.0, float? logit_softcap=None, float lse_square_scale=0.0"
-)
+_STATISTICS_OPTIONS: Final = "int ignore_index=-100, float label_smoothing=0.0, float? logit_softcap=None"
+_OPTIONS: Final = f"{_STATISTICS_OPTIONS}, float lse_square_scale=0.0"
 _GRADIENTS: Final = (
     "Tensor target, Tensor lse, Tensor grad_loss, Tensor? grad_lse=None, Tensor? grad_logprob=None, "
     "Tensor? class_weight=None, Tensor? target_weight=None"
@@ -52,8 +51,9 @@ _BACKWARD_OPTIONS: Final = f"{_OPTIONS}, {_COLUMNS}, float? weight_sum=None"
 _SCHEMAS: Final = {
     FORWARD: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, bool with_argmax=False, "
     "bool with_entropy=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    STATISTICS: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, {_COLUMNS}, "
-    "bool with_logit_sum=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    STATISTICS: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_STATISTICS_OPTIONS}, {_COLUMNS}, "
+    "bool with_distance_sum=False, bool with_argmax=False, bool with_entropy=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     BACKWARD: f"(Tensor logits, {_GRADIENTS}, *, {_BACKWARD_OPTIONS}) -> Tensor",
     BACKWARD_INPLACE: f"(Tensor(a!) logits, {_GRADIENTS}, *, {_BACKWARD_OPTIONS}) -> ()",
 }
@@ -125,18 +125,28 @@ def _statistics(
     *,
     first_class: int = 0,
     num_classes: int | None = None,
-    with_logit_sum: bool = False,
+    with_distance_sum: bool = False,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     _check_logits(STATISTICS, logits)
     chosen, columns = LossOptions(**options), Columns(first_class, num_classes)
     place.check(logits, target, chosen.ignore_index, columns)
-    return launch_statistics(place.cores(), logits, target, class_weight, chosen, columns, with_logit_sum)
+    asked_for = (with_distance_sum, with_argmax, with_entropy)
+    return launch_statistics(place.cores(), logits, target, class_weight, chosen, columns, *asked_for)
 
 
-def _statistics_shapes(logits: Tensor, *args: Any, with_logit_sum: bool = False, **options: Any) -> ShardStatistics:
+def _statistics_shapes(
+    logits: Tensor,
+    *args: Any,
+    with_distance_sum: bool = False,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
+    **options: Any,
+) -> ShardStatistics:
     _check_logits(STATISTICS, logits)
-    return empty_statistics(logits, with_logit_sum)
+    return empty_statistics(logits, WHOLE, with_distance_sum, with_argmax, with_entropy)
 
 
 def _backward(place: _Place, logits: Tensor, target: Tensor, *args: Any, **options: Any) -> Tensor:

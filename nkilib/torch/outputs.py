@@ -1,10 +1,14 @@
-"""What ``cross_entropy(..., return_outputs=True)`` returns."""
+"""What the loss functions return, made of the results of the rows."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from nkilib.torch.launch import ForwardResults, LossOptions
+from nkilib.torch.target_indices import is_ignored
 
 
 class CrossEntropyOutputs(NamedTuple):
@@ -29,3 +33,59 @@ class CrossEntropyOutputs(NamedTuple):
     logprob: Tensor | None
     argmax: Tensor
     entropy: Tensor
+
+
+def returned_values(
+    results: ForwardResults,
+    target: Tensor,
+    options: LossOptions,
+    reduction: str,
+    normalizer: Tensor | None,
+    shape: tuple[int, ...],
+    return_outputs: bool,
+) -> Tensor | CrossEntropyOutputs:
+    """What a loss function returns.
+
+    Args:
+        results: of the rows.
+        target: of the rows, class indices or probabilities.
+        options: of the loss.
+        reduction, normalizer, return_outputs: of the caller's arguments.
+        shape: of the positions.
+    """
+    soft = target.is_floating_point()
+    divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
+    loss = _reduced(results.loss, reduction, divisor, shape)
+    if not return_outputs:
+        return loss
+    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
+    logprob = None if valid is None else torch.where(valid, results.target_logit - results.lse, 0.0).reshape(shape)
+    return CrossEntropyOutputs(
+        loss=loss,
+        lse=results.lse.reshape(shape),
+        z_loss=_reduced(z_loss, reduction, divisor, shape),
+        logprob=logprob,
+        argmax=results.argmax.to(torch.int64).reshape(shape),
+        entropy=results.entropy.reshape(shape),
+    )
+
+
+def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
+    """What a mean divides by. PyTorch's, for class probabilities, is the number of positions whatever the weights."""
+    if normalizer is not None:
+        return normalizer
+    return results.loss.shape[0] if soft else results.position_weight.sum()
+
+
+def _reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
+    """The losses of rows as ``reduction`` wants them; ``divisor`` is that of a mean, ``shape`` that of positions."""
+    if reduction == "none":
+        return values.reshape(shape)
+    return values.sum() if divisor is None else values.sum() / divisor
+
+
+def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
+    if scale == 0.0:
+        return torch.zeros_like(lse)
+    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()

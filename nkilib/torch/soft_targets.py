@@ -18,8 +18,9 @@ def soft_target_gradients(
     lse: Tensor,
     grad_loss: Tensor,
     options: LossOptions,
+    num_classes: int,
 ) -> tuple[Tensor, Tensor]:
-    """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / V for smoothing e.
+    """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
 
     Args:
         logits: [N, V], before the cap.
@@ -28,6 +29,7 @@ def soft_target_gradients(
         lse: [N] float32, of the capped logits z.
         grad_loss: [N] float32, upstream gradient of every position's loss.
         options: of the forward.
+        num_classes: classes that smoothing spreads over; more than V where the logits are a shard.
 
     Returns:
         Gradients of ``target``, in its type, and of ``class_weight``, [V] float32.
@@ -38,7 +40,7 @@ def soft_target_gradients(
         z = torch.where(z.isneginf(), z, capped)
     scaled_nll = (lse[:, None] - z) * grad_loss[:, None]
     smoothing = options.label_smoothing
-    smoothed = (1.0 - smoothing) * target.to(torch.float32) + smoothing / logits.shape[1]
+    smoothed = (1.0 - smoothing) * target.to(torch.float32) + smoothing / num_classes
     grad_weight = (smoothed * scaled_nll).sum(0)
     grad_target = (1.0 - smoothing) * (scaled_nll if class_weight is None else scaled_nll * class_weight)
     return grad_target.to(target.dtype), grad_weight

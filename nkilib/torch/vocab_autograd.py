@@ -1,7 +1,8 @@
-"""Derivative of the vocabulary-parallel loss: the forward communicates, the backward does not."""
+"""The vocabulary-parallel loss of rows: a forward that communicates, and a backward that does not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,19 +10,113 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from nkilib.torch.autograd import refuse_graph_of_inplace
+from nkilib.torch.autograd import refuse_graph_of_inplace, soft_gradients, upstream_of
 from nkilib.torch.checks import Caller
-from nkilib.torch.launch import LossOptions, ShardStatistics
+from nkilib.torch.launch import ForwardResults, LossOptions, ShardStatistics
 from nkilib.torch.target_indices import is_ignored
 from nkilib.torch.vocab_shards import VocabularyShards
 from nkilib.torch.vocab_statistics import VocabularyStatistics, combined_statistics
 
 
-class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Loss [N] and position_weight [N], what a position adds to the divisor of a mean, float32; the same on all ranks.
+def vocab_parallel_results(
+    caller: Caller,
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    inplace: bool,
+    outputs: bool,
+) -> ForwardResults:
+    """What the forward operator would return for the whole vocabulary, differentiable by this rank's logits.
 
-    Arguments of ``apply``: logits [N, width] of this rank, target [N], class_weight [V] float32 or None, options,
-    shards, group, whether the gradient goes over the logits, and who is named in errors.
+    Args:
+        caller: who is named in errors.
+        logits: [N, width] of this rank, padding included.
+        target: [N] classes of all ranks, or [N, classes of this rank] probabilities.
+        class_weight: [V] float32, or None.
+        options: of the loss.
+        shards: of all ranks.
+        group: None for all processes.
+        inplace: the gradient goes over the logits.
+        outputs: argmax and entropy are asked for; they are empty otherwise.
+    """
+    soft = target.is_floating_point()
+    first = shards.columns.first_class
+    own_weight = None if class_weight is None else class_weight[first : first + shards.held]
+    with torch.no_grad():
+        own = torch.ops.nkilib.cross_entropy_shard_statistics(
+            logits[:, : shards.held].detach(),
+            target.detach(),
+            own_weight,
+            **_options_of_statistics(options),
+            **shards.columns._asdict(),
+            with_distance_sum=soft or options.label_smoothing > 0.0,
+            with_argmax=outputs,
+            with_entropy=outputs,
+        )
+        statistics = combined_statistics(caller, ShardStatistics(*own), shards, group, own_weight, options, soft)
+        weight_sum = None if soft or class_weight is None else class_weight.sum()
+        valid = None if soft else ~is_ignored(target, options.ignore_index)
+        results = _results(statistics, valid, weight_sum, options, shards)
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
+    loss, lse, target_logit = apply(
+        *(logits, target, own_weight, weight_sum, statistics.sums.get("position_weight")),
+        *results[:3],
+        *(options, shards, inplace),
+    )
+    return results._replace(loss=loss, lse=lse, target_logit=target_logit)
+
+
+def _options_of_statistics(options: LossOptions) -> dict[str, Any]:
+    """Those that the statistics of a shard depend on."""
+    return {name: value for name, value in options._asdict().items() if name != "lse_square_scale"}
+
+
+def _results(
+    statistics: VocabularyStatistics,
+    valid: Tensor | None,
+    weight_sum: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+) -> ForwardResults:
+    """The results of every position; ``valid`` is None for class probabilities."""
+    lse, sums = statistics.lse, statistics.sums
+    square = options.lse_square_scale * lse.square() if options.lse_square_scale > 0.0 else 0.0
+    if valid is None:
+        # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
+        loss = sums["distance_sum"] + sums["position_weight"] * statistics.log_sum + square
+        target_logit, position_weight = torch.zeros_like(lse), sums["position_weight"]
+    else:
+        loss = torch.where(valid, _class_loss(statistics, weight_sum, options, shards) + square, 0.0)
+        target_logit = sums["target_logit"]
+        position_weight = sums.get("position_weight", valid.to(torch.float32))
+    return ForwardResults(loss, lse, target_logit, position_weight, statistics.argmax, statistics.entropy)
+
+
+def _class_loss(
+    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
+) -> Tensor:
+    """(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse - z), undefined where a position is ignored."""
+    sums = statistics.sums
+    # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
+    loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
+    if "position_weight" in sums:
+        loss = loss * sums["position_weight"]
+    if options.label_smoothing == 0.0:
+        return loss
+    total = float(shards.num_classes) if weight_sum is None else weight_sum
+    spread = options.label_smoothing / shards.num_classes
+    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
+
+
+class VocabParallelCrossEntropy(torch.autograd.Function):
+    """Hands on loss, lse and target_logit of all ranks, [N] each, and has their derivative by this rank's logits.
+
+    Arguments of ``apply``: logits [N, width], target, class_weight of this rank's classes, weight_sum (of all classes)
+    and target_weight [N] as the backward kernel takes them, loss, lse, target_logit, options, shards, and whether the
+    gradient goes over the logits.
     """
 
     @staticmethod
@@ -30,65 +125,48 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         logits: Tensor,
         target: Tensor,
         class_weight: Tensor | None,
+        weight_sum: Tensor | None,
+        target_weight: Tensor | None,
+        loss: Tensor,
+        lse: Tensor,
+        target_logit: Tensor,
         options: LossOptions,
         shards: VocabularyShards,
-        group: dist.ProcessGroup | None,
         inplace: bool,
-        caller: Caller,
-    ) -> tuple[Tensor, Tensor]:
-        # The kernel's own loss is not used: it would be that of a shard.
-        plain = options._replace(label_smoothing=0.0, lse_square_scale=0.0)
-        own = torch.ops.nkilib.cross_entropy_shard_statistics(
-            logits[:, : shards.held],
-            target,
-            _own_weight(class_weight, shards),
-            **plain._asdict(),
-            **shards.columns._asdict(),
-            with_logit_sum=options.label_smoothing > 0.0,
-        )
-        statistics = combined_statistics(caller, ShardStatistics(*own), shards, group, class_weight is not None)
-        valid = ~is_ignored(target, options.ignore_index)
-        loss = torch.where(valid, _losses(statistics, class_weight, options, shards), 0.0)
-        weight = valid.to(torch.float32) if statistics.target_weight is None else statistics.target_weight
-        ctx.save_for_backward(logits, target, class_weight, statistics.lse, statistics.target_weight)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, lse)
         ctx.options, ctx.shards, ctx.inplace = options, shards, inplace
-        ctx.mark_non_differentiable(weight)
-        return loss, weight
+        results = loss.clone(), lse.clone(), target_logit.clone()
+        if target.is_floating_point():
+            ctx.mark_non_differentiable(results[2])
+        ctx.set_materialize_grads(False)
+        return results
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, grad_weight: Tensor) -> tuple[Tensor | None, ...]:
-        logits, target, class_weight, lse, target_weight = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.inplace:
+            refuse_graph_of_inplace()
+        logits, target, class_weight, weight_sum, target_weight, lse = ctx.saved_tensors
         options, shards = ctx.options, ctx.shards
-        grad_lse = weight_sum = None
-        if class_weight is not None and options.label_smoothing > 0.0:
-            # The kernel takes W as a number, and reading it would wait for the device: it comes with lse's gradient.
-            valid = ~is_ignored(target, options.ignore_index)
-            spread = options.label_smoothing / shards.num_classes
-            grad_lse, weight_sum = torch.where(valid, grad_loss, 0.0) * (spread * class_weight.sum()), 0.0
-        arguments = (target, lse, grad_loss, grad_lse, None, _own_weight(class_weight, shards), target_weight)
-        keywords = {**options._asdict(), **shards.columns._asdict(), "weight_sum": weight_sum}
-        return _gradient(logits, shards, ctx.inplace, arguments, keywords), *([None] * 7)
-
-
-def _own_weight(class_weight: Tensor | None, shards: VocabularyShards) -> Tensor | None:
-    first = shards.columns.first_class
-    return None if class_weight is None else class_weight[first : first + shards.held]
-
-
-def _losses(
-    statistics: VocabularyStatistics, class_weight: Tensor | None, options: LossOptions, shards: VocabularyShards
-) -> Tensor:
-    """The loss of every position, [N] float32, undefined where it is ignored."""
-    # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
-    loss = (statistics.maximum - statistics.target_logit) + statistics.log_sum
-    if statistics.target_weight is not None:
-        loss = loss * statistics.target_weight
-    lse = statistics.lse
-    if statistics.logit_sum is not None:
-        weight_sum = float(shards.num_classes) if class_weight is None else class_weight.sum()
-        spread = options.label_smoothing / shards.num_classes
-        loss = (1.0 - options.label_smoothing) * loss + spread * (weight_sum * lse - statistics.logit_sum)
-    return loss + options.lse_square_scale * lse.square() if options.lse_square_scale > 0.0 else loss
+        held = logits[:, : shards.held]
+        tensors = (held, target, class_weight, lse)
+        others = soft_gradients(ctx.needs_input_grad, tensors, grads[0], options, shards.num_classes)
+        # A compiled graph hands over zeros for what is not differentiable.
+        of_logit = None if target.is_floating_point() else grads[2]
+        upstream = upstream_of(lse, grads[0], grads[1], of_logit)
+        gradient = None
+        if upstream is not None and ctx.needs_input_grad[0]:
+            number = None
+            if weight_sum is not None and options.label_smoothing > 0.0:
+                # The kernel takes W as a number, and reading it would wait for the device: it goes with lse's gradient.
+                of_loss = torch.where(is_ignored(target, options.ignore_index), 0.0, upstream.grad_loss)
+                of_spread = of_loss * (options.label_smoothing / shards.num_classes * weight_sum)
+                upstream = upstream.with_lse(of_spread)
+                number = 0.0
+            arguments = (target, lse, *upstream, class_weight, target_weight)
+            keywords = {**options._asdict(), **shards.columns._asdict(), "weight_sum": number}
+            gradient = _gradient(logits, shards, ctx.inplace, arguments, keywords)
+        return gradient, *others, *([None] * 8)
 
 
 def _gradient(
@@ -102,7 +180,6 @@ def _gradient(
     if not inplace:  # not detached, so that a second derivative reaches the operator, which refuses it
         gradient: Tensor = torch.ops.nkilib.cross_entropy_backward(logits[:, : shards.held], *arguments, **keywords)
         return functional.pad(gradient, (0, padding)) if padding else gradient
-    refuse_graph_of_inplace()
     overwritten = logits.detach()  # the same memory and version
     if not padding:
         torch.ops.nkilib.cross_entropy_backward_(overwritten, *arguments, **keywords)

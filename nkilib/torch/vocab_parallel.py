@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Literal, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.torch.checks import Caller, check_arguments, check_inplace, check_weight
-from nkilib.torch.functional import reduced
 from nkilib.torch.launch import LossOptions
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
-from nkilib.torch.vocab_autograd import VocabParallelCrossEntropy
+from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
+from nkilib.torch.vocab_autograd import vocab_parallel_results
 from nkilib.torch.vocab_shards import shards_of_ranks
 
 _CALLER: Final = Caller("vocab_parallel_cross_entropy", "logits_shard")
 _columns = num_classes  # of a shard; below, num_classes is the argument
+
+
+@overload
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: Literal[False] = ...,
+    class_dim: int = ...,
+) -> Tensor: ...
+
+
+@overload
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: Literal[True],
+    class_dim: int = ...,
+) -> CrossEntropyOutputs: ...
 
 
 def vocab_parallel_cross_entropy(
@@ -35,8 +77,9 @@ def vocab_parallel_cross_entropy(
     lse_square_scale: float = 0.0,
     normalizer: Tensor | None = None,
     inplace: bool = False,
+    return_outputs: bool = False,
     class_dim: int = -1,
-) -> Tensor:
+) -> Tensor | CrossEntropyOutputs:
     """Cross-entropy where each rank of ``group`` holds the logits of a part of the classes.
 
     It equals, on every rank, with the logits of all ranks put together in rank order and without their padding::
@@ -45,17 +88,19 @@ def vocab_parallel_cross_entropy(
 
     Rank r holds the classes that follow those of rank r - 1. By default all its columns are classes and all ranks have
     as many; ``num_classes`` or ``shard_sizes`` say otherwise. Values in padded columns never count, whatever they are,
-    and their gradient is 0. Every rank passes the same ``target`` and options.
+    and their gradient is 0. Every rank passes the same options, and the same ``target`` of class indices.
 
-    The forward communicates twice, an all-reduce of maxima and one of sums, 3 to 5 float32 for each position in all.
-    The backward does not: it gives the gradient of the rank's own logits. What comes before the output layer gets its
-    gradient from all ranks, as with every column-parallel layer, and the layer sums it up.
+    The forward communicates twice, an all-reduce of maxima and one of sums, 3 to 5 float32 for each position in all;
+    ``return_outputs`` adds one to the sums, and an all-reduce of an int32. The backward does not: it gives the gradient
+    of the rank's own logits. What comes before the output layer gets its gradient from all ranks, as with every
+    column-parallel layer, and the layer sums it up.
 
     Args:
         logits_shard: logits of this rank's classes, bfloat16 or float32: [..., columns], or with ``class_dim=1``
             [batch, columns, ...]. A rank with padding copies its logits without it, forward and backward.
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
-            shape of ``logits_shard`` without the classes.
+            shape of ``logits_shard`` without the classes; or class probabilities, floating, of the shape of
+            ``logits_shard``: those of this rank's classes.
         group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all.
         weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
         ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
@@ -69,6 +114,8 @@ def vocab_parallel_cross_entropy(
         lse_square_scale: 0 or more, the factor of the squared log-sum-exp (z-loss).
         normalizer: tensor without dimensions that replaces the divisor of the mean.
         inplace: the backward writes the gradient over the memory of ``logits_shard``.
+        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of the whole vocabulary. Where a cap
+            has made equals of the largest logits of ranks, argmax is that of the first of them.
         class_dim: -1, or 1 as in PyTorch.
 
     Returns:
@@ -76,37 +123,33 @@ def vocab_parallel_cross_entropy(
 
     Raises:
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as ``cross_entropy``, before anything is
-            communicated; class probabilities as targets are not implemented.
-        RuntimeError: ``torch.distributed`` is not initialized; ``torch.compile(fullgraph=True)``.
+            communicated.
+        RuntimeError: ``torch.distributed`` is not initialized.
         ValueError: this process is not in ``group``; the shards do not fit the logits. On the CPU, on all ranks: they
-            do not see the same shards (on other devices the loss is NaN then).
+            do not see the same shards or options (on other devices, and under torch.compile, the loss is NaN then).
     """
     options = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
-    if isinstance(target, Tensor) and target.is_floating_point():
-        raise NotImplementedError(
-            f"{_CALLER}: targets must be class indices, got {target.dtype}; for class probabilities gather the logits "
-            f"and use nkilib.torch.cross_entropy"
-        )
     check_arguments(logits_shard, target, weight, options, reduction, normalizer, class_dim, _CALLER)
     ranks, rank = _ranks(group)
     shards = shards_of_ranks(_CALLER, _columns(logits_shard, class_dim), ranks, rank, num_classes, shard_sizes)
-    check_weight(weight, shards.num_classes, soft=False, caller=_CALLER)
+    soft = target.shape == logits_shard.shape
+    check_weight(weight, shards.num_classes, soft, _CALLER)
     if inplace:
         check_inplace(logits_shard, class_dim, _CALLER)
-    losses, position_weight = _loss(
+    rows_target = as_rows(target, class_dim)[:, : shards.held] if soft else target.reshape(-1)
+    results = vocab_parallel_results(
+        _CALLER,
         as_rows(logits_shard, class_dim),
-        target.reshape(-1),
+        rows_target,
         None if weight is None else weight.to(torch.float32),
         options,
         shards,
         group,
         inplace,
-        _CALLER,
+        return_outputs,
     )
-    divisor = None
-    if reduction == "mean":
-        divisor = position_weight.sum() if normalizer is None else normalizer
-    return reduced(losses, reduction, divisor, positions_shape(logits_shard, class_dim))
+    shape = positions_shape(logits_shard, class_dim)
+    return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
 
 
 def _ranks(group: Any) -> tuple[int, int]:
@@ -128,13 +171,3 @@ def _ranks(group: Any) -> tuple[int, int]:
             f"pass get_group()"
         )
     return dist.get_world_size(group), dist.get_rank(group)
-
-
-def _loss(*arguments: Any) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_compiling():  # with fullgraph=True an error, else this part runs outside of the graph
-        raise RuntimeError(
-            f"{_CALLER}: not supported within a graph of torch.compile, since it communicates in the forward of a "
-            f"function of autograd; leave fullgraph off, or call it outside of what is compiled"
-        )
-    apply: Callable[..., tuple[Tensor, Tensor]] = VocabParallelCrossEntropy.apply
-    return apply(*arguments)

@@ -1,4 +1,4 @@
-"""Statistics of the whole vocabulary from those of its shards: one all-reduce of maxima and one of sums."""
+"""Statistics of the whole vocabulary from those of its shards: all-reduces of maxima and of sums, and of the argmax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.torch.checks import Caller
-from nkilib.torch.launch import ShardStatistics
+from nkilib.torch.launch import LossOptions, ShardStatistics
 from nkilib.torch.vocab_shards import VocabularyShards
 
 
@@ -19,16 +19,19 @@ class VocabularyStatistics(NamedTuple):
     Attributes:
         maximum: the largest logit.
         log_sum: log of the sum of exp(logit - maximum), in nats; at least 0.
-        target_logit: logit of the target, 0 at ignored positions.
-        target_weight: class weight of the target, 0 at ignored positions; None without weights.
-        logit_sum: sum of class weight times logit; None where the shards have none.
+        sums: what else has been summed over the ranks, by name. ``target_logit``, not of class probabilities: the logit
+            of the target, 0 at ignored positions. ``position_weight``, of class weights or probabilities: the weight of
+            the target, 0 at ignored positions; or the sum of the weighted and smoothed probabilities.
+            ``distance_sum``, if the shards have it: the sum of factor times (maximum - logit).
+        argmax: int32, the first class with the largest logit; [0] if the shards have none.
+        entropy: of the softmax, in nats; [0] if the shards have none.
     """
 
     maximum: Tensor
     log_sum: Tensor
-    target_logit: Tensor
-    target_weight: Tensor | None
-    logit_sum: Tensor | None
+    sums: dict[str, Tensor]
+    argmax: Tensor
+    entropy: Tensor
 
     @property
     def lse(self) -> Tensor:
@@ -37,57 +40,118 @@ class VocabularyStatistics(NamedTuple):
 
 
 def combined_statistics(
-    caller: Caller, own: ShardStatistics, shards: VocabularyShards, group: dist.ProcessGroup | None, weighted: bool
+    caller: Caller,
+    own: ShardStatistics,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    soft: bool,
 ) -> VocabularyStatistics:
-    """Communicate: every rank of the group has to call it.
+    """Communicate: every rank of the group has to call it. The formulas are those of ``docs/kernels.md``.
 
     Args:
         caller: who is named in errors.
         own: statistics of this rank's shard.
         shards: of all ranks, as this one sees them.
         group: None for all processes.
-        weighted: there are class weights.
+        class_weight: of the classes of this rank, or None.
+        options: of the loss.
+        soft: targets are class probabilities.
 
     Raises:
-        ValueError: on all ranks, the ranks do not see the same shards. On the CPU only: elsewhere reading the answer
-            would wait for the device, and the statistics are NaN instead.
+        ValueError: on all ranks, the ranks do not see the same shards or options. On the CPU only: elsewhere reading
+            the answer would wait for the device, and the statistics are NaN instead.
     """
-    maximum, agreed = _greatest(caller, own.maximum, shards, group)
+    claims = {
+        **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
+        **{name: 0.0 if value is None else value for name, value in options._asdict().items()},
+        "weight": class_weight is not None,
+        "class probabilities": soft,
+        "return_outputs": own.argmax.numel() > 0,
+    }
+    maximum, agreed = _greatest(caller, own.maximum, claims, group)
     # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
-    summands = [torch.exp((own.maximum - maximum) + own.log_sum), own.target_logit]
-    if weighted:
-        summands.append(own.position_weight)
-    has_logit_sum = own.logit_sum.shape == maximum.shape
-    if has_logit_sum:
-        summands.append(own.logit_sum)
-    sums = torch.stack(summands)
-    dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
-    return VocabularyStatistics(
-        maximum=maximum,
-        log_sum=torch.where(agreed, sums[0].log(), torch.nan),
-        target_logit=sums[1],
-        target_weight=sums[2] if weighted else None,
-        logit_sum=sums[-1] if has_logit_sum else None,
-    )
+    below = maximum - own.maximum
+    share = torch.exp(own.log_sum - below)
+    summands = {"share": share}
+    if not soft:
+        summands["target_logit"] = own.target_logit
+    if soft or class_weight is not None:
+        summands["position_weight"] = own.position_weight
+    if _is_given(own.distance_sum, maximum):
+        summands["distance_sum"] = own.distance_sum + _product(_factor_sum(own, shards, class_weight, soft), below)
+    if _is_given(own.entropy, maximum):
+        summands["entropy"] = _product(share, own.entropy + (below - own.log_sum))
+    sums = _summed(summands, group)
+    log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
+    argmax, entropy = own.argmax, own.entropy
+    if _is_given(own.argmax, maximum):
+        argmax = _argmax(own, maximum, log_sum, shards, group)
+    if _is_given(own.entropy, maximum):
+        entropy = log_sum + sums["entropy"] / sums["share"]
+    return VocabularyStatistics(maximum, log_sum, sums, argmax, entropy)
+
+
+def _is_given(values: Tensor, maximum: Tensor) -> bool:
+    return values.shape == maximum.shape
+
+
+def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
+    """The sum of the factors of this shard's classes, [N] or without dimensions."""
+    if soft:
+        return own.position_weight
+    return own.maximum.new_tensor(float(shards.held)) if class_weight is None else class_weight.sum()
+
+
+def _product(factor: Tensor, values: Tensor) -> Tensor:
+    """0 where the factor is, whatever the values are: those of a shard without classes are not finite."""
+    return torch.where(factor == 0.0, 0.0, factor * values)
+
+
+def _summed(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """The sums over all ranks, in one all-reduce."""
+    values = torch.stack(list(summands.values()))
+    dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
+    return dict(zip(summands, values.unbind(), strict=True))
+
+
+def _argmax(
+    own: ShardStatistics,
+    maximum: Tensor,
+    log_sum: Tensor,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    """The smallest class among the shards that hold the maximum; V in a row with a NaN, as the kernel has it."""
+    beyond = shards.num_classes
+    classes = torch.where(own.maximum == maximum, own.argmax, beyond)
+    dist.all_reduce(classes, op=dist.ReduceOp.MIN, group=group)
+    has_nan = log_sum.isnan() & ~maximum.isposinf()
+    return torch.where(has_nan, beyond, classes)
 
 
 def _greatest(
-    caller: Caller, maximum: Tensor, shards: VocabularyShards, group: dist.ProcessGroup | None
+    caller: Caller, maximum: Tensor, claims: dict[str, float], group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """The maximum over all shards, and whether all ranks see the same shards.
+    """The maximum over all shards, and whether all ranks make the same claims.
 
-    The sizes and their negatives go through the same all-reduce: the greatest and the least of each must be equal.
+    Claims and their negatives go through the same all-reduce: the greatest and the least of each must be equal.
     """
-    claims = [*shards.sizes, *(-size for size in shards.sizes)]
-    values = torch.cat([maximum, torch.tensor(claims, dtype=torch.float32, device=maximum.device)])
+    own = torch.tensor(list(claims.values()), dtype=torch.float32, device=maximum.device)
+    values = torch.cat([maximum, own, -own])
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
-    positions, ranks = maximum.shape[0], len(shards.sizes)
-    greatest, most, least = values[:positions], values[positions : positions + ranks], values[positions + ranks :]
+    greatest, most, least = torch.split(values, [maximum.shape[0], len(claims), len(claims)])
     agreed = (most == -least).all()
-    if values.device.type == "cpu" and not bool(agreed):
-        between = ", ".join(f"{int(-low)} to {int(high)}" for high, low in zip(most, least, strict=True))
+    may_look = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if may_look and not bool(agreed):
+        differing = ", ".join(
+            f"{name} from {-low:g} to {high:g}, here {claims[name]:g}"
+            for name, high, low in zip(claims, most.tolist(), least.tolist(), strict=True)
+            if high != -low
+        )
         raise ValueError(
-            f"{caller}: all ranks must see the same shards, but they take the classes of each rank to be [{between}], "
-            f"rank {shards.rank} {list(shards.sizes)}; pass the same shard_sizes everywhere if widths differ"
+            f"{caller}: all ranks must see the same shards and options, but they have {differing}; pass the same "
+            f"options everywhere, and the same shard_sizes where ranks have unlike widths"
         )
     return greatest, agreed

@@ -1,16 +1,20 @@
-"""Run as a program: a loss and its gradient on the pretended native device, as one line of JSON. See test_devices."""
+"""Run as a program: losses and gradients on the pretended native device, as one line of JSON. See test_devices."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import nkilib.torch.devices
 import nkilib.torch.launch
-from nkilib.torch import cross_entropy
+from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
 
 from . import pretended_neuron
 from .inputs import CLASSES, make_logits, make_targets
@@ -39,25 +43,34 @@ class OnDevice:
         return args[0] if results is given[0] else to_device(results)
 
 
-def main(inplace: bool) -> None:
-    """Print loss, gradient, cores of the launches, and whether the gradient lies over the logits."""
-    registrations = pretended_neuron.register()
-    nkilib.torch.devices.SIMULATED = False  # type: ignore[misc]
-    for name in ("extended_cross_entropy_forward", "extended_cross_entropy_backward"):
-        setattr(nkilib.torch.launch, name, OnDevice(getattr(nkilib.torch.launch, name)))
+def _found(loss_function: Callable[..., Any], inplace: bool) -> dict[str, Any]:
+    """Loss and gradient, and whether the gradient lies over the logits."""
+    cores_of_launches.clear()
     leaf = to_device(make_logits(4, 3, CLASSES)).requires_grad_()
     logits = leaf * 1.0
     target = to_device(make_targets(4, 3, ignored=-100))
-    outputs = cross_entropy(logits, target, label_smoothing=0.1, class_dim=-1, return_outputs=True, inplace=inplace)
+    outputs = loss_function(logits, target, label_smoothing=0.1, class_dim=-1, return_outputs=True, inplace=inplace)
     (gradient,) = torch.autograd.grad(outputs.loss, leaf)
-    report = {
+    return {
         "devices": sorted({tensor.device.type for tensor in (*outputs, gradient)}),
-        "cores": cores_of_launches,
+        "cores": list(cores_of_launches),
         "loss": to_cpu(outputs.loss).item(),
         "gradient": to_cpu(gradient).tolist(),
         "overwritten": torch.equal(to_cpu(logits), to_cpu(gradient)),
     }
-    print(json.dumps(report))
+
+
+def main(inplace: bool) -> None:
+    """Print what the loss gives, and the vocabulary-parallel one of two ranks, of which the other has no class."""
+    registrations = pretended_neuron.register()
+    nkilib.torch.devices.SIMULATED = False  # type: ignore[misc]
+    for name in ("extended_cross_entropy_forward", "extended_cross_entropy_backward"):
+        setattr(nkilib.torch.launch, name, OnDevice(getattr(nkilib.torch.launch, name)))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    dist.all_reduce = lambda tensor, **_: None  # what the other rank does to it
+    parallel = partial(vocab_parallel_cross_entropy, shard_sizes=[CLASSES, 0])
+    print(json.dumps({"whole": _found(cross_entropy, inplace), "in shards": _found(parallel, inplace)}))
+    dist.destroy_process_group()
     del registrations
 
 

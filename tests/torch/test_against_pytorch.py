@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -170,10 +171,22 @@ def test_the_module_is_the_function() -> None:
     further: dict[str, Any] = {"logit_softcap": 5.0, "lse_square_scale": 0.1, "class_dim": -1}
     rows = x.movedim(1, -1).contiguous()
     normalizer = torch.tensor(7.0)
-    torch.testing.assert_close(
-        CrossEntropyLoss(weight, -1, "mean", 0.2, **further)(rows, target, normalizer=normalizer),
-        cross_entropy(rows, target, weight, -1, "mean", 0.2, normalizer=normalizer, **further),
+    expected = cross_entropy(rows, target, weight, -1, "mean", 0.2, normalizer=normalizer, **further)
+    assert torch.equal(
+        CrossEntropyLoss(weight, -1, "mean", 0.2, **further)(rows, target, normalizer=normalizer), expected
     )
+    kept = CrossEntropyLoss(weight, -1, "mean", 0.2, normalizer=normalizer, **further)
+    assert torch.equal(kept(rows, target), expected)
+    assert torch.equal(kept(rows, target, normalizer=2.0 * normalizer), expected / 2.0)
+    assert "normalizer" not in kept.state_dict()
+
+
+def test_the_module_takes_every_argument_of_the_function() -> None:
+    function = list(inspect.signature(cross_entropy).parameters.values())[2:]
+    module = list(inspect.signature(CrossEntropyLoss).parameters.values())
+    assert [(each.name, each.default, each.kind) for each in module] == [
+        (each.name, each.default, each.kind) for each in function
+    ]
 
 
 def test_statistics_and_loss_are_float32_for_bfloat16_logits() -> None:

@@ -39,16 +39,19 @@ def run_on_pretended_neuron(lnc: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("lnc", "cores"), [("1", 1), ("2", 2), ("", 2)])
 def test_a_native_device_gives_the_results_of_the_cpu(lnc: str, cores: int) -> None:
     inplace = lnc == "2"
-    report = run_on_pretended_neuron(lnc, *(["inplace"] if inplace else []))
+    reports = run_on_pretended_neuron(lnc, *(["inplace"] if inplace else []))
     x = make_logits(4, 3, CLASSES).requires_grad_()
     loss = cross_entropy(x, make_targets(4, 3, ignored=-100), label_smoothing=0.1, class_dim=-1)
     loss.backward()
     assert x.grad is not None
-    assert report["loss"] == loss.item()
-    assert report["gradient"] == x.grad.tolist()
-    assert report["cores"] == [cores, cores]
-    assert report["devices"] == ["neuron"]
-    assert report["overwritten"] == inplace
+    assert reports["whole"]["loss"] == loss.item()
+    assert reports["whole"]["gradient"] == x.grad.tolist()
+    assert reports["in shards"]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(torch.tensor(reports["in shards"]["gradient"]), x.grad)
+    for report in reports.values():
+        assert report["cores"] == [cores, cores]
+        assert report["devices"] == ["neuron"]
+        assert report["overwritten"] == inplace
 
 
 REFUSED = """

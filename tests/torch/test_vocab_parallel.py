@@ -16,7 +16,7 @@ from tests.fresh_python import CHECKOUT
 
 from .inputs import exact
 from .telling import assert_gradient, assert_loss
-from .vocab_parallel_cases import Case, all_cases, all_ignored, logits_and_targets, truth
+from .vocab_parallel_cases import POSITIONS, Case, all_cases, all_ignored, logits_and_targets, truth
 from .vocab_parallel_run import PROCESSES
 
 Found = list[dict[str, Any]]
@@ -82,28 +82,57 @@ def _gradient_scale(case: Case) -> float:
 @pytest.mark.parametrize("case", _parameters(all_cases))
 def test_loss_and_gradients_are_those_of_the_whole(case: Case, found_by_ranks: dict[int, Found]) -> None:
     found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
-    expected, expected_gradient = truth(case)
+    expected = truth(case)
     loss = found[0]["loss"]
     assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
-    terms = expected_gradient[..., 0].numel() if case.reduction == "sum" else 1
-    assert_loss(loss, expected, 1.0 if case.kind == "confident" else MAGNITUDE * terms)
-    shards = _classes(case, [each["gradient"] for each in found])
+    terms = expected["gradient"][..., 0].numel() if case.reduction == "sum" else 1
+    assert_loss(loss, expected["loss"], 1.0 if case.kind == "confident" else MAGNITUDE * terms)
     assert all(each["gradient"].dtype == case.dtype for each in found)
     scale = _gradient_scale(case)
-    # The gradient of a whole vocabulary is that of its shards side by side, in this order only.
-    rows, exact_rows = torch.cat(shards, -1), expected_gradient
-    assert_gradient(rows.flatten(0, -2), exact_rows.flatten(0, -2), scale)
-    if sum(size > 0 for size in case.sizes) > 1:
+    _assert_shards(_classes(case, [each["gradient"] for each in found]), expected["gradient"], scale)
+    if case.kind == "probabilities":
+        # A factor is 1.5 at most, and what it is multiplied with a difference of logits, not a softmax.
+        of_targets = _classes(case, [each["target_gradient"] for each in found])
+        if case.options.get("label_smoothing") == 1.0:
+            assert not any(each.any() for each in of_targets)
+        else:
+            _assert_shards(of_targets, expected["target_gradient"], scale * MAGNITUDE)
+
+
+def _assert_shards(shards: list[Tensor], exact_rows: Tensor, scale: float) -> None:
+    """The gradient of a whole vocabulary is that of its shards side by side, in this order only."""
+    assert_gradient(torch.cat(shards, -1).flatten(0, -2), exact_rows.flatten(0, -2), scale)
+    if sum(each.shape[-1] > 0 for each in shards) > 1:
         with pytest.raises(AssertionError):
             assert_gradient(torch.cat(shards[::-1], -1).flatten(0, -2), exact_rows.flatten(0, -2), scale)
 
 
+@pytest.mark.parametrize(
+    "case", [each for each in _parameters(all_cases) if "return_outputs" in each.values[0].options]
+)
+def test_outputs_are_those_of_the_whole_on_every_rank(case: Case, found_by_ranks: dict[int, Found]) -> None:
+    found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
+    expected = truth(case)
+    names = {"lse", "z_loss", "argmax", "entropy", *(["logprob"] if case.kind != "probabilities" else [])}
+    for name in sorted(names):
+        values = found[0][name]
+        assert all(torch.equal(each[name], values) for each in found), name
+        if name == "argmax":
+            assert values.dtype == torch.int64 and torch.equal(values, expected[name])
+        elif expected[name].any():
+            terms = 15.0 * POSITIONS if name == "z_loss" and case.reduction == "sum" else 1.0
+            assert_loss(values, expected[name], MAGNITUDE * terms)
+        else:
+            assert not values.any(), name
+
+
 @pytest.mark.parametrize("case", _parameters(all_cases))
-def test_the_forward_communicates_twice_and_the_backward_not_at_all(
+def test_the_forward_communicates_twice_or_for_argmax_thrice_and_the_backward_not_at_all(
     case: Case, found_by_ranks: dict[int, Found]
 ) -> None:
     for each in found_by_ranks[len(case.sizes)]:
-        assert each[case.name]["all_reduces"] == (2, 0)
+        forward = 3 if "return_outputs" in case.options else 2
+        assert each[case.name]["all_reduces"] == (forward, 0)
         in_place = case.options.get("inplace", False)
         has_columns = each[case.name]["gradient"].numel() > 0
         if has_columns:
@@ -127,12 +156,22 @@ def test_all_ignored_is_what_pytorch_makes_of_it(case: Case, found_by_ranks: dic
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
+def test_a_full_graph_of_torch_compile_gives_equal_results(ranks: int, found_by_ranks: dict[int, Found]) -> None:
+    for each in found_by_ranks[ranks]:
+        expected, actual = each["compiled"]["expected"], each["compiled"]["actual"]
+        assert expected[1].any() and all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
     refusals = [each["refusals"] for each in found_by_ranks[ranks]]
-    for each in refusals:
-        for kind in ("unlike widths", "unlike sizes"):
+    for rank, each in enumerate(refusals):
+        for kind in ("unlike widths", "unlike sizes", "unlike options"):
             assert each[kind].startswith("ValueError: vocab_parallel_cross_entropy: all ranks must see the same shards")
-            assert "pass the same shard_sizes" in each[kind]
+            assert "the same shard_sizes where ranks have unlike widths" in each[kind]
+        assert f"they have classes of rank 0 from 2 to {ranks + 1}, here {rank + 2};" in each["unlike sizes"]
+        smoothing = f"label_smoothing from 0 to {0.1 * (ranks - 1):g}, here {0.1 * rank:g}"
+        assert f"they have {smoothing}, return_outputs from 0 to 1, here {int(rank == 0)};" in each["unlike options"]
         outside = rf"IndexError: vocab_parallel_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
         assert each["target"].startswith(outside)
         assert each["target, no classes here"].startswith(outside)

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from nkilib.torch import vocab_parallel_cross_entropy
+from nkilib.torch import CrossEntropyOutputs, vocab_parallel_cross_entropy
 
-from .inputs import POSITIONS, make_logits, make_targets, make_weight
+from .inputs import POSITIONS, make_logits, make_probabilities, make_targets, make_weight
+from .telling import assert_gradient, assert_loss
 
 COLUMNS = 8
 X, T = make_logits(POSITIONS, COLUMNS), make_targets(POSITIONS, classes=2 * COLUMNS)
@@ -36,7 +38,8 @@ def _two_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def loss_of(x: Any = X, target: Any = T, group: Any = None, **arguments: Any) -> Tensor:
-    return vocab_parallel_cross_entropy(x, target, group, **arguments)
+    loss: Tensor = vocab_parallel_cross_entropy(x, target, group, **arguments)
+    return loss
 
 
 REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
@@ -44,10 +47,15 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "float16": (TypeError, lambda: loss_of(X.half()), r"train in bfloat16, or pass logits_shard.float\(\)"),
     "batch": (ValueError, lambda: loss_of(X, T[:3]), r"Expected input batch_size \(6\) to match target"),
     "reduction": (ValueError, lambda: loss_of(reduction="avg"), "'avg' is not a valid value for reduction"),
-    "probabilities": (
-        NotImplementedError,
-        lambda: loss_of(X, X.softmax(1)),
-        "targets must be class indices, got torch.float32; for class probabilities gather the logits",
+    "floating targets of another shape": (
+        RuntimeError,
+        lambda: loss_of(X, X[:, 0].abs()),
+        r"to be an integer type, but got torch.float32; class probabilities have the shape of logits_shard, \(6, 8\)",
+    ),
+    "probabilities of all ranks": (
+        RuntimeError,
+        lambda: loss_of(X, make_probabilities(POSITIONS, 2 * COLUMNS)),
+        r"class probabilities have the shape of logits_shard, \(6, 8\)",
     ),
     "weight of the shard alone": (
         RuntimeError,
@@ -144,68 +152,117 @@ def test_in_place_a_later_use_of_the_logits_raises() -> None:
         (other + loss).backward()
 
 
-def test_torch_compile_leaves_it_out_of_its_graphs() -> None:
+COMPILED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {
+        "weight": make_weight(2 * COLUMNS - 1),
+        "num_classes": 2 * COLUMNS - 1,
+        "reduction": "none",
+        "label_smoothing": 0.1,
+        "logit_softcap": 5.0,
+        "lse_square_scale": 0.1,
+    },
+    "outputs": {"return_outputs": True},
+}
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("arguments", COMPILED.values(), ids=COMPILED)
+def test_a_full_graph_gives_equal_results(arguments: dict[str, Any], soft: bool) -> None:
     torch._dynamo.reset()
-    x = X.clone().requires_grad_()
+    x, target = X.clone().requires_grad_(), make_probabilities(POSITIONS, COLUMNS) if soft else T % (2 * COLUMNS - 1)
+    group = dist.group.WORLD
 
-    def doubled(logits: Tensor) -> Tensor:
-        return loss_of(2.0 * logits)
+    def results(logits: Tensor) -> tuple[Tensor, ...]:
+        returned = vocab_parallel_cross_entropy(2.0 * logits, target, group, **arguments)
+        outputs = returned if isinstance(returned, CrossEntropyOutputs) else (returned,)
+        return tuple(each for each in outputs if each is not None)
 
-    losses = [doubled(x), torch.compile(doubled, backend="aot_eager")(x)]
-    assert torch.equal(*losses)
-    assert torch.equal(*(torch.autograd.grad(loss, x)[0] for loss in losses))
+    expected, actual = results(x), torch.compile(results, backend="aot_eager", fullgraph=True)(x)
+    assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
+    sums = [sum(each.sum() for each in found if each.requires_grad) for found in (expected, actual)]
+    gradients = [torch.autograd.grad(each, x)[0] for each in sums]  # type: ignore[arg-type]
+    assert gradients[0].any() and torch.equal(*gradients)
 
 
-def test_a_full_graph_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_in_place_torch_compile_is_refused(fullgraph: bool) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"not supported within a graph of torch.compile, since it communicates"):
+    compiled = torch.compile(lambda x: loss_of(2.0 * x, inplace=True), backend="aot_eager", fullgraph=fullgraph)
+    with pytest.raises(RuntimeError, match="trace a backward that overwrites what the forward saved"):
         compiled(X.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_probabilities_and_class_weights_may_require_grad(weighted: bool, smoothing: float) -> None:
+    """This rank has all classes and the other one none, so the gradients are those of the whole."""
+    y = make_probabilities(POSITIONS, COLUMNS)
+    weight = make_weight(COLUMNS) if weighted else None
+    leaves = [each.clone().requires_grad_() for each in (X, y, weight) if each is not None]
+    exact = [each.detach().double().requires_grad_() for each in leaves]
+    arguments: dict[str, Any] = {"reduction": "sum", "label_smoothing": smoothing}
+    expected = F.cross_entropy(*exact, **arguments)
+    padded = F.pad(leaves[1], (0, 1), value=torch.nan)
+    actual = vocab_parallel_cross_entropy(
+        F.pad(leaves[0], (0, 1)), padded, weight=leaves[2] if weighted else None, shard_sizes=[COLUMNS, 0], **arguments
+    )
+    assert_loss(actual.detach(), expected.detach(), 30.0 * POSITIONS)
+    pairs = zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, exact), strict=True)
+    for gradient, truth in pairs:
+        assert_gradient(gradient, truth, 30.0)
 
 
 def _leave(tensor: Tensor, **_: Any) -> None:
     """An all-reduce of the two ranks that hold the same."""
 
 
+@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_no_value_is_looked_at(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_value_is_looked_at(reduction: str, soft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """``meta`` tensors have no values, and stand for a device, since the CPU alone is allowed to look."""
     monkeypatch.setattr(dist, "all_reduce", _leave)
     x = torch.empty(2, 3, COLUMNS, device="meta", dtype=torch.bfloat16, requires_grad=True)
-    loss = vocab_parallel_cross_entropy(
+    target = torch.empty_like(x) if soft else torch.empty(2, 3, device="meta", dtype=torch.int64)
+    outputs = vocab_parallel_cross_entropy(
         x,
-        torch.empty(2, 3, device="meta", dtype=torch.int64),
+        target,
         weight=torch.empty(2 * COLUMNS - 1, device="meta"),
         num_classes=2 * COLUMNS - 1,
         reduction=reduction,
         label_smoothing=0.1,
         logit_softcap=30.0,
         lse_square_scale=1e-4,
+        return_outputs=True,
     )
-    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    (gradient,) = torch.autograd.grad(outputs.loss.sum() + outputs.lse.sum(), x)
     assert (gradient.shape, gradient.dtype, gradient.device.type) == (x.shape, x.dtype, "meta")
-    assert loss.shape == ((2, 3) if reduction == "none" else ())
+    assert outputs.loss.shape == ((2, 3) if reduction == "none" else ())
+    assert outputs.argmax.shape == outputs.entropy.shape == outputs.lse.shape == (2, 3)
 
 
 def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """There nothing is read back: the other rank's claims come with the maxima."""
     from nkilib.torch import vocab_statistics
     from nkilib.torch.checks import Caller
-    from nkilib.torch.launch import ShardStatistics
+    from nkilib.torch.launch import LossOptions, ShardStatistics
     from nkilib.torch.vocab_shards import VocabularyShards
 
-    own = ShardStatistics(*(torch.zeros(3) for _ in range(4)), torch.zeros(0))
+    own = ShardStatistics(*(torch.zeros(3) for _ in range(4)), *(torch.zeros(0) for _ in range(3)))
     agreed = torch.tensor(False)
     monkeypatch.setattr(vocab_statistics, "_greatest", lambda *_: (own.maximum, agreed))
     shards = VocabularyShards((4, 4), 0)
-    combined = vocab_statistics.combined_statistics(Caller(), own, shards, None, weighted=False)
+    combined = vocab_statistics.combined_statistics(Caller(), own, shards, None, None, LossOptions(), soft=False)
     assert combined.log_sum.isnan().all()
 
 
 def test_opcheck_of_the_operators_of_a_shard() -> None:
     shard: dict[str, Any] = {"first_class": 3, "num_classes": 2 * COLUMNS, "label_smoothing": 0.1}
     weight, ops = make_weight(COLUMNS), torch.ops.nkilib
-    torch.library.opcheck(ops.cross_entropy_shard_statistics.default, (X, T, weight), {**shard, "with_logit_sum": True})
+    asked_for = {"with_distance_sum": True, "with_argmax": True, "with_entropy": True}
+    for target in (T, make_probabilities(POSITIONS, COLUMNS)):
+        for more in ({}, asked_for):
+            torch.library.opcheck(ops.cross_entropy_shard_statistics.default, (X, target, weight), {**shard, **more})
     per_position = make_logits(4, POSITIONS, seed=5)
     for operator in (ops.cross_entropy_backward.default, ops.cross_entropy_backward_.default):
         given = (X.clone(), T, *per_position[:3], None, weight, per_position[3])

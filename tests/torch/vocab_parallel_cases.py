@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .inputs import make_logits, make_targets, make_weight
-from .test_outputs import formula
+from .inputs import make_logits, make_probabilities, make_targets, make_weight
+from .test_outputs import capped, formula
 
 POSITIONS: Final = 6
 # What stands in padded columns: each of them changes a loss that it gets into.
@@ -72,9 +72,9 @@ class Case:
 def logits_and_targets(case: Case) -> tuple[Tensor, Tensor]:
     """Logits [*shape, V] of all ranks, rounded to the type of the case, and class indices of ``shape``.
 
-    Kinds: ``normal``; ``first`` and ``last``, all targets within the shard of one rank; ``confident``, the target has
-    a probability of 0.999; ``offset``, around 100,000, where a unit of float32 is 2^-7; ``masked``, all classes of rank
-    0 are -inf; ``all ignored``.
+    Kinds: ``normal``; ``probabilities``, targets [*shape, V] float32; ``first`` and ``last``, all targets within the
+    shard of one rank; ``confident``, the target has a probability of 0.999; ``offset``, around 100,000, where a unit of
+    float32 is 2^-7; ``masked``, all classes of rank 0 are -inf; ``all ignored``.
     """
     classes = case.num_classes
     logits = make_logits(*case.shape, classes, dtype=torch.float32)
@@ -92,7 +92,9 @@ def logits_and_targets(case: Case) -> tuple[Tensor, Tensor]:
         logits[..., : case.sizes[0]] = -torch.inf
         target = case.sizes[0] + target % (classes - case.sizes[0])
     ignored = case.options.get("ignore_index", IGNORED)
-    if case.kind == "all ignored":
+    if case.kind == "probabilities":
+        target = make_probabilities(*case.shape, classes, class_dim=-1)
+    elif case.kind == "all ignored":
         target = torch.full_like(target, ignored)
     elif case.kind == "normal":
         target.view(-1)[1::3] = ignored
@@ -108,23 +110,51 @@ def shard(case: Case, whole: Tensor, rank: int) -> Tensor:
     return columns.movedim(-1, case.class_dim).contiguous()
 
 
-def truth(case: Case) -> tuple[Tensor, Tensor]:
-    """Loss and gradient of the unsharded logits [*shape, V] in float64."""
+def objective(case: Case, loss: Tensor, lse: Tensor | None = None, logprob: Tensor | None = None) -> Tensor:
+    """What the backward starts from: the loss of every position times the upstream gradient of the case, and lse and
+    logprob, where there are any, with gradients of their own."""
+    upstream = case.upstream()
+    total = loss.sum() if upstream is None else (loss * upstream.to(loss.dtype)).sum()
+    for seed, values in ((10, lse), (11, logprob)):
+        if values is not None:
+            total = total + (values * make_logits(*case.shape, seed=seed).to(values.dtype)).sum()
+    return total
+
+
+def truth(case: Case) -> dict[str, Tensor]:
+    """What the unsharded logits [*shape, V] give in float64, by name: ``gradient`` and ``target_gradient`` of the
+    objective, and the outputs."""
     logits, target = logits_and_targets(case)
     x = logits.double().reshape(-1, case.num_classes).requires_grad_()
     arguments = case.arguments()
-    target = torch.where(target == arguments.get("ignore_index", IGNORED), IGNORED, target).reshape(-1)
+    if case.kind == "probabilities":
+        y = target.double().reshape(-1, case.num_classes).requires_grad_()
+        valid = torch.ones(len(x), dtype=torch.bool)
+    else:
+        y = torch.where(target == arguments.get("ignore_index", IGNORED), IGNORED, target).reshape(-1)
+        valid = y != IGNORED
     kept = {name: arguments[name] for name in ("weight", "label_smoothing") if name in arguments}
     softcap, scale = arguments.get("logit_softcap"), arguments.get("lse_square_scale", 0.0)
     normalizer, reduction = arguments.get("normalizer"), case.reduction
-    loss = formula(x, target, softcap, scale, reduction if normalizer is None else "sum", **kept)
+    reduced = reduction if normalizer is None else "sum"
+    loss, without = (formula(x, y, softcap, each, reduced, **kept) for each in (scale, 0.0))
     if normalizer is not None:
-        loss = loss / normalizer.double()
-    upstream = case.upstream()
-    loss.backward(None if upstream is None else upstream.double().reshape(-1))
+        loss, without = loss / normalizer.double(), without / normalizer.double()
+    loss, without = (each.reshape(case.shape) if reduction == "none" else each for each in (loss, without))
+    z = capped(x, softcap)
+    lse = z.logsumexp(1).reshape(case.shape)
+    found = {"loss": loss, "z_loss": loss - without, "lse": lse, "argmax": x.argmax(1).reshape(case.shape)}
+    found["entropy"] = torch.distributions.Categorical(logits=z).entropy().reshape(case.shape)
+    if case.kind != "probabilities":
+        of_target = z.log_softmax(1).gather(1, y.clamp(min=0)[:, None])[:, 0]
+        found["logprob"] = torch.where(valid, of_target, 0.0).reshape(case.shape)
+    has_outputs = case.options.get("return_outputs", False)
+    objective(case, loss, *((lse, found.get("logprob")) if has_outputs else ())).backward()
     assert x.grad is not None
-    shaped = loss.detach().reshape(case.shape) if reduction == "none" else loss.detach()
-    return shaped, x.grad.reshape(logits.shape)
+    found["gradient"] = x.grad.reshape(logits.shape)
+    if y.grad is not None:
+        found["target_gradient"] = y.grad.reshape(logits.shape)
+    return {name: values.detach() for name, values in found.items()}
 
 
 _RAGGED: Final = {2: (11, 4), 3: (9, 1, 5)}
@@ -148,6 +178,16 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "logit_softcap": 5.0,
         "lse_square_scale": 0.05,
         "inplace": True,
+    },
+}
+_OUTPUTS: Final[dict[str, dict[str, Any]]] = {
+    "outputs": {},
+    "all outputs of a sum": {
+        "weight": True,
+        "reduction": "sum",
+        "label_smoothing": 0.1,
+        "logit_softcap": 5.0,
+        "lse_square_scale": 0.05,
     },
 }
 
@@ -182,7 +222,11 @@ def _hard_rows(ranks: int, dtype: torch.dtype) -> list[Case]:
     ragged = _RAGGED[ranks]
     layout: dict[str, Any] = {"shard_sizes": list(ragged)}
     kinds = ["confident", "masked", *(["offset"] if dtype == torch.float32 else [])]
-    return [Case(f"{kind} {dtype}", ragged, ragged, layout, dtype, {"reduction": "none"}, kind) for kind in kinds]
+    cases = [Case(f"{kind} {dtype}", ragged, ragged, layout, dtype, {"reduction": "none"}, kind) for kind in kinds]
+    if dtype == torch.float32:
+        smoothing = {"reduction": "none", "label_smoothing": 0.1}
+        cases.append(Case("smoothing around 100,000", ragged, ragged, layout, dtype, smoothing, "offset"))
+    return cases
 
 
 def all_cases(ranks: int) -> list[Case]:
@@ -193,8 +237,33 @@ def all_cases(ranks: int) -> list[Case]:
         for name, options in _OPTIONS.items():
             layout: dict[str, Any] = {"shard_sizes": list(ragged)}
             cases.append(Case(f"{name} {dtype}", ragged, ragged, layout, dtype, options))
+            if "ignore_index" not in options:
+                cases.append(Case(f"soft {name} {dtype}", ragged, ragged, layout, dtype, options, "probabilities"))
         cases += _hard_rows(ranks, dtype)
+        cases += _with_outputs(ranks, dtype)
     return cases
+
+
+def _with_outputs(ranks: int, dtype: torch.dtype) -> list[Case]:
+    ragged = _RAGGED[ranks]
+    padded = tuple(size + rank for rank, size in enumerate(ragged))
+    with_empty = (0, *ragged[1:])
+    return [
+        Case(
+            f"{kind}, {name} {dtype} {sizes}",
+            sizes,
+            widths,
+            {"shard_sizes": list(sizes)},
+            dtype,
+            {**options, "return_outputs": True},
+            kind,
+        )
+        for kind in ("normal", "probabilities", "masked")
+        for name, options in _OUTPUTS.items()
+        for sizes, widths in ((ragged, padded), (with_empty, with_empty))
+        # What smoothing makes of a mask is infinite, and an empty shard cannot be masked.
+        if kind != "masked" or (name == "outputs" and sizes == ragged)
+    ]
 
 
 def all_ignored(ranks: int) -> list[Case]:

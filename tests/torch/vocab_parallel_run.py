@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import torch
 import torch._dynamo  # what the first call of an operator imports, once for all processes
@@ -19,9 +20,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import nkilib.simulator
-from nkilib.torch import vocab_parallel_cross_entropy
+from nkilib.torch import CrossEntropyOutputs, vocab_parallel_cross_entropy
 
-from .vocab_parallel_cases import Case, all_cases, all_ignored, logits_and_targets, shard
+from .inputs import make_logits, make_targets
+from .vocab_parallel_cases import Case, all_cases, all_ignored, logits_and_targets, objective, shard
 
 PROCESSES: Final = 3
 PAIR: Final = [1, 2]
@@ -37,17 +39,26 @@ def _counted_all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def run(case: Case, group: dist.ProcessGroup | None) -> Results:
-    """The loss, the gradient of this rank's shard, and the all-reduces that each took."""
+    """The results, the gradients of this rank's shard, and the all-reduces that each took."""
     whole, target = logits_and_targets(case)
-    leaf = shard(case, whole, dist.get_rank(group)).requires_grad_()
+    rank = dist.get_rank(group)
+    leaf = shard(case, whole, rank).requires_grad_()
     logits = leaf.clone()
+    if case.kind == "probabilities":
+        target = shard(case, target, rank).requires_grad_()
     _all_reduces.clear()
-    loss = vocab_parallel_cross_entropy(logits, target, group, **case.arguments())
+    returned = vocab_parallel_cross_entropy(logits, target, group, **case.arguments())
     forward = len(_all_reduces)
-    loss.backward(case.upstream())
+    if isinstance(returned, CrossEntropyOutputs):
+        outputs = {name: values for name, values in returned._asdict().items() if values is not None}
+        objective(case, returned.loss, returned.lse, returned.logprob).backward()
+    else:
+        outputs = {"loss": returned}
+        objective(case, returned).backward()
     return {
-        "loss": loss.detach(),
+        **{name: values.detach() for name, values in outputs.items()},
         "gradient": leaf.grad,
+        "target_gradient": target.grad,
         "all_reduces": (forward, len(_all_reduces) - forward),
         "overwritten": torch.equal(logits, leaf.grad),  # type: ignore[arg-type]
         "kept": torch.equal(logits.nan_to_num(), leaf.nan_to_num()),
@@ -74,6 +85,9 @@ def refusals(group: dist.ProcessGroup | None) -> Results:
         "unlike sizes": lambda: vocab_parallel_cross_entropy(
             logits, target, group, shard_sizes=[2 + rank] + [2] * (ranks - 1)
         ),
+        "unlike options": lambda: vocab_parallel_cross_entropy(
+            logits[:, :5], target, group, label_smoothing=0.1 * rank, return_outputs=rank == 0
+        ),
         "target": lambda: vocab_parallel_cross_entropy(logits[:, :5], outside, group),
         "target, no classes here": lambda: vocab_parallel_cross_entropy(
             logits[:, : empty[rank]], outside, group, shard_sizes=empty
@@ -82,10 +96,26 @@ def refusals(group: dist.ProcessGroup | None) -> Results:
     return {name: _message(call) for name, call in calls.items()}
 
 
+def compiled(group: dist.ProcessGroup | None) -> Results:
+    """A whole graph of torch.compile, collectives included, beside the call as it is."""
+
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    target = make_targets(4, classes=5 * ranks)
+    x = make_logits(4, 5 * ranks)[:, 5 * rank : 5 * (rank + 1)].clone().requires_grad_()
+
+    def loss_of(logits: torch.Tensor) -> torch.Tensor:
+        return vocab_parallel_cross_entropy(2.0 * logits, target, group, label_smoothing=0.1)
+
+    with mock.patch.object(dist, "all_reduce", _all_reduce):  # the one that the compiler knows
+        losses = [loss_of(x), torch.compile(loss_of, backend="aot_eager", fullgraph=True)(x)]
+    found = [(loss.detach(), torch.autograd.grad(loss, x)[0]) for loss in losses]
+    return {"expected": found[0], "actual": found[1]}
+
+
 def _found_by(group: dist.ProcessGroup | None) -> Results:
     ranks = dist.get_world_size(group)
     found = {case.name: run(case, group) for case in (*all_cases(ranks), *all_ignored(ranks))}
-    return {**found, "refusals": refusals(group)}
+    return {**found, "refusals": refusals(group), "compiled": compiled(group)}
 
 
 def main(rank: int, directory: Path) -> None:
