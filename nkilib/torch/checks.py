@@ -98,9 +98,9 @@ def check_inplace(input: Tensor, class_dim: int, caller: Caller = CROSS_ENTROPY)
         )
     if not is_view_as_rows(input, class_dim):
         raise ValueError(
-            f"{caller}: inplace=True requires logits whose classes lie next to each other in memory, got shape "
-            f"{tuple(input.shape)}, strides {input.stride()} and class_dim={class_dim}, which take a copy; keep the "
-            f"classes last and pass class_dim=-1"
+            f"{caller}: inplace=True requires contiguous logits with the classes last, got shape {tuple(input.shape)}, "
+            f"strides {input.stride()} and class_dim={class_dim}, which take a copy; keep the classes last and pass "
+            f"class_dim=-1, and shift or mask the targets instead of slicing the logits"
         )
 
 

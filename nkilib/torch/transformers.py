@@ -5,7 +5,7 @@ It has the signature that ``transformers`` calls, and does not import it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from nkilib.torch.functional import cross_entropy
 from nkilib.torch.launch import TILE_DTYPES
+
+# Arguments of cross_entropy that have no meaning here. Ignored with all else that a model hands on, they would seem to.
+_NOT_HANDED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))
 
 
 def causal_lm_loss(
@@ -23,15 +26,19 @@ def causal_lm_loss(
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
     *,
+    label_smoothing: float = 0.0,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
     inplace: bool = False,
     **kwargs: Any,
 ) -> Tensor:
     """Cross-entropy of every token with the one after it, as ``transformers.loss.loss_utils.ForCausalLMLoss``.
 
-    Assign it to a model once; the model's ``forward`` calls it when it is given labels::
+    Assign it to a model once, before anything wraps the model; its ``forward`` calls it when it is given labels::
 
         model.loss_function = causal_lm_loss
         model.loss_function = functools.partial(causal_lm_loss, inplace=True)  # the logits' memory becomes the gradient
+        model.loss_function = functools.partial(causal_lm_loss, lse_square_scale=1e-4)  # z-loss
 
     It equals, with ``shifted = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]``::
 
@@ -49,6 +56,8 @@ def causal_lm_loss(
         ignore_index: label of tokens that are no target, as padding.
         shift_labels: [..., sequence] integer, or flat, the target of every position; replaces ``labels``, as sequence
             parallelism needs it, where the token after the last of a rank is on another one.
+        label_smoothing, logit_softcap, lse_square_scale: as :func:`nkilib.torch.cross_entropy`. A model that caps its
+            logits itself, as Gemma 2 does, needs no ``logit_softcap``.
         inplace: the backward writes the gradient over the memory of ``logits``, which are the ``logits`` of the
             model's output.
         kwargs: what else a model hands on; ignored, as there.
@@ -59,9 +68,16 @@ def causal_lm_loss(
     Raises:
         ValueError: neither ``labels`` nor ``shift_labels`` is given; ``vocab_size`` is not the last dimension of
             ``logits``; ``num_items_in_batch`` has more elements than one.
-        RuntimeError: there are not as many labels as positions.
-        TypeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
+            There are not as many labels as positions.
+        TypeError: an argument of ``cross_entropy`` that cannot be handed on, as ``weight``.
+        RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
     """
+    refused = sorted(_NOT_HANDED_ON & kwargs.keys())
+    if refused:
+        raise TypeError(
+            f"causal_lm_loss: {', '.join(refused)} cannot be handed on to cross_entropy; call it yourself, with the "
+            f"logits of the model's output"
+        )
     if logits.shape[-1] != vocab_size:
         raise ValueError(
             f"causal_lm_loss: vocab_size must be the last dimension of logits, got {vocab_size} and logits of shape "
@@ -72,11 +88,21 @@ def causal_lm_loss(
             raise ValueError("causal_lm_loss: labels or shift_labels must be given, got neither; pass labels")
         # Every position keeps a row, the last one without a target, so that shapes do not depend on values.
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    target = shift_labels.to(logits.device).reshape(logits.shape[:-1])
+    positions = logits.shape[:-1]
+    if shift_labels.numel() != positions.numel():
+        raise ValueError(
+            f"causal_lm_loss: there must be a label for each of the {positions.numel()} positions of logits, "
+            f"{tuple(positions)}, got {shift_labels.numel()} of shape {tuple(shift_labels.shape)}; where "
+            f"logits_to_keep shortens the logits, shorten the labels likewise"
+        )
+    target = shift_labels.to(logits.device).reshape(positions)
     return cross_entropy(
         logits if logits.dtype in TILE_DTYPES else logits.float(),
         target,
         ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        logit_softcap=logit_softcap,
+        lse_square_scale=lse_square_scale,
         normalizer=_normalizer(num_items_in_batch, logits.device),
         inplace=inplace,
         class_dim=-1,

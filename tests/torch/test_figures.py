@@ -20,7 +20,7 @@ from tests.fresh_python import CHECKOUT
 from .memory_run import CLASSES, POSITIONS
 
 LOGITS_MIB = POSITIONS * CLASSES * 2 / 2**20
-SIMULATOR_MIB = 100  # 45 were measured
+SIMULATOR_MIB = 100  # 37 to 45 were measured
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
@@ -58,19 +58,24 @@ def relative_error(loss: Loss, logits: Tensor, target: Tensor, reduction: str) -
     return abs(loss(logits, target, reduction=reduction).item() - exact) / exact
 
 
+# Half a unit of float32 for the result, and the sum of as many losses in pieces.
+ERROR_OF_A_LOSS = 2e-7
+
+
+@pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize(
-    ("positions", "classes", "reduction", "error_of_pytorch", "error_here"),
-    [(512, 128_256, "mean", 1e-3, 1e-7), (65_536, 32, "sum", 1e-3, 1e-6)],
+    ("positions", "classes", "reduction", "least_of_pytorch", "most_of_pytorch"),
+    [(512, 128_256, "mean", 5e-4, 8e-3), (65_536, 32, "sum", 2e-3, 6e-3)],
 )
 def test_error_of_the_loss(
-    positions: int, classes: int, reduction: str, error_of_pytorch: float, error_here: float
+    positions: int, classes: int, reduction: str, least_of_pytorch: float, most_of_pytorch: float, seed: int
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     logits = (2.5 * torch.randn(positions, classes, generator=generator)).bfloat16()
     target = torch.randint(classes, (positions,), generator=generator)
-    assert relative_error(F.cross_entropy, logits, target, reduction) > error_of_pytorch
-    assert relative_error(of_float, logits, target, reduction) < error_here
-    assert relative_error(cross_entropy, logits, target, reduction) < error_here
+    assert least_of_pytorch < relative_error(F.cross_entropy, logits, target, reduction) < most_of_pytorch
+    assert relative_error(of_float, logits, target, reduction) < ERROR_OF_A_LOSS
+    assert relative_error(cross_entropy, logits, target, reduction) < ERROR_OF_A_LOSS
 
 
 def test_error_of_the_gradient_at_a_confident_target() -> None:

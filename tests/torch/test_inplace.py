@@ -102,6 +102,18 @@ def test_logits_that_would_be_copied_are_refused() -> None:
         cross_entropy(leaf.clone(), make_targets(2, 3), inplace=True)
 
 
+def test_sliced_logits_are_refused_and_told_to_shift_the_targets() -> None:
+    """One sequence is contiguous without its last position, two are not: the rows have a gap."""
+    for batch in (1, 2):
+        leaf = make_logits(batch, 4, CLASSES).requires_grad_()
+        sliced, target = (leaf * 1.0)[:, :-1], make_targets(batch, 3)
+        if batch == 1:
+            cross_entropy(sliced, target, inplace=True, class_dim=-1)
+        else:
+            with pytest.raises(ValueError, match=r"requires contiguous logits.* shift or mask the targets instead of"):
+                cross_entropy(sliced, target, inplace=True, class_dim=-1)
+
+
 def test_logits_of_three_dimensions_with_the_classes_last() -> None:
     leaf, target = make_logits(2, 3, CLASSES).requires_grad_(), make_targets(2, 3)
     logits = leaf.clone()

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from nkilib import simulator
+from nkilib.torch import cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
 
 from .inputs import DTYPES, gradient_of, make_logits, make_targets
@@ -189,9 +190,33 @@ def test_without_a_target_the_mean_is_that_of_pytorch() -> None:
 def test_arguments_are_those_that_transformers_names() -> None:
     theirs = list(inspect.signature(ForCausalLMLoss).parameters.values())
     ours = inspect.signature(causal_lm_loss).parameters
-    assert [name for name in ours if name != "inplace"] == [parameter.name for parameter in theirs]
+    further = {"label_smoothing", "logit_softcap", "lse_square_scale", "inplace"}
+    assert [name for name in ours if name not in further] == [parameter.name for parameter in theirs]
+    assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in further)
+    # Every argument of cross_entropy is one here, or refused; what a model hands on beside them is ignored, as there.
+    not_ours = set(inspect.signature(cross_entropy).parameters) - set(ours) - {"input", "target"}
+    assert not_ours == {"weight", "reduction", "normalizer", "return_outputs", "class_dim"}
+    logits, labels = make_logits(2, 5, 11), make_targets(2, 5)
+    assert causal_lm_loss(logits, labels, 11, output_attentions=True) == causal_lm_loss(logits, labels, 11)
     for parameter in theirs:
         assert ours[parameter.name].kind == parameter.kind and ours[parameter.name].default == parameter.default
+
+
+@pytest.mark.parametrize("option", [{"label_smoothing": 0.1}, {"logit_softcap": 2.0}, {"lse_square_scale": 0.1}])
+def test_options_are_those_of_cross_entropy(option: dict[str, float]) -> None:
+    logits, labels = make_logits(2, 5, 11), make_targets(2, 5, ignored=-100)
+    target = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+    loss = functools.partial(causal_lm_loss, **option)(logits, labels, 11)
+    assert torch.equal(loss, cross_entropy(logits, target, class_dim=-1, **option))  # type: ignore[call-overload]
+    assert loss != causal_lm_loss(logits, labels, 11)
+
+
+def test_labels_and_counts_go_to_the_device_of_the_logits() -> None:
+    logits = torch.empty(2, 5, 11, device="meta", requires_grad=True)
+    for given in ({"labels": make_targets(2, 5)}, {"labels": None, "shift_labels": make_targets(2, 5)}):
+        for items in (None, 7, torch.tensor(7)):
+            loss = causal_lm_loss(logits, vocab_size=11, num_items_in_batch=items, **given)
+            assert loss.device.type == gradient_of(loss, logits).device.type == "meta"
 
 
 def test_nothing_looks_at_values() -> None:
@@ -227,7 +252,11 @@ def test_refusals() -> None:
         causal_lm_loss(logits, labels, 11, num_items_in_batch=torch.tensor([3, 4]))
     with pytest.raises(ValueError, match="labels or shift_labels must be given"):
         causal_lm_loss(logits, None, 11)
-    with pytest.raises(RuntimeError, match="shape"):
+    message = r"a label for each of the 10 positions of logits, \(2, 5\), got 8 of shape \(2, 4\); where logits_to_keep"
+    with pytest.raises(ValueError, match=message):
         causal_lm_loss(logits, labels[:, :4], 11)
+    for name in ("weight", "reduction", "normalizer", "return_outputs", "class_dim"):
+        with pytest.raises(TypeError, match=f"causal_lm_loss: {name} cannot be handed on to cross_entropy"):
+            causal_lm_loss(logits, labels, 11, **{name: None})
     with pytest.raises(IndexError, match="Target 11 is out of bounds"):
         causal_lm_loss(logits, labels.fill_(11), 11)

@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "in place, copied": (
         ValueError,
         lambda: loss_of(make_logits(COLUMNS, POSITIONS).t(), inplace=True),
-        "requires logits whose classes lie next to each other in memory",
+        "requires contiguous logits with the classes last",
     ),
     "DTensor": (
         NotImplementedError,
