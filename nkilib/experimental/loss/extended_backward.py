@@ -20,8 +20,8 @@ def extended_backward_of_core(
 
     Args:
         stream, scratch: from :func:`.extended_loads.make_extended_stream`.
-        vectors: in HBM by name: ``targets``, ``class_weight``, ``lse``, ``grad_loss``, ``grad_lse``, ``grad_logprob``,
-            ``target_weight``; None for what there is not.
+        vectors: in HBM by name: ``targets``, ``class_weight``, ``lse``, ``maximum``, ``log_sum``, ``grad_loss``,
+            ``grad_lse``, ``grad_logprob``, ``target_weight``; None for what there is not.
         weight_sum: W where it is known.
         grad_logits_hbm: [N, V]; may be the logits.
         dtype: of the tiles.

@@ -137,6 +137,8 @@ def extended_cross_entropy_backward(
     num_classes: Any = None,
     target_weight_hbm: Any = None,
     weight_sum: Any = None,
+    maximum_hbm: Any = None,
+    log_sum_hbm: Any = None,
 ) -> Any:
     """Gradient with respect to the logits of what the forward returns.
 
@@ -160,6 +162,8 @@ def extended_cross_entropy_backward(
             probabilities ``sum_k w[k] y'[k]``, the forward's position_weight, which otherwise takes another pass over
             them.
         weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
+        maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
+            shards. With them the softmax loses nothing to the rounding of a large lse.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -170,7 +174,7 @@ def extended_cross_entropy_backward(
     vectors = dict()
     vectors["targets"], vectors["class_weight"], vectors["lse"] = targets_hbm, class_weight_hbm, lse_hbm
     vectors["grad_loss"], vectors["grad_lse"], vectors["grad_logprob"] = grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm
-    vectors["target_weight"] = target_weight_hbm
+    vectors["target_weight"], vectors["maximum"], vectors["log_sum"] = target_weight_hbm, maximum_hbm, log_sum_hbm
     given = given_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes)
     given["inplace"], given["weight_sum"] = inplace, weight_sum
     options = validate_extended_backward(logits_hbm, vectors, positions_per_batch, chunk_size, dtype, given)

@@ -85,9 +85,13 @@ def validate_extended_backward(
     _validate_shard(function, logits_hbm.shape[1], given)
     _validate_numbers(function, given)
     validate_flag(function, "inplace", given["inplace"])
-    for name in ("lse", "grad_loss", "grad_lse", "grad_logprob", "target_weight"):
+    for name in ("lse", "maximum", "log_sum", "grad_loss", "grad_lse", "grad_logprob", "target_weight"):
         if vectors[name] != None or (name == "lse" or name == "grad_loss"):  # noqa: E711  (NKI has no "is")
             _validate_vector(function, name + "_hbm", vectors[name], logits_hbm.shape[0])
+    has_maximum, has_log_sum = vectors["maximum"] != None, vectors["log_sum"] != None  # noqa: E711
+    assert has_maximum == has_log_sum, (
+        f"{function}: maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither"
+    )
     options = make_options(logits_hbm, vectors["targets"], vectors["class_weight"], given)
     assert vectors["grad_logprob"] == None or options["has_probabilities"] == False, (  # noqa: E711, E712
         f"{function}: grad_logprob_hbm must be None for class probabilities, which have no log-probability of a target"

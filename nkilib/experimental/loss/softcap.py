@@ -33,7 +33,7 @@ def capped_logits(dst_sbuf: Any, logits_sbuf: Any, softcap: float) -> None:
 def capped_softmax(
     exponentials_sbuf: Any, tangents_sbuf: Any, logits_sbuf: Any, bias_sbuf: Any, softcap: float
 ) -> None:
-    """exp(z - lse) and tanh(x / c)^2 in float32, for :func:`through_cap`: three instructions of Scalar.
+    """exp(z + bias) and tanh(x / c)^2 in float32, for :func:`through_cap`: three instructions of Scalar.
 
     Masked logits are taken for -c: what they give is multiplied with 1 - tanh^2, which is 0 there.
     """

@@ -106,6 +106,8 @@ def check_forward(
     bounds = forward_bounds(logits, targets, launch.dtype, options)
     for name, values in results.items():
         assert values.shape == logits.shape[:1], name
+        if name in ("maximum", "log_sum"):  # held by test_extended_log_sum
+            continue
         if name == "argmax":
             assert values.dtype == np.int32
             np.testing.assert_array_equal(values, truth.argmax)
@@ -211,8 +213,8 @@ def gradient_bounds(
 
     where r is what is subtracted from A * p: g times the factor, and gp. As ``bounds.gradient_bound`` derives it, p is
     off by u (8 + |z - lse| + |lse|) of itself, and the terms of A, their sum and the product cost 4 u more. At the
-    target the large part of r is not granted: there the kernel computes A (p - 1) + D - g (e / V) w, and r is
-    S |1 - p| + |D| + |g (e / V) w|. The factor 1 - tanh^2 is off by 3 u, of dz.
+    target the large part of r is not granted: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r is
+    the sizes of the terms of A - D times |1 - p|, and |g (e / V) w|. The factor 1 - tanh^2 is off by 3 u, of dz.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
@@ -233,9 +235,10 @@ def gradient_bounds(
         if targets.ndim == 1:
             rows, classes = np.flatnonzero(valid), targets[valid]
             spread = options.label_smoothing / vocabulary * options.weights(vocabulary)
-            rest = np.abs(of_loss) * spread.sum() + square + np.abs(of_lse)
-            at_target = np.abs(of_loss[rows, 0]) * spread[classes] + rest[rows, 0]
-            drawn[rows, classes] = at_target + sizes[rows, 0] * np.abs(1.0 - p[rows, classes])
+            own = np.abs(of_loss[rows, 0]) * (1.0 - options.label_smoothing) * options.weights(vocabulary)[classes]
+            own += np.abs(of_logprob[rows, 0])
+            at_target = np.abs(of_loss[rows, 0]) * spread[classes]
+            drawn[rows, classes] = at_target + own * np.abs(1.0 - p[rows, classes])
         cap = options.logit_softcap or 0.0
         units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + np.abs(z - exact_lse) + np.abs(exact_lse) + 4.0 * cap))
         return UNIT * (units + 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)) + SMALLEST_NORMAL

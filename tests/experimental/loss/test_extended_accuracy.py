@@ -16,7 +16,7 @@ from .extended_checks import Array, Launch, Upstream, assert_gradient, check_bac
 from .loss_checks import same_bits
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, confident_batch, hard_batch, normal_batch, pair_name
 
-ALL = {"with_argmax": True, "with_entropy": True, "with_distance_sum": True}
+ALL = {"with_argmax": True, "with_entropy": True, "with_distance_sum": True, "with_log_sum": True}
 
 
 def class_weights(vocabulary: int) -> Array:
@@ -68,9 +68,11 @@ def options_of(name: str, vocabulary: int) -> ExtendedLoss:
 
 
 def _check(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch, which: str = "lse, logprob") -> None:
-    """Forward and backward, in place and not."""
-    lse = check_forward(logits, targets, options, launch, **ALL)["lse"]
+    """Forward and backward, in place and not, from lse alone and from its two summands."""
+    found = check_forward(logits, targets, options, launch, **ALL)
+    lse, summands = found["lse"], {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"]}
     upstream = upstream_of(len(logits), "lse" if targets.ndim == 2 else which)
+    check_backward(logits, targets, lse, upstream, options, launch, **summands)
     apart = check_backward(logits, targets, lse, upstream, options, launch)
     in_place = check_backward(logits, targets, lse, upstream, options, launch, inplace=True)
     narrower = BF16 if BF16 in (logits.dtype, launch.dtype) else FP32

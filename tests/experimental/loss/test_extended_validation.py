@@ -171,7 +171,21 @@ REFUSALS = [
             {name: zeros(4)},
             (BACKWARD,),
         )
-        for name in ("lse_hbm", "grad_loss_hbm", "grad_lse_hbm", "grad_logprob_hbm", "target_weight_hbm")
+        for name in (
+            "lse_hbm",
+            "maximum_hbm",
+            "log_sum_hbm",
+            "grad_loss_hbm",
+            "grad_lse_hbm",
+            "grad_logprob_hbm",
+            "target_weight_hbm",
+        )
+    ),
+    Refusal(
+        "maximum without log_sum",
+        "maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
+        {"maximum_hbm": zeros(3)},
+        (BACKWARD,),
     ),
     Refusal(
         "lse float16",
