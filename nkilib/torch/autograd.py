@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from nkilib.torch.launch import ForwardResults, LossOptions
+from nkilib.torch.launch import ForwardResults, LossOptions, Wanted
 from nkilib.torch.operators import BACKWARD, FORWARD
 from nkilib.torch.soft_targets import soft_target_gradients
 
-# The results of the forward that are constants for autograd; target_logit is one too for class probabilities.
-_CONSTANTS: Final = ("position_weight", "argmax", "entropy")
+# The results of the forward that are constants for autograd.
+_CONSTANTS: Final = ("position_weight", "maximum", "log_sum", "argmax", "entropy")
 
 
 class Upstream(NamedTuple):
@@ -27,19 +27,17 @@ class Upstream(NamedTuple):
         return self._replace(grad_lse=more if self.grad_lse is None else self.grad_lse + more)
 
 
-def upstream_of(
-    lse: Tensor, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_target_logit: Tensor | None
-) -> Upstream | None:
-    """Of the results' gradients those that the kernel knows; None if there are none at all.
+def upstream_of(maximum: Tensor, grads: tuple[Tensor | None, ...]) -> Upstream | None:
+    """Gradients of loss, lse and logprob, the first three of the results; None if there are none at all.
 
-    target_logit = logprob + lse, so its gradient is one of both. For a loss of logprob = target_logit - lse the two
-    that reach lse cancel exactly.
+    A compiled graph hands over zeros for what has no gradient, of length 0 for a logprob that there is not.
     """
-    if grad_target_logit is not None:
-        grad_lse = grad_target_logit if grad_lse is None else grad_lse + grad_target_logit
-    if grad_loss is None and grad_lse is None:
+    grad_loss, grad_lse, grad_logprob = grads[:3]
+    if grad_logprob is not None and grad_logprob.shape != maximum.shape:
+        grad_logprob = None
+    if grad_loss is None and grad_lse is None and grad_logprob is None:
         return None
-    return Upstream(torch.zeros_like(lse) if grad_loss is None else grad_loss, grad_lse, grad_target_logit)
+    return Upstream(torch.zeros_like(maximum) if grad_loss is None else grad_loss, grad_lse, grad_logprob)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: LossOptions) -> None:
@@ -47,10 +45,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: L
     soft = target.is_floating_point()
     # Of class probabilities the backward needs the sum of the factors, and would read them twice to get it.
     target_weight = results.position_weight if soft else None
-    ctx.save_for_backward(logits, target, class_weight, results.lse, target_weight)
+    ctx.save_for_backward(logits, target, class_weight, results.maximum, results.log_sum, target_weight)
     ctx.options = options
     constants = [getattr(results, name) for name in _CONSTANTS]
-    ctx.mark_non_differentiable(*constants, *([results.target_logit] if soft else []))
+    if results.logprob.shape != results.loss.shape:  # not asked for
+        constants.append(results.logprob)
+    if not ctx.needs_input_grad[0]:  # the gradient is that of class probabilities
+        constants.append(results.lse)
+    ctx.mark_non_differentiable(*constants)
     # A result that nobody uses has no gradient; the kernel skips what it is not given.
     ctx.set_materialize_grads(False)
 
@@ -62,7 +64,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[
 
 def soft_gradients(
     needs_input_grad: tuple[bool, ...],
-    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor],
     grad_loss: Tensor | None,
     options: LossOptions,
     num_classes: int,
@@ -71,7 +73,7 @@ def soft_gradients(
 
     Args:
         needs_input_grad: of logits, target and class_weight; the dispatcher leaves out a class_weight of None.
-        tensors: logits, target, class_weight and lse.
+        tensors: logits, target, class_weight, maximum and log_sum.
         grad_loss: upstream gradient.
         options: of the loss.
         num_classes: of the whole vocabulary.
@@ -84,18 +86,18 @@ def soft_gradients(
 
 
 def _own_soft_gradients(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    logits, target, class_weight, lse, _ = ctx.saved_tensors
-    tensors = (logits, target, class_weight, lse)
+    logits, target, class_weight, maximum, log_sum, _ = ctx.saved_tensors
+    tensors = (logits, target, class_weight, maximum, log_sum)
     return soft_gradients(ctx.needs_input_grad, tensors, grad_loss, ctx.options, logits.shape[1])
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    logits, target, class_weight, lse, target_weight = ctx.saved_tensors
-    upstream = upstream_of(lse, *grads[:3])
+    logits, target, class_weight, maximum, log_sum, target_weight = ctx.saved_tensors
+    upstream = upstream_of(maximum, grads)
     gradient = None
     if upstream is not None and ctx.needs_input_grad[0]:
         gradient = torch.ops.nkilib.cross_entropy_backward(
-            logits, target, lse, *upstream, class_weight, target_weight, **ctx.options._asdict()
+            logits, target, maximum, log_sum, *upstream, class_weight, target_weight, **ctx.options._asdict()
         )
     return gradient, *_own_soft_gradients(ctx, grads[0])
 
@@ -134,12 +136,11 @@ class InplaceCrossEntropy(torch.autograd.Function):
         target: Tensor,
         class_weight: Tensor | None,
         options: LossOptions,
-        with_argmax: bool,
-        with_entropy: bool,
+        wanted: Wanted,
     ) -> tuple[Tensor, ...]:
         results = ForwardResults(
             *torch.ops.nkilib.cross_entropy_forward(
-                logits, target, class_weight, **options._asdict(), with_argmax=with_argmax, with_entropy=with_entropy
+                logits, target, class_weight, **options._asdict(), **wanted._asdict()
             )
         )
         _save(ctx, (logits, target, class_weight), results, options)
@@ -149,13 +150,13 @@ class InplaceCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph_of_inplace()
         # A second backward ends here: PyTorch sees that the logits have changed.
-        logits, target, class_weight, lse, target_weight = ctx.saved_tensors
-        upstream = upstream_of(lse, *grads[:3])
+        logits, target, class_weight, maximum, log_sum, target_weight = ctx.saved_tensors
+        upstream = upstream_of(maximum, grads)
         others = _own_soft_gradients(ctx, grads[0])  # it reads the logits
         gradient = None
         if upstream is not None and ctx.needs_input_grad[0]:
             gradient = logits.detach()  # the same memory and version
             torch.ops.nkilib.cross_entropy_backward_(
-                gradient, target, lse, *upstream, class_weight, target_weight, **ctx.options._asdict()
+                gradient, target, maximum, log_sum, *upstream, class_weight, target_weight, **ctx.options._asdict()
             )
-        return gradient, *others, None, None, None
+        return gradient, *others, None, None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nkilib.torch.autograd import InplaceCrossEntropy
 from nkilib.torch.checks import check_arguments, check_inplace, check_weight
-from nkilib.torch.launch import ForwardResults, LossOptions
+from nkilib.torch.launch import ForwardResults, LossOptions, Wanted
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
 from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
 
@@ -146,11 +146,9 @@ def cross_entropy(
 def _forward(
     logits: Tensor, target: Tensor, class_weight: Tensor | None, options: LossOptions, inplace: bool, outputs: bool
 ) -> ForwardResults:
+    wanted = Wanted(outputs, outputs, outputs)
     if inplace:
         apply: Callable[..., tuple[Tensor, ...]] = InplaceCrossEntropy.apply
-        return ForwardResults(*apply(logits, target, class_weight, options, outputs, outputs))
-    return ForwardResults(
-        *torch.ops.nkilib.cross_entropy_forward(
-            logits, target, class_weight, **options._asdict(), with_argmax=outputs, with_entropy=outputs
-        )
-    )
+        return ForwardResults(*apply(logits, target, class_weight, options, wanted))
+    forward = torch.ops.nkilib.cross_entropy_forward
+    return ForwardResults(*forward(logits, target, class_weight, **options._asdict(), **wanted._asdict()))

@@ -13,7 +13,7 @@ from nkilib.experimental.loss import (
     extended_cross_entropy_forward,
 )
 from nkilib.nki import nl
-from nkilib.torch.target_indices import kernel_target
+from nkilib.torch.target_indices import is_ignored, kernel_target
 
 # What the kernels take; tiles have the type of the logits.
 TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float32: nl.float32}
@@ -60,35 +60,49 @@ class ForwardResults(NamedTuple):
     Attributes:
         loss: float32, 0 at ignored positions.
         lse: float32, log-sum-exp of the (capped) logits.
-        target_logit: float32, the (capped) logit of the target, 0 at ignored positions.
+        logprob: float32, log-probability of the target, 0 at ignored positions; always [0] for class probabilities.
         position_weight: float32, what the position adds to the divisor of a mean: the class weight of the target, 0 at
             ignored positions. Of class probabilities the sum of the weighted and smoothed ones.
+        maximum: float32, the largest (capped) logit; the lowest float32 if all are -inf.
+        log_sum: float32, log of the sum of exp(logit - maximum), in nats.
         argmax: int32, the first class with the largest logit.
         entropy: float32, of the softmax of the (capped) logits, in nats.
     """
 
     loss: Tensor
     lse: Tensor
-    target_logit: Tensor
+    logprob: Tensor
     position_weight: Tensor
+    maximum: Tensor
+    log_sum: Tensor
     argmax: Tensor
     entropy: Tensor
 
 
-def empty_results(logits: Tensor, with_argmax: bool, with_entropy: bool) -> ForwardResults:
-    """Results of the right shapes, types and device, with undefined values."""
-    positions = logits.shape[0]
+class Wanted(NamedTuple):
+    """Which results of the forward are asked for beside those that it always gives; named as the operator does it."""
 
-    def empty(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return logits.new_empty(length, dtype=dtype)
+    with_logprob: bool = False
+    with_argmax: bool = False
+    with_entropy: bool = False
+
+
+def zero_results(logits: Tensor, target: Tensor, wanted: Wanted) -> ForwardResults:
+    """Results of the right shapes, types and device: what they are where there are no positions, or no classes."""
+    soft = target.is_floating_point()
+
+    def zeros(is_wanted: bool = True, dtype: torch.dtype = torch.float32) -> Tensor:
+        return logits.new_zeros(logits.shape[0] if is_wanted else 0, dtype=dtype)
 
     return ForwardResults(
-        loss=empty(positions),
-        lse=empty(positions),
-        target_logit=empty(positions),
-        position_weight=empty(positions),
-        argmax=empty(positions if with_argmax else 0, torch.int32),
-        entropy=empty(positions if with_entropy else 0),
+        loss=zeros(),
+        lse=zeros(),
+        logprob=zeros(wanted.with_logprob and not soft),
+        position_weight=zeros(),
+        maximum=zeros(),
+        log_sum=zeros(),
+        argmax=zeros(wanted.with_argmax, torch.int32),
+        entropy=zeros(wanted.with_entropy),
     )
 
 
@@ -98,28 +112,30 @@ def launch_forward(
     target: Tensor,
     class_weight: Tensor | None,
     options: LossOptions,
-    with_argmax: bool,
-    with_entropy: bool,
+    wanted: Wanted,
 ) -> ForwardResults:
     """Run the forward kernel on ``cores`` cores; arguments as for the operator."""
-    if logits.shape[0] == 0:  # a kernel needs a row
-        return empty_results(logits, with_argmax, with_entropy)
+    zeros = zero_results(logits, target, wanted)
+    if logits.numel() == 0:  # a kernel needs an element
+        return zeros
     classes, ignore_index = kernel_target(target, options.ignore_index, logits.shape[1])
-    results = list(
-        extended_cross_entropy_forward[cores](
-            logits.detach().contiguous(),
-            classes.detach(),
-            class_weight_hbm=_detached(class_weight),
-            **_launch_options(logits, options, ignore_index, "forward"),
-            with_argmax=with_argmax,
-            with_entropy=with_entropy,
-        )
+    loss, lse, target_logit, position_weight, *others, maximum, log_sum = extended_cross_entropy_forward[cores](
+        logits.detach().contiguous(),
+        classes.detach(),
+        class_weight_hbm=_detached(class_weight),
+        **_launch_options(logits, options, ignore_index, "forward"),
+        with_argmax=wanted.with_argmax,
+        with_entropy=wanted.with_entropy,
+        with_log_sum=True,
     )
-    if not with_argmax:
-        results.insert(4, logits.new_empty(0, dtype=torch.int32))
-    if not with_entropy:
-        results.append(logits.new_empty(0, dtype=torch.float32))
-    return ForwardResults(*results)
+    flags = {"argmax": wanted.with_argmax, "entropy": wanted.with_entropy}
+    asked_for = dict(zip([name for name, flag in flags.items() if flag], others, strict=True))
+    if wanted.with_logprob and not target.is_floating_point():
+        ignored = is_ignored(target, options.ignore_index)
+        asked_for["logprob"] = torch.where(ignored, 0.0, (target_logit - maximum) - log_sum)
+    return zeros._replace(
+        loss=loss, lse=lse, position_weight=position_weight, maximum=maximum, log_sum=log_sum, **asked_for
+    )
 
 
 class ShardStatistics(NamedTuple):
@@ -205,7 +221,8 @@ def launch_backward(
     cores: int,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    maximum: Tensor,
+    log_sum: Tensor,
     grad_loss: Tensor,
     grad_lse: Tensor | None,
     grad_logprob: Tensor | None,
@@ -228,7 +245,7 @@ def launch_backward(
     gradient: Tensor = extended_cross_entropy_backward[cores](
         given,
         classes.detach(),
-        lse.detach().contiguous(),
+        (maximum + log_sum).detach().contiguous(),
         grad_loss.detach().contiguous(),
         grad_lse_hbm=_detached(grad_lse),
         grad_logprob_hbm=_detached(grad_logprob),
@@ -237,6 +254,8 @@ def launch_backward(
         inplace=inplace,
         target_weight_hbm=_detached(target_weight),
         weight_sum=weight_sum,
+        maximum_hbm=_detached(maximum),
+        log_sum_hbm=_detached(log_sum),
     )
     if inplace and gradient is not given:  # a framework without writing in place returns another tensor
         given.copy_(gradient)

@@ -26,11 +26,12 @@ from nkilib.torch.launch import (
     ForwardResults,
     LossOptions,
     ShardStatistics,
-    empty_results,
+    Wanted,
     empty_statistics,
     launch_backward,
     launch_forward,
     launch_statistics,
+    zero_results,
 )
 from nkilib.torch.target_indices import check_range
 
@@ -42,15 +43,17 @@ BACKWARD_INPLACE: Final = "nkilib::cross_entropy_backward_"
 _STATISTICS_OPTIONS: Final = "int ignore_index=-100, float label_smoothing=0.0, float? logit_softcap=None"
 _OPTIONS: Final = f"{_STATISTICS_OPTIONS}, float lse_square_scale=0.0"
 _GRADIENTS: Final = (
-    "Tensor target, Tensor lse, Tensor grad_loss, Tensor? grad_lse=None, Tensor? grad_logprob=None, "
-    "Tensor? class_weight=None, Tensor? target_weight=None"
+    "Tensor target, Tensor maximum, Tensor log_sum, Tensor grad_loss, Tensor? grad_lse=None, "
+    "Tensor? grad_logprob=None, Tensor? class_weight=None, Tensor? target_weight=None"
 )
-# Which classes the columns are, of a vocabulary in shards. Then lse, and what is summed over classes, is that of all.
+# Which classes the columns are, of a vocabulary in shards. Then maximum, log_sum, and what else comes from a sum over
+# classes, are those of all.
 _COLUMNS: Final = "int first_class=0, int? num_classes=None"
 _BACKWARD_OPTIONS: Final = f"{_OPTIONS}, {_COLUMNS}, float? weight_sum=None"
 _SCHEMAS: Final = {
-    FORWARD: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, bool with_argmax=False, "
-    "bool with_entropy=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    FORWARD: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_OPTIONS}, bool with_logprob=False, "
+    "bool with_argmax=False, bool with_entropy=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     STATISTICS: f"(Tensor logits, Tensor target, Tensor? class_weight=None, *, {_STATISTICS_OPTIONS}, {_COLUMNS}, "
     "bool with_distance_sum=False, bool with_argmax=False, bool with_entropy=False) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -93,28 +96,25 @@ def _forward(
     logits: Tensor,
     target: Tensor,
     class_weight: Tensor | None = None,
-    *,
-    with_argmax: bool = False,
-    with_entropy: bool = False,
-    **options: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, ...]:
     _check_logits(FORWARD, logits)
-    chosen = LossOptions(**options)
-    place.check(logits, target, chosen.ignore_index, WHOLE)
-    return launch_forward(place.cores(), logits, target, class_weight, chosen, with_argmax, with_entropy)
+    wanted, options = _split(keywords)
+    place.check(logits, target, options.ignore_index, WHOLE)
+    return launch_forward(place.cores(), logits, target, class_weight, options, wanted)
 
 
 def _forward_shapes(
-    logits: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None = None,
-    *,
-    with_argmax: bool = False,
-    with_entropy: bool = False,
-    **options: Any,
+    logits: Tensor, target: Tensor, class_weight: Tensor | None = None, **keywords: Any
 ) -> ForwardResults:
     _check_logits(FORWARD, logits)
-    return empty_results(logits, with_argmax, with_entropy)
+    return zero_results(logits, target, _split(keywords)[0])
+
+
+def _split(keywords: dict[str, Any]) -> tuple[Wanted, LossOptions]:
+    """The keyword arguments of the forward in their two groups."""
+    wanted = {name: keywords[name] for name in Wanted._fields if name in keywords}
+    return Wanted(**wanted), LossOptions(**{name: keywords[name] for name in keywords.keys() - wanted.keys()})
 
 
 def _statistics(
@@ -172,7 +172,8 @@ def _run_backward(
     place: _Place,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    maximum: Tensor,
+    log_sum: Tensor,
     grad_loss: Tensor,
     grad_lse: Tensor | None = None,
     grad_logprob: Tensor | None = None,
@@ -187,7 +188,7 @@ def _run_backward(
 ) -> Tensor:
     chosen, columns = LossOptions(**options), Columns(first_class, num_classes)
     place.check(logits, target, chosen.ignore_index, columns)
-    gradients = (lse, grad_loss, grad_lse, grad_logprob)
+    gradients = (maximum, log_sum, grad_loss, grad_lse, grad_logprob)
     sums = (target_weight, weight_sum)
     return launch_backward(place.cores(), logits, target, *gradients, class_weight, chosen, inplace, columns, *sums)
 

@@ -60,12 +60,11 @@ def returned_values(
         return loss
     valid = None if soft else ~is_ignored(target, options.ignore_index)
     z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
-    logprob = None if valid is None else torch.where(valid, results.target_logit - results.lse, 0.0).reshape(shape)
     return CrossEntropyOutputs(
         loss=loss,
         lse=results.lse.reshape(shape),
         z_loss=_reduced(z_loss, reduction, divisor, shape),
-        logprob=logprob,
+        logprob=None if soft else results.logprob.reshape(shape),
         argmax=results.argmax.to(torch.int64).reshape(shape),
         entropy=results.entropy.reshape(shape),
     )

@@ -15,7 +15,8 @@ def soft_target_gradients(
     logits: Tensor,
     target: Tensor,
     class_weight: Tensor | None,
-    lse: Tensor,
+    maximum: Tensor,
+    log_sum: Tensor,
     grad_loss: Tensor,
     options: LossOptions,
     num_classes: int,
@@ -26,7 +27,7 @@ def soft_target_gradients(
         logits: [N, V], before the cap.
         target: [N, V], class probabilities y.
         class_weight: [V] float32; None means 1.
-        lse: [N] float32, of the capped logits z.
+        maximum, log_sum: [N] float32, the summands of lse, of the capped logits z.
         grad_loss: [N] float32, upstream gradient of every position's loss.
         options: of the forward.
         num_classes: classes that smoothing spreads over; more than V where the logits are a shard.
@@ -38,7 +39,7 @@ def soft_target_gradients(
     if options.logit_softcap is not None:
         capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
         z = torch.where(z.isneginf(), z, capped)
-    scaled_nll = (lse[:, None] - z) * grad_loss[:, None]
+    scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
     smoothing = options.label_smoothing
     smoothed = (1.0 - smoothing) * target.to(torch.float32) + smoothing / num_classes
     grad_weight = (smoothed * scaled_nll).sum(0)

@@ -59,14 +59,11 @@ def vocab_parallel_results(
         statistics = combined_statistics(caller, ShardStatistics(*own), shards, group, own_weight, options, soft)
         weight_sum = None if soft or class_weight is None else class_weight.sum()
         valid = None if soft else ~is_ignored(target, options.ignore_index)
-        results = _results(statistics, valid, weight_sum, options, shards)
+        results = _results(statistics, valid, weight_sum, options, shards, outputs)
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
-    loss, lse, target_logit = apply(
-        *(logits, target, own_weight, weight_sum, statistics.sums.get("position_weight")),
-        *results[:3],
-        *(options, shards, inplace),
-    )
-    return results._replace(loss=loss, lse=lse, target_logit=target_logit)
+    target_weight = statistics.sums.get("position_weight")
+    loss, lse, logprob = apply(logits, target, own_weight, weight_sum, target_weight, results, options, shards, inplace)
+    return results._replace(loss=loss, lse=lse, logprob=logprob)
 
 
 def _options_of_statistics(options: LossOptions) -> dict[str, Any]:
@@ -80,19 +77,25 @@ def _results(
     weight_sum: Tensor | None,
     options: LossOptions,
     shards: VocabularyShards,
+    outputs: bool,
 ) -> ForwardResults:
     """The results of every position; ``valid`` is None for class probabilities."""
-    lse, sums = statistics.lse, statistics.sums
+    maximum, log_sum, sums, argmax, entropy = statistics
+    lse = statistics.lse
     square = options.lse_square_scale * lse.square() if options.lse_square_scale > 0.0 else 0.0
+    logprob = maximum.new_empty(0)
     if valid is None:
         # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
-        loss = sums["distance_sum"] + sums["position_weight"] * statistics.log_sum + square
-        target_logit, position_weight = torch.zeros_like(lse), sums["position_weight"]
+        loss, position_weight = (
+            sums["distance_sum"] + sums["position_weight"] * log_sum + square,
+            sums["position_weight"],
+        )
     else:
         loss = torch.where(valid, _class_loss(statistics, weight_sum, options, shards) + square, 0.0)
-        target_logit = sums["target_logit"]
         position_weight = sums.get("position_weight", valid.to(torch.float32))
-    return ForwardResults(loss, lse, target_logit, position_weight, statistics.argmax, statistics.entropy)
+        if outputs:
+            logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
+    return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
 
 
 def _class_loss(
@@ -112,11 +115,11 @@ def _class_loss(
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Hands on loss, lse and target_logit of all ranks, [N] each, and has their derivative by this rank's logits.
+    """Hands on loss, lse and logprob of all ranks, and has their derivative by this rank's logits.
 
     Arguments of ``apply``: logits [N, width], target, class_weight of this rank's classes, weight_sum (of all classes)
-    and target_weight [N] as the backward kernel takes them, loss, lse, target_logit, options, shards, and whether the
-    gradient goes over the logits.
+    and target_weight [N] as the backward kernel takes them, the results, options, shards, and whether the gradient goes
+    over the logits.
     """
 
     @staticmethod
@@ -127,33 +130,32 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         class_weight: Tensor | None,
         weight_sum: Tensor | None,
         target_weight: Tensor | None,
-        loss: Tensor,
-        lse: Tensor,
-        target_logit: Tensor,
+        results: ForwardResults,
         options: LossOptions,
         shards: VocabularyShards,
         inplace: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, lse)
+        maximum, log_sum = results.maximum, results.log_sum
+        ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, maximum, log_sum)
         ctx.options, ctx.shards, ctx.inplace = options, shards, inplace
-        results = loss.clone(), lse.clone(), target_logit.clone()
-        if target.is_floating_point():
-            ctx.mark_non_differentiable(results[2])
+        loss, lse, logprob = results.loss.clone(), results.lse.clone(), results.logprob.clone()
+        constants = [] if logprob.shape == loss.shape else [logprob]
+        if not ctx.needs_input_grad[0]:  # the gradient is that of class probabilities
+            constants.append(lse)
+        ctx.mark_non_differentiable(*constants)
         ctx.set_materialize_grads(False)
-        return results
+        return loss, lse, logprob
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.inplace:
             refuse_graph_of_inplace()
-        logits, target, class_weight, weight_sum, target_weight, lse = ctx.saved_tensors
+        logits, target, class_weight, weight_sum, target_weight, maximum, log_sum = ctx.saved_tensors
         options, shards = ctx.options, ctx.shards
         held = logits[:, : shards.held]
-        tensors = (held, target, class_weight, lse)
+        tensors = (held, target, class_weight, maximum, log_sum)
         others = soft_gradients(ctx.needs_input_grad, tensors, grads[0], options, shards.num_classes)
-        # A compiled graph hands over zeros for what is not differentiable.
-        of_logit = None if target.is_floating_point() else grads[2]
-        upstream = upstream_of(lse, grads[0], grads[1], of_logit)
+        upstream = upstream_of(maximum, grads)
         gradient = None
         if upstream is not None and ctx.needs_input_grad[0]:
             number = None
@@ -163,10 +165,10 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
                 of_spread = of_loss * (options.label_smoothing / shards.num_classes * weight_sum)
                 upstream = upstream.with_lse(of_spread)
                 number = 0.0
-            arguments = (target, lse, *upstream, class_weight, target_weight)
+            arguments = (target, maximum, log_sum, *upstream, class_weight, target_weight)
             keywords = {**options._asdict(), **shards.columns._asdict(), "weight_sum": number}
             gradient = _gradient(logits, shards, ctx.inplace, arguments, keywords)
-        return gradient, *others, *([None] * 8)
+        return gradient, *others, *([None] * 6)
 
 
 def _gradient(

@@ -104,8 +104,10 @@ class _WithoutValues:
 
 
 def _forward_results(logits: torch.Tensor, *args: Any, with_argmax: bool, with_entropy: bool, **kwargs: Any) -> Any:
-    results = launch.empty_results(logits, with_argmax, with_entropy)
-    return tuple(result for result in results if len(result))
+    assert kwargs["with_log_sum"]
+    vectors = [logits.new_zeros(len(logits), dtype=torch.float32) for _ in range(6 + with_entropy)]
+    argmax = [logits.new_zeros(len(logits), dtype=torch.int32)] if with_argmax else []
+    return (*vectors[:4], *argmax, *vectors[4:])
 
 
 @pytest.mark.parametrize("kernel_writes_in_place", [False, True])
@@ -128,12 +130,13 @@ def test_the_device_implementations_look_at_no_value(
         target = torch.empty((POSITIONS, CLASSES) if soft else (POSITIONS,), dtype=target_dtype)
         place = operators._NEURON
         results = launch.ForwardResults(
-            *operators._forward(place, logits, target, with_entropy=True, lse_square_scale=0.1)
+            *operators._forward(place, logits, target, with_logprob=True, with_entropy=True, lse_square_scale=0.1)
         )
         version = logits._version
         for run in (operators._backward, operators._backward_inplace):
-            run(place, logits, target, results.lse, results.loss, results.lse, logit_softcap=3.0)
-    assert (len(results.argmax), len(results.entropy)) == (0, POSITIONS)
+            run(place, logits, target, results.maximum, results.log_sum, results.loss, results.lse, logit_softcap=3.0)
+    lengths = [len(results.argmax), len(results.entropy), len(results.logprob)]
+    assert lengths == [0, POSITIONS, 0 if soft else POSITIONS]
     assert (logits._version > version) == (not kernel_writes_in_place)  # copied into the logits
     assert [cores for cores, _ in (*forward.launches, *backward.launches)] == [1, 1, 1]
     assert [kwargs["inplace"] for _, kwargs in backward.launches] == [False, True]

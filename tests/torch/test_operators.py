@@ -19,6 +19,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"ignore_index": 3, "label_smoothing": 0.1, "logit_softcap": 5.0, "lse_square_scale": 0.1},
 ]
+EVERY_RESULT = {"with_logprob": True, "with_argmax": True, "with_entropy": True}
 
 
 def _targets(kind: str) -> Tensor:
@@ -28,7 +29,9 @@ def _targets(kind: str) -> Tensor:
 def _backward_arguments(logits: Tensor, kind: str) -> tuple[Any, ...]:
     upstream = make_logits(3, POSITIONS, seed=5)
     grad_logprob = upstream[2] if kind == "indices" else None
-    return (logits, _targets(kind), logits.float().logsumexp(1), upstream[0], upstream[1], grad_logprob, make_weight())
+    maximum = logits.float().max(1).values
+    log_sum = (logits.float() - maximum[:, None]).logsumexp(1)
+    return (logits, _targets(kind), maximum, log_sum, upstream[0], upstream[1], grad_logprob, make_weight())
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -39,7 +42,7 @@ def test_opcheck_of_every_operator(dtype: torch.dtype, kind: str, options: dict[
     soft = kind == "probabilities"  # only there do target and weight have gradients
     target, weight = (value.requires_grad_(soft) for value in (_targets(kind), make_weight()))
     forward_arguments = (logits.clone().requires_grad_(), target, weight)
-    for wanted in ({}, {"with_argmax": True, "with_entropy": True}):
+    for wanted in ({}, EVERY_RESULT):
         torch.library.opcheck(ops.cross_entropy_forward.default, forward_arguments, {**options, **wanted})
     torch.library.opcheck(ops.cross_entropy_backward.default, _backward_arguments(logits, kind), options)
     torch.library.opcheck(ops.cross_entropy_backward_.default, _backward_arguments(logits.clone(), kind), options)
@@ -51,10 +54,10 @@ def test_gradcheck_of_the_differentiable_results(kind: str, options: dict[str, A
     """A step of 2^-6 in float32: the difference of two losses keeps 2^-17 of them, and the curvature costs 2^-12."""
     logits = make_logits(3, 5, spread=1.0).requires_grad_()
     target = make_targets(3, classes=5) if kind == "indices" else make_probabilities(3, 5)
-    results = 3 if kind == "indices" else 2  # target_logit has no derivative for probabilities
+    results = 3 if kind == "indices" else 2  # probabilities have no logprob
 
     def forward(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(ops.cross_entropy_forward(x, target, make_weight(5), **options)[:results])
+        return tuple(ops.cross_entropy_forward(x, target, make_weight(5), **options, **EVERY_RESULT)[:results])
 
     with pytest.warns(UserWarning, match="not a double precision"):
         assert torch.autograd.gradcheck(forward, (logits,), eps=2.0**-6, atol=2e-3, rtol=2e-3)
@@ -62,13 +65,15 @@ def test_gradcheck_of_the_differentiable_results(kind: str, options: dict[str, A
 
 def test_results_that_are_constants_for_autograd() -> None:
     logits = make_logits(POSITIONS, CLASSES).requires_grad_()
-    results = ops.cross_entropy_forward(logits, make_targets(POSITIONS), None, with_argmax=True, with_entropy=True)
-    assert [result.requires_grad for result in results] == [True, True, True, False, False, False]
+    results = ops.cross_entropy_forward(logits, make_targets(POSITIONS), None, **EVERY_RESULT)
+    assert [result.requires_grad for result in results] == [True] * 3 + [False] * 5
 
 
 def test_what_is_not_asked_for_is_empty() -> None:
     results = ops.cross_entropy_forward(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS))
-    assert [tuple(result.shape) for result in results] == [(POSITIONS,)] * 4 + [(0,)] * 2
+    shapes = launch.ForwardResults(*(tuple(result.shape) for result in results))
+    assert (shapes.logprob, shapes.argmax, shapes.entropy) == ((0,),) * 3
+    assert set(shapes) == {(0,), (POSITIONS,)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,7 +134,7 @@ def test_a_second_derivative_says_what_to_use() -> None:
 def test_shapes_and_types_of_fake_tensors_are_those_of_real_ones() -> None:
     for dtype in DTYPES:
         logits = make_logits(POSITIONS, CLASSES, dtype=dtype)
-        for options in ({}, {"with_argmax": True}, {"with_entropy": True}):
+        for options in ({}, *({name: True} for name in EVERY_RESULT)):
             real = ops.cross_entropy_forward(logits, make_targets(POSITIONS), **options)
             with FakeTensorMode() as mode:
                 fake = ops.cross_entropy_forward(
@@ -144,7 +149,7 @@ def test_logits_of_another_type_or_shape_are_refused(name: str) -> None:
     for logits in (make_logits(POSITIONS, CLASSES).double(), make_logits(2, POSITIONS, CLASSES)):
         rest = [make_targets(POSITIONS)]
         if name != "cross_entropy_forward":
-            rest += [torch.zeros(POSITIONS), torch.ones(POSITIONS)]
+            rest += [torch.zeros(POSITIONS), torch.zeros(POSITIONS), torch.ones(POSITIONS)]
         with pytest.raises(TypeError, match=f"nkilib::{name}: logits must be 2-D, bfloat16 or float32"):
             operator(logits, *rest)
 

@@ -265,5 +265,5 @@ def test_opcheck_of_the_operators_of_a_shard() -> None:
             torch.library.opcheck(ops.cross_entropy_shard_statistics.default, (X, target, weight), {**shard, **more})
     per_position = make_logits(4, POSITIONS, seed=5)
     for operator in (ops.cross_entropy_backward.default, ops.cross_entropy_backward_.default):
-        given = (X.clone(), T, *per_position[:3], None, weight, per_position[3])
+        given = (X.clone(), T, *per_position, None, weight, per_position[3])
         torch.library.opcheck(operator, given, {**shard, "weight_sum": 0.0})
