@@ -12,6 +12,25 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def fault_of(path: Path) -> str | None:
+    """Why :func:`draw_losses` cannot write to ``path``, or None: to be asked before a training, which takes long.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    if path.is_dir():
+        return f"must name a file, got the directory '{path}': say '{path / 'loss.png'}'"
+    if not path.parent.is_dir():
+        return f"must name a file in an existing directory, got '{path}': make '{path.parent}', or choose another"
+    # What comes out as pgf is TeX, and matplotlib writes it only beside an installation of that.
+    suffixes = sorted(f".{name}" for name in Figure().canvas.get_supported_filetypes() if name != "pgf")
+    if path.suffix.lower() not in suffixes:
+        return f"must end in a format that matplotlib writes, got '{path}': choose one of {', '.join(suffixes)}"
+    return None
+
+
 def draw_losses(path: Path, curves: Mapping[str, Sequence[float]], marks: Mapping[str, float]) -> None:
     """Write a picture of ``curves`` over the steps, with ``marks`` as dotted levels; the suffix gives the format.
 

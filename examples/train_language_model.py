@@ -22,7 +22,7 @@ from examples._corpus import Corpus, read_corpus
 from examples._curve import curve_line, progress_bar, shown_steps
 from examples._display import heading, make_console
 from examples._language_training import Learner, LossFunction, Plan
-from examples._loss_plot import draw_losses, has_matplotlib
+from examples._loss_plot import draw_losses, fault_of, has_matplotlib
 from examples._transformer import Size
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.torch import cross_entropy
@@ -56,13 +56,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--steps", type=int, help=f"of the optimizer (default {Plan.steps})")
     parser.add_argument("--compare", action="store_true", help="train a second model with F.cross_entropy")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curves (needs nkilib[plot])")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curves (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="a tiny model on a few pages, for a first look")
     options = parser.parse_args(arguments)
     if options.steps is not None and options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     if options.plot and not has_matplotlib():
-        parser.error("--plot needs matplotlib: pip install 'nkilib[plot]'")
+        parser.error("--plot needs matplotlib: pip install '.[plot]' in the checkout")
+    if options.plot and (fault := fault_of(options.plot)):
+        parser.error(f"--plot {fault}")
     return options
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,48 @@ def test_without_the_simulator_the_cpu_is_refused(
     assert "set NKILIB_BACKEND=simulator" in capsys.readouterr().out
 
 
-def test_bad_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said to arguments that are refused, before anything else is shown."""
+    with pytest.raises(SystemExit) as ended:
+        train_language_model.main(arguments)
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    return shown.err
+
+
+def test_steps_are_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--steps must be at least 1, got 0" in refusal(capsys, "--steps", "0")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("", "must name a file, got the directory '{root}': say '{root}/loss.png'"),
+        (
+            "absent/loss.png",
+            "must name a file in an existing directory, got '{root}/absent/loss.png': make '{root}/absent'",
+        ),
+        ("loss.foo", "must end in a format that matplotlib writes, got '{root}/loss.foo': choose one of ."),
+        ("loss", "must end in a format that matplotlib writes, got '{root}/loss': choose one of "),
+        ("loss.pgf", "must end in a format that matplotlib writes, got '{root}/loss.pgf': choose one of "),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_the_training(
+    file: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--plot " + message.format(root=tmp_path) in refusal(capsys, "--quick", "--plot", str(tmp_path / file))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["loss.svg", "loss.PNG"])
+def test_a_picture_may_have_any_format_of_matplotlib(file: str, tmp_path: Path) -> None:
+    assert train_language_model.parse_arguments(["--plot", str(tmp_path / file)]).plot == tmp_path / file
+
+
+def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(train_language_model, "has_matplotlib", lambda: False)
-    for arguments, message in (
-        (["--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--plot", "loss.png"], "--plot needs matplotlib: pip install 'nkilib[plot]'"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            train_language_model.main(arguments)
-        assert ended.value.code == 2
-        assert message in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # nothing may ask for its formats
+    assert "--plot needs matplotlib: pip install '.[plot]'" in refusal(capsys, "--plot", "loss.png")
 
 
 def test_no_position_sees_the_words_that_it_is_to_predict() -> None:
