@@ -88,10 +88,14 @@ def open_device(name: str) -> tuple[torch.device, Callable[[], object]]:
 
 
 def train(
-    console: Console, corpus: Corpus, plan: Plan, functions: Mapping[str, LossFunction], device_name: str
+    console: Console,
+    corpus: Corpus,
+    plan: Plan,
+    functions: Mapping[str, LossFunction],
+    device: torch.device,
+    end_step: Callable[[], object],
 ) -> dict[str, list[float]]:
     """Train a model with each loss function on the same batches; returns their losses, step by step."""
-    device, end_step = open_device(device_name)
     learners = {name: Learner(function, corpus.vocabulary_size, plan, device) for name, function in functions.items()}
     losses: dict[str, list[Tensor]] = {name: [] for name in functions}
     shown, uniform = shown_steps(plan.steps), math.log(corpus.vocabulary_size)
@@ -129,6 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train; returns 0, or 1 if the losses are not those of F.cross_entropy, or 2 if the device is not there."""
     options = parse_arguments(arguments)
     console = make_console()
+    try:
+        device, end_step = open_device(options.device)
+    except (ImportError, RuntimeError) as error:
+        console.print(f"{error}", style="bold red", markup=False)
+        return 2
     plan = QUICK if options.quick else Plan()
     if options.steps is not None:
         plan = replace(plan, steps=options.steps)
@@ -149,11 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     start = time.perf_counter()
-    try:
-        losses = train(console, corpus, plan, functions, options.device)
-    except (ImportError, RuntimeError) as error:
-        console.print(f"{error}", style="bold red", markup=False)
-        return 2
+    losses = train(console, corpus, plan, functions, device, end_step)
     agrees = report(console, losses)
     if options.plot:
         draw_losses(options.plot, losses, marks)

@@ -55,7 +55,7 @@ def test_compared_it_notices_a_wrong_loss(
 @pytest.mark.parametrize("device", ["xla", "neuron"])
 def test_without_the_device_it_says_what_is_missing(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_language_model.main(["--quick", "--device", device]) == 2
-    assert f"--device {device} needs the Neuron SDK" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith(f"--device {device} needs the Neuron SDK"), "before anything else"
 
 
 def test_without_the_simulator_the_cpu_is_refused(
