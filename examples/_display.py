@@ -26,6 +26,11 @@ def heading(title: str, *lines: str) -> RenderableType:
     return Panel(text, box=box.ROUNDED, border_style="cyan", expand=False)
 
 
+def counted(number: int, noun: str) -> str:
+    """The noun with its number, in the plural that takes an s: "1 step", "1,000 steps"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def plain_table(title: str) -> Table:
     """An empty table without lines between its rows."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))

@@ -84,8 +84,8 @@ def outcome_table(outcome: Outcome, corpus: Corpus) -> RenderableType:
         table.add_row(name, f"{ours:.7f}", f"{exact:.7f}", f"{ours - exact:+.1e}")
     table.add_row("seconds of training", f"{outcome.kernels.seconds:.1f}", f"{outcome.float64.seconds:.1f}")
     table.add_section()
-    table.add_row("to compare: all words alike, ln V", "", f"{math.log(corpus.vocabulary_size):.7f}", style="dim")
-    table.add_row("word frequencies alone", "", f"{corpus.unigram_entropy():.7f}", style="dim")
+    table.add_row("to compare: uniform guess, ln V", "", f"{math.log(corpus.vocabulary_size):.7f}", style="dim")
+    table.add_row("unigram entropy", "", f"{corpus.unigram_entropy():.7f}", style="dim")
     table.add_row("the least a bigram model can reach", "", f"{corpus.bigram_entropy():.7f}", style="dim")
     return table
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from examples._corpus import Corpus, read_corpus
 from examples._curve import curve_line, progress_bar, shown_steps
-from examples._display import heading, make_console
+from examples._display import counted, heading, make_console
 from examples._language_training import Learner, LossFunction, Plan
 from examples._loss_plot import draw_losses, fault_of, has_matplotlib
 from examples._transformer import Size
@@ -54,7 +54,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--device", choices=("cpu", "xla", "neuron"), default="cpu", help="cpu is the simulator (default)"
     )
-    parser.add_argument("--steps", type=int, help=f"of the optimizer (default {Plan.steps})")
+    parser.add_argument(
+        "--steps", type=int, help=f"of the optimizer (default {Plan.steps}, or {QUICK.steps} with --quick)"
+    )
     parser.add_argument("--compare", action="store_true", help="train a second model with F.cross_entropy")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curves (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="a tiny model on a few pages, for a first look")
@@ -117,7 +119,7 @@ def train(
 def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
     """Say how the training ended; returns whether it is the one of PyTorch, where that was asked for."""
     last = losses[OURS][-20:]
-    console.print(f"Mean loss of the last {len(last)} steps: {math.fsum(last) / len(last):.4f} nats.")
+    console.print(f"Mean loss of the last {counted(len(last), 'step')}: {math.fsum(last) / len(last):.4f} nats.")
     if PYTORCH not in losses:
         return True
     difference = max(abs(ours - theirs) for ours, theirs in zip(losses[OURS], losses[PYTORCH], strict=True))
@@ -144,15 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     functions = {OURS: our_loss, PYTORCH: pytorch_loss} if options.compare else {OURS: our_loss}
     corpus = read_corpus(limit=QUICK_WORDS if options.quick else None)
     marks = {
-        "all words alike, ln V": math.log(corpus.vocabulary_size),
-        "word frequencies alone": corpus.unigram_entropy(),
+        "uniform guess, ln V": math.log(corpus.vocabulary_size),
+        "unigram entropy": corpus.unigram_entropy(),
     }
-    model = f"{plan.size.blocks} blocks of width {plan.size.width}, context {plan.size.context}"
+    model = f"{counted(plan.size.blocks, 'block')} of width {plan.size.width}, context {plan.size.context}"
     console.print(
         heading(
             "A transformer learns English with nkilib.torch.cross_entropy",
             f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
-            f"Model: {model}; {plan.steps} steps of {plan.batch_size} windows, AdamW, float32.",
+            f"Model: {model}; {counted(plan.steps, 'step')} of {counted(plan.batch_size, 'window')}, AdamW, float32.",
             "Device: " + ("cpu, kernels simulated, not hardware." if options.device == "cpu" else options.device),
             *(f"To compare, {name}: {level:.4f} nats." for name, level in marks.items()),
         )

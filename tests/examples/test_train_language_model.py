@@ -27,6 +27,8 @@ def test_the_quick_form_trains_with_the_kernels(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     curve = [float(loss) for loss in re.findall(r"step +\d+ +loss (\d\.\d{6})", shown)]
     assert len(curve) == 11 and curve[-1] < curve[0] - 0.3
+    assert "Model: 1 block of width 32, context 32; 12 steps of 2 windows" in shown
+    assert "uniform guess, ln V: " in shown and "unigram entropy: " in shown
     assert "not hardware" in shown and "F.cross_entropy" not in shown
     assert max(map(len, shown.splitlines())) <= LOG_WIDTH and "\x1b" not in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
