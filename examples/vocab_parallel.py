@@ -9,6 +9,7 @@ Each process holds the weights of a part of the words, computes their logits, an
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,13 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples._corpus import Corpus, read_corpus
-from examples._display import heading, make_console, plain_table
+from examples._curve import curve_line, progress_bar, shown_steps
+from examples._display import counted, heading, make_console
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.torch import vocab_parallel_cross_entropy
 
 HIDDEN = 32
 LEARNING_RATE = 10.0
 SEED = 0
+STEPS, QUICK_STEPS = 20, 3
 # Nats that the two losses may be apart: both are float32, and a step moves the weights by what rounding leaves.
 LARGEST_DIFFERENCE = 1e-4
 
@@ -103,6 +106,11 @@ def learn(model: nn.Module, loss_of: Loss, previous: Tensor, following: Tensor) 
     return loss.item()
 
 
+def console_of_rank(rank: int) -> Console:
+    """One rank speaks for all; the others print nothing, not even a live bar."""
+    return make_console() if rank == 0 else Console(quiet=True, force_terminal=False)
+
+
 def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
     """Train both models on the same words, show their losses, and return whether these agree."""
     ranks, rank, words = dist.get_world_size(), dist.get_rank(), corpus.vocabulary_size
@@ -111,29 +119,30 @@ def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
     def sharded_loss(logits: Tensor, target: Tensor) -> Tensor:
         return vocab_parallel_cross_entropy(logits, target, num_classes=words, inplace=True)
 
-    table = plain_table("Mean loss of a step, in nats")
-    for name in ("step", "sharded", "in one piece", "difference"):
-        table.add_column(name, justify="right")
-    largest = 0.0
-    for step, (previous, following) in enumerate(batches(corpus, steps, size), start=1):
-        ours = learn(sharded, sharded_loss, previous, following)
-        theirs = learn(whole, functional.cross_entropy, previous, following)
-        largest = max(largest, abs(ours - theirs))
-        table.add_row(str(step), f"{ours:.6f}", f"{theirs:.6f}", f"{ours - theirs:+.1e}")
-    if rank == 0:
-        rows = len(sharded.output)
-        console.print(
-            heading(
-                "A vocabulary over processes: simulated, not hardware",
-                f"{ranks} processes, {words:,} words, {rows} rows of the output layer on each, "
-                f"{ranks * rows - words} of them padding.",
-                f"{steps} steps of {size} words; the loss of nkilib beside torch.nn.functional.cross_entropy.",
-            )
+    rows, processes = len(sharded.output), "1 process" if ranks == 1 else f"{ranks} processes"
+    console.print(
+        heading(
+            "A vocabulary over processes: simulated, not hardware",
+            f"{processes}, {words:,} words, {rows} rows of the output layer on each, {ranks * rows - words} of them "
+            "padding.",
+            f"{counted(steps, 'step')} of {size} words; the loss of nkilib beside torch.nn.functional.cross_entropy.",
         )
-        console.print(table)
-        agrees = largest <= LARGEST_DIFFERENCE
-        console.print("[green]The losses agree[/]" if agrees else "[bold red]The losses differ[/]")
-    return largest <= LARGEST_DIFFERENCE
+    )
+    differences, shown, uniform = [], shown_steps(steps), math.log(words)
+    with progress_bar(console) as progress:
+        task = progress.add_task("training", total=steps, loss=uniform)
+        for step, (previous, following) in enumerate(batches(corpus, steps, size), start=1):
+            ours = learn(sharded, sharded_loss, previous, following)
+            theirs = learn(whole, functional.cross_entropy, previous, following)
+            differences.append(abs(ours - theirs))
+            progress.update(task, advance=1, loss=ours)
+            if step in shown:
+                console.print(curve_line(step, {"sharded": ours, "in one piece": theirs}, uniform))
+    largest = torch.tensor(differences).max().item()  # which is NaN if one is; Python's max may pass over it
+    agrees = largest <= LARGEST_DIFFERENCE
+    verdict = "[green]The losses agree[/]" if agrees else "[bold red]The losses differ[/]"
+    console.print(f"{verdict}: they are at most {largest:.1e} nats apart at any step.")
+    return agrees
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -142,9 +151,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         prog="torchrun --nproc_per_node 2 -m examples.vocab_parallel",
         description="Train a small model whose output layer is spread over processes, beside the same in one piece.",
     )
-    parser.add_argument("--quick", action="store_true", help="3 steps and a few pages of text, for a first look")
-    parser.add_argument("--steps", type=int, default=20, help="steps of training (default 20)")
+    parser.add_argument("--quick", action="store_true", help="few steps on a few pages of text, for a first look")
+    parser.add_argument("--steps", type=int, help=f"of training (default {STEPS}, or {QUICK_STEPS} with --quick)")
     options = parser.parse_args(arguments)
+    if options.steps is None:
+        options.steps = QUICK_STEPS if options.quick else STEPS
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
     return options
@@ -163,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dist.init_process_group("gloo")
     try:
         corpus = read_corpus(limit=2000 if options.quick else 20000)
-        agrees = train(console, corpus, 3 if options.quick else options.steps, 64 if options.quick else 256)
+        agrees = train(console_of_rank(dist.get_rank()), corpus, options.steps, 64 if options.quick else 256)
         dist.barrier()  # a rank that ends while another still talks to it would abort that one
     finally:
         dist.destroy_process_group()

@@ -21,7 +21,7 @@ from tests.fresh_python import CHECKOUT
 def test_two_processes_lose_what_one_does() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # which takes a free port
     ended = subprocess.run(
-        [*torchrun, "--nproc_per_node", "2", "-m", "examples.vocab_parallel", "--quick"],
+        [*torchrun, "--nproc_per_node", "2", "-m", "examples.vocab_parallel", "--quick", "--steps", "2"],
         cwd=CHECKOUT,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -30,8 +30,9 @@ def test_two_processes_lose_what_one_does() -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "2 processes" in ended.stdout and "padding" in ended.stdout
-    assert ended.stdout.count("The losses agree") == 1, "one process speaks for all"
+    assert "2 processes" in ended.stdout and "padding" in ended.stdout and "2 steps of 64 words" in ended.stdout
+    for said in ("step    1  sharded ", "step    2  sharded ", "The losses agree"):
+        assert ended.stdout.count(said) == 1, "one process speaks for all"
 
 
 @pytest.fixture
@@ -43,8 +44,15 @@ def _one_process(tmp_path: Path) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "steps"), [([], 20), (["--quick"], 3), (["--steps", "7"], 7), (["--quick", "--steps", "7"], 7)]
+)
+def test_steps_are_those_asked_for(arguments: list[str], steps: int) -> None:
+    assert vocab_parallel.parse_arguments(arguments).steps == steps
+
+
 @pytest.mark.usefixtures("_one_process")
-@pytest.mark.parametrize("factor", [1.0, 1.001])
+@pytest.mark.parametrize("factor", [1.0, 1.001, float("nan")])
 def test_it_notices_a_wrong_loss(
     factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
