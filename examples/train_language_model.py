@@ -122,8 +122,9 @@ def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
     console.print(f"Mean loss of the last {counted(len(last), 'step')}: {math.fsum(last) / len(last):.4f} nats.")
     if PYTORCH not in losses:
         return True
-    difference = max(abs(ours - theirs) for ours, theirs in zip(losses[OURS], losses[PYTORCH], strict=True))
-    agrees = difference <= LARGEST_DIFFERENCE  # a NaN does not agree
+    ours, theirs = (torch.tensor(losses[name], dtype=torch.float64) for name in (OURS, PYTORCH))
+    difference = (ours - theirs).abs().max().item()  # NaN if one is, where Python's max may pass over it
+    agrees = difference <= LARGEST_DIFFERENCE
     colour, verdict = ("green", "follows") if agrees else ("bold red", "leaves")
     console.print(
         f"[{colour}]The training {verdict} that with F.cross_entropy:[/] losses differ by at most {difference:.1e}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from examples import train_language_model
 from examples._corpus import read_corpus
-from examples._display import LOG_WIDTH
+from examples._display import LOG_WIDTH, make_console
 from examples._language_training import Learner, Plan
 from examples._transformer import LanguageModel, Size
 from nkilib import simulator
@@ -52,6 +53,11 @@ def test_compared_it_notices_a_wrong_loss(
     )
     assert train_language_model.main(["--quick", "--compare", "--steps", "4"]) == 1
     assert "The training leaves that with F.cross_entropy" in capsys.readouterr().out
+
+
+def test_compared_a_nan_at_a_later_step_does_not_agree() -> None:
+    losses = {train_language_model.OURS: [2.0, math.nan, 1.0], train_language_model.PYTORCH: [2.0, 1.5, 1.0]}
+    assert not train_language_model.report(make_console(), losses)
 
 
 @pytest.mark.parametrize("device", ["xla", "neuron"])
