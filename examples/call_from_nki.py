@@ -22,6 +22,9 @@ from nkilib.nki import backend, nisa, nki, nl
 
 # The unit of a matrix product: a bank of PSUM holds 512 float32 a partition.
 _BANK_COLUMNS = 512
+# Bounds, both included. The kernels take up to 2^30 words, but here weights and logits are in the memory of a computer,
+# and in float64 too: 2.7 GB and 13 s for the most words, at full width and positions.
+_PARTITIONS, _WORDS = (1, 128), (2, 1 << 19)
 # Largest error that float32 leaves, as a share of the largest value: a product of 128 terms is good to some 1e-6 of it.
 LARGEST_ERROR = 1e-5
 
@@ -84,14 +87,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description="Run a kernel that multiplies by an output layer and calls the cross-entropy of nkilib inside NKI "
         "code, and compare it with numpy in float64.",
     )
-    # Default, least and largest value. With a vocabulary of one word all results are 0 and show nothing.
-    sizes = {"width": (128, 1, 128), "positions": (128, 1, 128), "vocabulary": (32000, 2, 1 << 30)}
-    for name, (default, least, largest) in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{least} to {largest} (default {default})")
+    # Default, bounds, meaning, and the reason for the bounds.
+    sizes = {
+        "width": (128, _PARTITIONS, "width of the model", "a matrix product takes no other"),
+        "positions": (128, _PARTITIONS, "words to predict", "a matrix product takes no other"),
+        "vocabulary": (32000, _WORDS, "words to choose from", "one shows nothing, and more take 3 GB of memory and up"),
+    }
+    for name, (default, (least, most), meaning, _) in sizes.items():
+        text = f"{meaning}, {least} to {most} (default {default})"
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     options = parser.parse_args(arguments)
-    for name, (_, least, largest) in sizes.items():
-        if not least <= getattr(options, name) <= largest:
-            parser.error(f"--{name} must be from {least} to {largest}, got {getattr(options, name)}")
+    for name, (_, (least, most), _, reason) in sizes.items():
+        if not least <= getattr(options, name) <= most:
+            parser.error(f"--{name} must be from {least} to {most}, got {getattr(options, name)}: {reason}")
     return options
 
 

@@ -42,11 +42,30 @@ def test_the_kernel_is_nki() -> None:
     assert walked.refusals == []
 
 
-def test_help_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_each_size_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         call_from_nki.main(["--help"])
     assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for meaning in ("width of the model, 1 to 128", "words to predict, 1 to 128", "words to choose from, 2 to 524288"):
+        assert f"N {meaning} (default " in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("width", 129, "must be from 1 to 128, got 129: a matrix product takes no other"),
+        ("positions", 0, "must be from 1 to 128, got 0: a matrix product takes no other"),
+        ("vocabulary", 1, "must be from 2 to 524288, got 1: one shows nothing"),
+        (
+            "vocabulary",
+            2**30,
+            "must be from 2 to 524288, got 1073741824: one shows nothing, and more take 3 GB of memory",
+        ),
+    ],
+)
+def test_a_size_out_of_bounds(name: str, value: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        call_from_nki.main(["--width", "129"])
+        call_from_nki.main([f"--{name}", str(value)])
     assert ended.value.code == 2
-    assert "--width must be from 1 to 128, got 129" in capsys.readouterr().err
+    assert f"--{name} {message}" in capsys.readouterr().err
