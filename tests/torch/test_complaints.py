@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nkilib.torch import CrossEntropyOutputs, cross_entropy
+from nkilib.torch import CrossEntropyLoss, CrossEntropyOutputs, cross_entropy
 
 from .inputs import CLASSES, DTYPES, POSITIONS, exact, gradient_of, make_logits, make_probabilities, make_targets
 from .telling import BFLOAT16_ROUNDING, UNIT, assert_gradient, assert_loss
@@ -204,10 +205,6 @@ def test_a_second_backward_works_out_of_place() -> None:
 
 
 def test_the_module_and_the_function_take_input_and_target_in_pytorchs_order() -> None:
-    from inspect import signature
-
-    from nkilib.torch import CrossEntropyLoss
-
     pytorchs = [name for name in signature(F.cross_entropy).parameters if name not in ("size_average", "reduce")]
     assert list(signature(cross_entropy).parameters)[: len(pytorchs)] == pytorchs
     assert list(signature(CrossEntropyLoss.forward).parameters)[1:3] == ["input", "target"]
