@@ -133,6 +133,26 @@ def test_autocast_gives_a_float32_loss_of_bfloat16_logits() -> None:
         cross_entropy(head(hidden), target)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8.0, 1000.0])
+def test_a_large_bias_of_the_output_layer_gives_no_negative_loss(size: float, dtype: torch.dtype) -> None:
+    """A bias that counts at the target more often than in the log-sum-exp makes the loss negative, by about itself."""
+    hidden, target = make_logits(POSITIONS, 8), make_targets(POSITIONS)
+    bias = (size + make_logits(CLASSES, seed=4, spread=0.5)).requires_grad_()
+    logits = F.linear(hidden, make_logits(CLASSES, 8, seed=5, spread=0.3), bias).to(dtype)
+    loss = cross_entropy(logits, target, reduction="none")
+    upstream = make_logits(POSITIONS, seed=9)
+    expected, expected_gradient = exact(logits, target, upstream, reduction="none")
+    assert (loss >= 0).all()
+    assert_loss(loss.detach(), expected, 10.0)
+    # An exponent is a difference from lse, float32 and about as large as the bias: ``telling`` allows for 30.
+    scale = upstream.abs().max().item() * max(1.0, size / 30.0)
+    gradients = torch.autograd.grad(loss, (logits, bias), upstream)
+    assert_gradient(gradients[0], expected_gradient, scale)
+    # The bias sums what each position rounded.
+    assert_gradient(gradients[1], gradients[0].double().sum(0), POSITIONS * scale)
+
+
 def test_gradients_are_exact_and_small_ones_are_not_dropped() -> None:
     x = make_logits(POSITIONS, CLASSES, spread=1.0)
     x[:, 0] += 25.0
