@@ -5,32 +5,17 @@ For an input that ``torch.nn.functional.cross_entropy`` refuses too, the error h
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
+from nkilib.experimental.loss.extended_validation import ARGMAX_CLASSES_MAX
+from nkilib.torch.caller import CROSS_ENTROPY, Caller
 from nkilib.torch.devices import check_device
 from nkilib.torch.launch import TILE_DTYPES, LossOptions
 from nkilib.torch.layout import is_view_as_rows, positions_shape
-
-
-class Caller(NamedTuple):
-    """The function that checks its arguments, as its messages name it.
-
-    Attributes:
-        function: its name.
-        logits: what it calls the logits.
-    """
-
-    function: str = "cross_entropy"
-    logits: str = "input"
-
-    def __str__(self) -> str:
-        return self.function
-
-
-CROSS_ENTROPY: Final = Caller()
 
 _REDUCTIONS: Final = ("mean", "sum", "none")
 _INDEX_DTYPES: Final = frozenset(
@@ -58,25 +43,25 @@ def check_arguments(
     Raises:
         TypeError: an argument has the wrong Python type, or the input is neither bfloat16 nor float32.
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` does not fit.
-        RuntimeError: other shapes do not fit, or an option is out of range.
-        NotImplementedError: an unsupported device, a shard, or integer logits.
+        RuntimeError: other shapes do not fit.
+        NotImplementedError: an unsupported device, a shard, integer logits, or a derivative in forward mode.
     """
-    _check_kinds(caller, input, target, weight, normalizer, options.ignore_index)
+    _check_kinds(caller, input, target, weight, normalizer)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")
-    if isinstance(class_dim, bool) or class_dim not in (1, -1):
+    if type(class_dim) is not int or class_dim not in (1, -1):
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
     if not torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
-        for name, tensor in ((caller.logits, input), ("target", target), ("weight", weight)):
+        for name, tensor in _named(caller, input, target, weight, normalizer).items():
             _check_not_sharded(caller, name, tensor)
+        _check_no_tangents(caller, **_named(caller, input, target, weight, normalizer))
     _check_devices(caller, input, target, weight)
-    _check_options(caller, options)
     if target.shape == input.shape:
         _check_probabilities(caller, target, options)
     else:
         _check_indices(caller, input, target, class_dim)
     _check_logits_dtype(caller, input)
-    _check_normalizer(caller, normalizer, reduction)
+    _check_normalizer(caller, normalizer, reduction, input.device)
 
 
 def check_inplace(input: Tensor, class_dim: int, caller: Caller = CROSS_ENTROPY) -> None:
@@ -104,14 +89,16 @@ def check_inplace(input: Tensor, class_dim: int, caller: Caller = CROSS_ENTROPY)
         )
 
 
-def _check_kinds(caller: Caller, input: Any, target: Any, weight: Any, normalizer: Any, ignore_index: Any) -> None:
-    required = ((caller.logits, input), ("target", target))
-    optional = (("weight", weight), ("normalizer", normalizer))
-    for name, value in (*required, *((name, value) for name, value in optional if value is not None)):
-        if not isinstance(value, Tensor):
+def _named(caller: Caller, input: Any, target: Any, weight: Any, normalizer: Any) -> dict[str, Any]:
+    """The tensors under the names that the caller gives them."""
+    return {caller.logits: input, "target": target, "weight": weight, "normalizer": normalizer}
+
+
+def _check_kinds(caller: Caller, input: Any, target: Any, weight: Any, normalizer: Any) -> None:
+    for name, value in _named(caller, input, target, weight, normalizer).items():
+        is_optional = name in ("weight", "normalizer")
+        if not (isinstance(value, Tensor) or (is_optional and value is None)):
             raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}")
-    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
-        raise TypeError(f"{caller}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
 
 
 def _check_not_sharded(caller: Caller, name: str, tensor: Tensor | None) -> None:
@@ -136,23 +123,6 @@ def _check_devices(caller: Caller, input: Tensor, target: Tensor, weight: Tensor
             )
 
 
-def _check_options(caller: Caller, options: LossOptions) -> None:
-    for name in ("label_smoothing", "lse_square_scale", "logit_softcap"):
-        value = getattr(options, name)
-        if name == "logit_softcap" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{caller}: argument {name!r} must be float, not {type(value).__name__}")
-    if not 0.0 <= options.label_smoothing <= 1.0:
-        raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
-    if not 0.0 <= options.lse_square_scale < float("inf"):
-        raise ValueError(f"{caller}: lse_square_scale must be 0 or more and finite, got {options.lse_square_scale}")
-    if options.logit_softcap is not None and not 0.0 < options.logit_softcap < float("inf"):
-        raise ValueError(
-            f"{caller}: logit_softcap must be positive and finite, got {options.logit_softcap}; pass None for no cap"
-        )
-
-
 def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -> None:
     if not target.is_floating_point():
         raise RuntimeError(
@@ -167,18 +137,19 @@ def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -
 
 
 def _check_indices(caller: Caller, input: Tensor, target: Tensor, class_dim: int) -> None:
+    """In the order of PyTorch, whose error for several faults is that of the first."""
+    expected = positions_shape(input, class_dim) if input.dim() else ()
+    fits = target.shape == expected or (input.dim() == 1 and target.shape == (1,))
+    batch, given = (input.shape[0] if input.dim() > 1 else 1), (target.shape[0] if target.dim() else 0)
+    if not fits and batch != given and (input.dim() > 1 or target.dim() <= 1):
+        raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({given}).")
     if target.dtype not in _INDEX_DTYPES:
         raise RuntimeError(
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
             f"the shape of {caller.logits}, {tuple(input.shape)}"
         )
-    expected = positions_shape(input, class_dim) if input.dim() else ()
-    if target.shape == expected or (input.dim() == 1 and target.shape == (1,)):
-        return
-    batch, given = (input.shape[0] if input.dim() > 1 else 1), (target.shape[0] if target.dim() else 0)
-    if batch != given:
-        raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({given}).")
-    raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}")
+    if not fits:
+        raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}")
 
 
 def _check_logits_dtype(caller: Caller, input: Tensor) -> None:
@@ -214,14 +185,26 @@ def check_weight(weight: Tensor | None, classes: int, soft: bool, caller: Caller
         )
     if not weight.is_floating_point():
         raise RuntimeError(f"{caller}: weight must be floating point, but found {weight.dtype}; pass weight.float()")
-    if weight.requires_grad and not soft:
+    if weight.requires_grad and not soft and torch.is_grad_enabled():
         raise RuntimeError(
             f"{caller}: not differentiable with respect to argument 'weight'. This input cannot have requires_grad "
             f"True; pass weight.detach()"
         )
 
 
-def _check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str) -> None:
+def check_outputs(classes: int, caller: Caller = CROSS_ENTROPY) -> None:
+    """Refuse ``return_outputs`` where classes are too many to be counted in float32, as the argmax counts them.
+
+    Raises:
+        ValueError: there are more than 2^24.
+    """
+    if classes > ARGMAX_CLASSES_MAX:
+        raise ValueError(
+            f"{caller}: return_outputs is for at most {ARGMAX_CLASSES_MAX} classes, got {classes}; leave it off"
+        )
+
+
+def _check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
     if normalizer is None:
         return
     if reduction != "mean":
@@ -233,3 +216,20 @@ def _check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str)
         raise ValueError(
             f"{caller}: normalizer must be a tensor without dimensions, got shape {tuple(normalizer.shape)}; sum it up"
         )
+    if normalizer.is_complex():
+        raise TypeError(f"{caller}: normalizer must be a real number, got {normalizer.dtype}; pass normalizer.real")
+    if normalizer.device not in (device, torch.device("cpu")):
+        raise RuntimeError(
+            f"{caller}: normalizer must be on the device of {caller.logits}, {device}, or on the CPU, got "
+            f"{normalizer.device}; move it there"
+        )
+
+
+def _check_no_tangents(caller: Caller, **tensors: Tensor | None) -> None:
+    """Refuse derivatives in forward mode, which the operators do not have: they would be 0."""
+    for name, tensor in tensors.items():
+        if tensor is not None and unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(
+                f"{caller}: {name} has a tangent, and there are no derivatives in forward mode (jvp, jacfwd) here; use "
+                f"backward, or torch.nn.functional.cross_entropy"
+            )

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.autograd import InplaceCrossEntropy
-from nkilib.torch.checks import check_arguments, check_inplace, check_weight
+from nkilib.torch.checks import check_arguments, check_inplace, check_outputs, check_weight
 from nkilib.torch.launch import ForwardResults, LossOptions, Wanted
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
+from nkilib.torch.option_checks import checked_options
 from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
 
 
@@ -127,11 +128,13 @@ def cross_entropy(
         RuntimeError: shapes, devices or options do not fit, as PyTorch says; ``inplace`` for a leaf or under
             torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; DTensor and FSDP shards; integer logits.
+        NotImplementedError: another device; DTensor and FSDP shards; integer logits; a derivative in forward mode.
     """
-    options = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    options = checked_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
     check_arguments(input, target, weight, options, reduction, normalizer, class_dim)
     check_weight(weight, num_classes(input, class_dim), soft=target.is_floating_point())
+    if return_outputs:
+        check_outputs(num_classes(input, class_dim))
     if inplace:
         check_inplace(input, class_dim)
     soft = target.shape == input.shape

@@ -73,8 +73,12 @@ def returned_values(
 def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
     """What a mean divides by. PyTorch's, for class probabilities, is the number of positions whatever the weights."""
     if normalizer is not None:
-        return normalizer
-    return results.loss.shape[0] if soft else results.position_weight.sum()
+        return normalizer.to(torch.float32)
+    if soft:
+        return results.loss.shape[0]
+    weight = results.position_weight.sum()
+    # PyTorch adds what smoothing spreads to a mean of 0 / 0.
+    return torch.where(weight == 0.0, torch.nan, weight)
 
 
 def _reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:

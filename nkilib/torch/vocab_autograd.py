@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nkilib.torch.autograd import refuse_graph_of_inplace, soft_gradients, upstream_of
-from nkilib.torch.checks import Caller
+from nkilib.torch.caller import Caller
 from nkilib.torch.launch import ForwardResults, LossOptions, ShardStatistics
 from nkilib.torch.target_indices import is_ignored
 from nkilib.torch.vocab_shards import VocabularyShards

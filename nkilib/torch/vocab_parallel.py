@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.torch.checks import Caller, check_arguments, check_inplace, check_weight
-from nkilib.torch.launch import LossOptions
+from nkilib.torch.caller import Caller
+from nkilib.torch.checks import check_arguments, check_inplace, check_outputs, check_weight
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
+from nkilib.torch.option_checks import checked_options
 from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.vocab_autograd import vocab_parallel_results
 from nkilib.torch.vocab_shards import shards_of_ranks
@@ -128,12 +129,14 @@ def vocab_parallel_cross_entropy(
         ValueError: this process is not in ``group``; the shards do not fit the logits. On the CPU, on all ranks: they
             do not see the same shards or options (on other devices, and under torch.compile, the loss is NaN then).
     """
-    options = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    options = checked_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale, _CALLER)
     check_arguments(logits_shard, target, weight, options, reduction, normalizer, class_dim, _CALLER)
     ranks, rank = _ranks(group)
     shards = shards_of_ranks(_CALLER, _columns(logits_shard, class_dim), ranks, rank, num_classes, shard_sizes)
     soft = target.shape == logits_shard.shape
     check_weight(weight, shards.num_classes, soft, _CALLER)
+    if return_outputs:
+        check_outputs(shards.num_classes, _CALLER)
     if inplace:
         check_inplace(logits_shard, class_dim, _CALLER)
     rows_target = as_rows(target, class_dim)[:, : shards.held] if soft else target.reshape(-1)

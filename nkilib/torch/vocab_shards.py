@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nkilib.torch.checks import Caller
+from nkilib.torch.caller import Caller
 from nkilib.torch.launch import Columns
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.torch.checks import Caller
+from nkilib.torch.caller import Caller
 from nkilib.torch.launch import LossOptions, ShardStatistics
 from nkilib.torch.vocab_shards import VocabularyShards
 

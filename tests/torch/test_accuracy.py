@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nkilib.experimental.loss.bounds import FORWARD_UNITS
 from nkilib.torch import cross_entropy
 
-from .inputs import DTYPES, exact, gradient_of, make_logits, make_targets
+from .inputs import DTYPES, exact, gradient_of, make_logits, make_probabilities, make_targets, make_weight
 from .telling import UNIT, assert_gradient, assert_loss
 
 
@@ -53,7 +54,32 @@ def test_logits_far_from_zero(offset: float, dtype: torch.dtype) -> None:
     expected, expected_gradient = exact(x, target, upstream, reduction="none")
     spread = float((x.max() - x.min()).detach())
     assert_loss(loss.detach(), expected, 3 + spread)  # the loss is not taken as a difference of two large numbers
-    assert_gradient(gradient_of(loss, x, upstream), expected_gradient, abs(offset) / 100)
+    assert_gradient(gradient_of(loss, x, upstream), expected_gradient, 1.0)  # nor is the softmax's exponent
+    outputs = cross_entropy(x, target, return_outputs=True)
+    assert outputs.logprob is not None
+    assert_loss(outputs.logprob.detach(), -expected, 3 + spread)
+
+
+def test_gradients_of_probabilities_and_weights_far_from_zero() -> None:
+    x = make_logits(6, 11) + 1e4
+    y, weight = make_probabilities(6, 11), make_weight(11)
+    leaves = [y.clone().requires_grad_(), weight.clone().requires_grad_()]
+    leaves64 = [each.detach().double().requires_grad_() for each in leaves]
+    expected = F.cross_entropy(x.double(), leaves64[0], leaves64[1], label_smoothing=0.1, reduction="sum")
+    actual = cross_entropy(x, leaves[0], leaves[1], label_smoothing=0.1, reduction="sum")
+    spread = float(x.max() - x.min())
+    for gradient, exact_one in zip(
+        torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves64), strict=True
+    ):
+        assert_gradient(gradient, exact_one, spread)
+
+
+def test_a_small_gradient_beside_a_large_one_of_lse() -> None:
+    """The target's p = 2e-9 is all that is left of its gradient, beside a gradient of lse of 1."""
+    x = torch.tensor([[20.0, 0.0, 1.0]], requires_grad=True)
+    outputs = cross_entropy(x, torch.tensor([1]), return_outputs=True)
+    exact_gradient = x.detach().double().softmax(1)
+    torch.testing.assert_close(gradient_of(outputs.lse.sum(), x).double(), exact_gradient, rtol=32 * UNIT, atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -160,6 +160,48 @@ def test_no_positions(reduction: str, arguments: dict[str, Any]) -> None:
     assert cross_entropy(x, target, reduction="none", **arguments).shape == (0,)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_no_classes_but_nothing_that_counts(reduction: str) -> None:
+    x, target = torch.empty(3, 0), torch.full((3,), -100)
+    ours, theirs = (f(x, target, reduction=reduction) for f in (cross_entropy, F.cross_entropy))
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_mean_by_weights_of_0_is_nan(smoothing: float) -> None:
+    """PyTorch adds a mean of 0 / 0 to what smoothing spreads over classes whose weights are not 0."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 1.0]], requires_grad=True)
+    target, weight = torch.tensor([0, 0]), torch.tensor([0.0, 1.0])
+    losses = [f(x, target, weight, label_smoothing=smoothing) for f in (cross_entropy, F.cross_entropy)]
+    assert all(loss.isnan() and gradient_of(loss, x).isnan().all() for loss in losses)
+
+
+def test_ignored_rows_keep_a_gradient_of_0_beside_an_infinite_weight() -> None:
+    """An ignored target is moved to class 0, whose weight must not count."""
+    weight = torch.ones(CLASSES)
+    weight[0] = torch.inf
+    x, target = make_logits(3, CLASSES).requires_grad_(), torch.tensor([-100, 2, -100])
+    gradients = [gradient_of(f(x, target, weight, reduction="sum"), x) for f in (cross_entropy, F.cross_entropy)]
+    assert not gradients[0][[0, 2]].any()
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16])
+def test_the_loss_is_float32_whatever_the_normalizer(dtype: torch.dtype) -> None:
+    x, target = make_logits(POSITIONS, CLASSES), make_targets(POSITIONS)
+    loss = cross_entropy(x, target, normalizer=torch.tensor(4, dtype=dtype))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(x, target, reduction="sum") / 4)
+
+
+def test_only_what_depends_on_what_requires_grad_requires_grad() -> None:
+    x, y = make_logits(POSITIONS, CLASSES), make_probabilities(POSITIONS, CLASSES).requires_grad_()
+    outputs = cross_entropy(x, y, lse_square_scale=0.1, return_outputs=True)
+    assert outputs.loss.requires_grad
+    assert not (outputs.lse.requires_grad or outputs.z_loss.requires_grad)
+    assert cross_entropy(x.requires_grad_(), y, return_outputs=True).lse.requires_grad
+
+
 def test_the_module_is_the_function() -> None:
     x, target, weight = make_logits(2, CLASSES, 3), make_targets(2, 3, ignored=-1), make_weight()
     arguments: dict[str, Any] = {"ignore_index": -1, "reduction": "sum", "label_smoothing": 0.1}

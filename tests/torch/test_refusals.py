@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._flat_param import FlatParameter
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -36,6 +38,8 @@ REFUSED_BY_BOTH: dict[str, tuple[Call, str]] = {
     "smoothing above 1": (lambda f: f(X, T, label_smoothing=1.5), "label_smoothing must be between 0.0 and 1.0"),
     "smoothing as text": (lambda f: f(X, T, label_smoothing="a"), "'label_smoothing' must be float, not str"),
     "ignore_index as float": (lambda f: f(X, T, ignore_index=1.0), "'ignore_index' must be int, not float"),
+    "ignore_index as bool": (lambda f: f(X, T, ignore_index=True), "'ignore_index' must be int, not bool"),
+    "ignore_index of 65 bits": (lambda f: f(X, T, ignore_index=2**63), "ignore_index must fit 64 bits"),
     "input as list": (lambda f: f([1.0], T), "'input' must be Tensor, not list"),
     "target as list": (lambda f: f(X, [1]), "'target' must be Tensor, not list"),
     "no target": (lambda f: f(X, None), "'target' must be Tensor, not NoneType"),
@@ -43,6 +47,10 @@ REFUSED_BY_BOTH: dict[str, tuple[Call, str]] = {
     "batch": (lambda f: f(X, T[:3]), r"Expected input batch_size \(6\) to match target batch_size \(3\)"),
     "batch, no dimension": (lambda f: f(X, T[0]), r"batch_size \(6\) to match target batch_size \(0\)"),
     "batch of one position": (lambda f: f(X[0], T[:2]), r"batch_size \(1\) to match target batch_size \(2\)"),
+    "batch, probabilities": (lambda f: f(X, PROBABILITIES[:2]), r"\(6\) to match target batch_size \(2\)"),
+    "batch, floating": (lambda f: f(X, T[:2].float()), r"\(6\) to match target batch_size \(2\)"),
+    "batch, boolean": (lambda f: f(X, T[:2].bool()), r"\(6\) to match target batch_size \(2\)"),
+    "one position, target too deep": (lambda f: f(X[0], indices(3, 1)), r"Expected target size \[\], got \[3, 1\]"),
     "batch 3-D": (lambda f: f(X3, indices(3, 2)), r"batch_size \(4\) to match target batch_size \(3\)"),
     "batch 4-D": (lambda f: f(X4, indices(3, 2, 3)), r"batch_size \(4\) to match target batch_size \(3\)"),
     "batch 5-D": (lambda f: f(X5, indices(3, 2, 3, 2)), r"batch_size \(4\) to match target batch_size \(3\)"),
@@ -93,9 +101,29 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
     "negative smoothing": (RuntimeError, lambda f: f(X, T, label_smoothing=-0.5), "must be between 0.0 and 1.0"),
     "smoothing NaN": (RuntimeError, lambda f: f(X, T, label_smoothing=float("nan")), "must be between 0.0 and 1.0"),
     "class_dim": (ValueError, lambda f: f(X, T, class_dim=0), "class_dim must be 1, as in PyTorch, or -1, got 0"),
-    "negative z-loss": (ValueError, lambda f: f(X, T, lse_square_scale=-1.0), "lse_square_scale must be 0 or more"),
+    "negative z-loss": (
+        ValueError,
+        lambda f: f(X, T, lse_square_scale=-1.0),
+        "lse_square_scale must be a number from 0 to",
+    ),
+    "z-loss too large": (
+        ValueError,
+        lambda f: f(X, T, lse_square_scale=1e39),
+        "lse_square_scale must be a number from",
+    ),
     "no softcap": (ValueError, lambda f: f(X, T, logit_softcap=0.0), "pass None for no cap"),
-    "softcap inf": (ValueError, lambda f: f(X, T, logit_softcap=float("inf")), "positive and finite, got inf"),
+    "softcap inf": (
+        ValueError,
+        lambda f: f(X, T, logit_softcap=float("inf")),
+        "logit_softcap must be a number from 1e-30",
+    ),
+    "softcap too large": (ValueError, lambda f: f(X, T, logit_softcap=1e31), "logit_softcap must be a number from"),
+    "softcap too small": (ValueError, lambda f: f(X, T, logit_softcap=1e-40), "got 1e-40; pass None for no cap"),
+    "too many classes for argmax": (
+        ValueError,
+        lambda f: f(torch.empty(1, 2**24 + 1, device="meta"), indices(1).to("meta"), return_outputs=True),
+        "return_outputs is for at most 16777216 classes, got 16777217",
+    ),
     "normalizer of sum": (
         ValueError,
         lambda f: f(X, T, reduction="sum", normalizer=torch.tensor(3.0)),
@@ -103,7 +131,45 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
     ),
     "normalizer 1-D": (ValueError, lambda f: f(X, T, normalizer=torch.ones(1)), "without dimensions"),
     "normalizer as float": (TypeError, lambda f: f(X, T, normalizer=3.0), "'normalizer' must be Tensor, not float"),
+    "complex normalizer": (TypeError, lambda f: f(X, T, normalizer=torch.tensor(2j)), "must be a real number"),
+    "normalizer elsewhere": (
+        RuntimeError,
+        lambda f: f(X, T, normalizer=torch.tensor(2.0, device="meta")),
+        "normalizer must be on the device of input, cpu, or on the CPU, got meta",
+    ),
+    "class_dim as float": (ValueError, lambda f: f(X, T, class_dim=1.0), "class_dim must be 1"),
 }
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # within torch.func
+@pytest.mark.parametrize("name", ["input", "target", "weight"])
+def test_derivatives_in_forward_mode_are_refused(name: str) -> None:
+    """They would be 0: the operators have none."""
+    tensors = {"input": X, "target": PROBABILITIES, "weight": torch.ones(CLASSES)}
+
+    def loss_of(value: Tensor) -> Tensor:
+        return cross_entropy(**{**tensors, name: value})
+
+    with pytest.raises(NotImplementedError, match=f"{name} has a tangent.*use backward"):
+        torch.func.jvp(loss_of, (tensors[name],), (torch.ones_like(tensors[name]),))
+    with pytest.raises(NotImplementedError, match=f"{name} has a tangent"), forward_ad.dual_level():
+        loss_of(forward_ad.make_dual(tensors[name], torch.ones_like(tensors[name])))
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.int32(1), np.uint8(1)])
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    assert torch.equal(cross_entropy(X, T, ignore_index=number), cross_entropy(X, T, ignore_index=1))
+    expected = cross_entropy(X, T, label_smoothing=0.5, logit_softcap=2.0, lse_square_scale=1.0)
+    halves = np.float32(0.5)
+    given: dict[str, Any] = {"label_smoothing": halves, "logit_softcap": np.float16(2.0), "lse_square_scale": number}
+    assert torch.equal(cross_entropy(X, T, **given), expected)
+    assert torch.equal(cross_entropy(X, T, label_smoothing=True), cross_entropy(X, T, label_smoothing=1.0))
+
+
+def test_a_weight_that_requires_grad_is_a_weight_without_autograd() -> None:
+    weight = torch.ones(CLASSES, requires_grad=True)
+    with torch.no_grad():
+        assert torch.equal(cross_entropy(X, T, weight), cross_entropy(X, T))
 
 
 @pytest.mark.parametrize("case", REFUSED_HERE)

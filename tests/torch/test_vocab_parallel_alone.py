@@ -244,7 +244,7 @@ def test_no_value_is_looked_at(reduction: str, soft: bool, monkeypatch: pytest.M
 def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """There nothing is read back: the other rank's claims come with the maxima."""
     from nkilib.torch import vocab_statistics
-    from nkilib.torch.checks import Caller
+    from nkilib.torch.caller import Caller
     from nkilib.torch.launch import LossOptions, ShardStatistics
     from nkilib.torch.vocab_shards import VocabularyShards
 

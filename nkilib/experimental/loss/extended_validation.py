@@ -23,6 +23,9 @@ from nkilib.nki import nl
 
 # Classes are counted in float32 where the argmax is found.
 ARGMAX_CLASSES_MAX = 2**24
+# Where products of options and logits may leave the range of float32.
+OPTION_MAX = 1e30
+SOFTCAP_MIN = 1e-30
 
 
 def validate_extended_forward(
@@ -179,13 +182,13 @@ def _validate_numbers(function: str, given: Any) -> None:
         f"{function}: label_smoothing must be a number from 0 to 1, got {label_smoothing}"
     )
     cap = 1.0 if logit_softcap == None else logit_softcap  # noqa: E711
-    assert isinstance(cap, (float, int)) and (cap > 0.0 and cap < 1e30), (
-        f"{function}: logit_softcap must be a positive number below 1e30 or None, got {logit_softcap}; "
+    assert isinstance(cap, (float, int)) and (cap >= SOFTCAP_MIN and cap <= OPTION_MAX), (
+        f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {logit_softcap}; "
         f"pass None for no cap"
     )
-    assert isinstance(lse_square_scale, (float, int)) and (lse_square_scale >= 0.0 and lse_square_scale < 1e30), (
-        f"{function}: lse_square_scale must be a number of at least 0, got {lse_square_scale}"
-    )
+    assert isinstance(lse_square_scale, (float, int)) and (
+        lse_square_scale >= 0.0 and lse_square_scale <= OPTION_MAX
+    ), f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {lse_square_scale}"
 
 
 def _validate_tiles(

@@ -109,18 +109,18 @@ REFUSALS = [
     *(
         Refusal(
             f"logit_softcap {value}",
-            f"logit_softcap must be a positive number below 1e30 or None, got {value}; pass None for no cap",
+            f"logit_softcap must be a number from 1e-30 to 1e+30 or None, got {value}; pass None for no cap",
             {"logit_softcap": value},
         )
-        for value in (0.0, -1.0, float("inf"), "30")
+        for value in (0.0, 1e-40, -1.0, float("inf"), "30")
     ),
     *(
         Refusal(
             f"lse_square_scale {value}",
-            f"lse_square_scale must be a number of at least 0, got {value}",
+            f"lse_square_scale must be a number from 0 to 1e+30, got {value}",
             {"lse_square_scale": value},
         )
-        for value in (-1e-4, float("nan"), None)
+        for value in (-1e-4, 1e31, float("nan"), None)
     ),
     Refusal(
         "first_class negative",
