@@ -95,8 +95,8 @@ class Step:
 
     def direct(self, backward: bool, inplace: bool) -> tuple[float, np.ndarray | None]:
         """The kernels on numpy arrays, with what a caller computes around them: the mean and its derivative."""
-        losses, lse, *_ = extended_cross_entropy_forward[CORES](
-            self._logits, self._targets, dtype=self._dtype, **self._forward_tiling._asdict()
+        losses, lse, _, _, maximum, log_sum = extended_cross_entropy_forward[CORES](
+            self._logits, self._targets, dtype=self._dtype, with_log_sum=True, **self._forward_tiling._asdict()
         )
         loss = losses.sum() / np.float32(losses.size)
         if not backward:
@@ -109,6 +109,8 @@ class Step:
             grad_loss,
             dtype=self._dtype,
             inplace=inplace,
+            maximum_hbm=maximum,
+            log_sum_hbm=log_sum,
             **self._backward_tiling._asdict(),
         )
         return float(loss), gradient
