@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from nkilib import simulator
 from nkilib.torch import cross_entropy, launch, operators
 
 from .inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
@@ -121,6 +122,23 @@ def test_logits_and_results_are_not_copied(dtype: torch.dtype, monkeypatch: pyte
     loss = cross_entropy(logits, make_targets(2, 3), class_dim=-1)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert addresses == [logits.data_ptr(), 0, logits.data_ptr(), gradient.data_ptr()]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+def test_logits_and_probabilities_are_read_once_in_each_direction(soft: bool, inplace: bool) -> None:
+    positions, classes = 32, 500
+    x = make_logits(positions, classes).requires_grad_()
+    target = make_probabilities(positions, classes) if soft else make_targets(positions, classes=classes)
+    options: dict[str, Any] = {"label_smoothing": 0.1, "logit_softcap": 5.0, "lse_square_scale": 0.1}
+    once = x.nbytes + (target.nbytes if soft else 0)
+    with simulator.recording() as record:
+        loss = cross_entropy(1.0 * x, target, inplace=inplace, **options)
+        forward = record.hbm_read_bytes
+        loss.backward()
+    # Beside them vectors of a number for each position, a dozen at most.
+    for read in (forward, record.hbm_read_bytes - forward):
+        assert once <= read <= once + 12 * 4 * positions
 
 
 def test_a_second_derivative_says_what_to_use() -> None:

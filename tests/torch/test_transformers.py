@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from nkilib import simulator
@@ -145,6 +154,48 @@ def test_micro_batches_with_num_items_are_one_batch() -> None:
     for row in range(BATCH):
         ours(**{name: value[row : row + 1] for name, value in batch.items()}, num_items_in_batch=items).loss.backward()
     assert _difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
+
+
+class _Windows(torch.utils.data.Dataset):
+    """Padded rows of unlike numbers of targets, by turns."""
+
+    def __len__(self) -> int:
+        return 2 * BATCH
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {name: values[row % BATCH] for name, values in _padded_batch(seed=1 + row // BATCH).items()}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_trainer_follows_the_stock_loss_under_gradient_accumulation(inplace: bool, tmp_path: Path) -> None:
+    """It counts the targets of all micro-batches of a step, and hands the number on."""
+    stock, ours = _pair(_llama)
+    ours.loss_function = functools.partial(causal_lm_loss, inplace=inplace)
+    histories = []
+    for model in (stock, ours):
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=3,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=BATCH,
+            learning_rate=1e-2,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=0,
+        )
+        trainer = Trainer(model, arguments, train_dataset=_Windows())
+        with simulator.recording() as record:
+            trainer.train()
+        assert bool(record.instruction_counts) == (model is ours)
+        histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(histories[0]) == 3 and histories[0][-1] < histories[0][0]
+    # What the trainer logs is rounded to four digits after the point.
+    assert histories[1] == pytest.approx(histories[0], abs=1.1e-4)
+    for theirs, parameter in zip(stock.parameters(), ours.parameters(), strict=True):
+        assert (parameter - theirs).norm() <= 1e-4 * theirs.norm()
 
 
 def test_in_place_the_logits_become_their_gradient() -> None:
