@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from nkilib.torch.launch import ForwardResults, LossOptions, Wanted
 from nkilib.torch.operators import BACKWARD, FORWARD
+from nkilib.torch.options import LossOptions
+from nkilib.torch.results import ForwardResults, Wanted
 from nkilib.torch.soft_targets import soft_target_gradients
 
 # The results of the forward that are constants for autograd.

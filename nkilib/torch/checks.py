@@ -14,8 +14,9 @@ from torch.autograd.forward_ad import unpack_dual
 from nkilib.experimental.loss.extended_validation import ARGMAX_CLASSES_MAX
 from nkilib.torch.caller import CROSS_ENTROPY, Caller
 from nkilib.torch.devices import check_device
-from nkilib.torch.launch import TILE_DTYPES, LossOptions
+from nkilib.torch.launch import TILE_DTYPES
 from nkilib.torch.layout import is_view_as_rows, positions_shape
+from nkilib.torch.options import LossOptions
 
 _REDUCTIONS: Final = ("mean", "sum", "none")
 _INDEX_DTYPES: Final = frozenset(

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from nkilib.torch.autograd import InplaceCrossEntropy
 from nkilib.torch.checks import check_arguments, check_inplace, check_outputs, check_weight
-from nkilib.torch.launch import ForwardResults, LossOptions, Wanted
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
 from nkilib.torch.option_checks import checked_options
+from nkilib.torch.options import LossOptions
 from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
+from nkilib.torch.results import ForwardResults, Wanted
 
 
 @overload

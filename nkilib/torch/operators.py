@@ -19,20 +19,9 @@ import torch
 from torch import Tensor
 
 from nkilib.torch import devices
-from nkilib.torch.launch import (
-    TILE_DTYPES,
-    WHOLE,
-    Columns,
-    ForwardResults,
-    LossOptions,
-    ShardStatistics,
-    Wanted,
-    empty_statistics,
-    launch_backward,
-    launch_forward,
-    launch_statistics,
-    zero_results,
-)
+from nkilib.torch.launch import TILE_DTYPES, launch_backward, launch_forward, launch_statistics
+from nkilib.torch.options import WHOLE, Columns, LossOptions
+from nkilib.torch.results import ForwardResults, ShardStatistics, Wanted, empty_statistics, zero_results
 from nkilib.torch.target_indices import check_range
 
 FORWARD: Final = "nkilib::cross_entropy_forward"

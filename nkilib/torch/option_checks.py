@@ -7,7 +7,7 @@ from typing import Any
 
 from nkilib.experimental.loss.extended_validation import OPTION_MAX, SOFTCAP_MIN
 from nkilib.torch.caller import CROSS_ENTROPY, Caller
-from nkilib.torch.launch import LossOptions
+from nkilib.torch.options import LossOptions
 
 
 def checked_options(

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nkilib.torch.launch import ForwardResults, LossOptions
+from nkilib.torch.options import LossOptions
+from nkilib.torch.results import ForwardResults
 from nkilib.torch.target_indices import is_ignored
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nkilib.torch.launch import LossOptions
+from nkilib.torch.options import LossOptions
 
 
 def soft_target_gradients(

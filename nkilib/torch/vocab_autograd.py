@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from nkilib.torch.autograd import refuse_graph_of_inplace, soft_gradients, upstream_of
 from nkilib.torch.caller import Caller
-from nkilib.torch.launch import ForwardResults, LossOptions, ShardStatistics
+from nkilib.torch.options import LossOptions
+from nkilib.torch.results import ForwardResults, ShardStatistics
 from nkilib.torch.target_indices import is_ignored
 from nkilib.torch.vocab_shards import VocabularyShards
 from nkilib.torch.vocab_statistics import VocabularyStatistics, combined_statistics

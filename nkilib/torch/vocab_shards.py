@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nkilib.torch.caller import Caller
-from nkilib.torch.launch import Columns
+from nkilib.torch.options import Columns
 
 
 class VocabularyShards(NamedTuple):

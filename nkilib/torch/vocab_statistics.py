@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.torch.caller import Caller
-from nkilib.torch.launch import LossOptions, ShardStatistics
+from nkilib.torch.options import LossOptions
+from nkilib.torch.results import ShardStatistics
 from nkilib.torch.vocab_shards import VocabularyShards
 
 

@@ -28,7 +28,7 @@ REDUCTIONS = ["mean", "sum", "none"]
 MAGNITUDE = 30.0  # of weights, at most 1.5, times the largest logit, below 14, plus log V
 
 
-def compare(x: torch.Tensor, target: torch.Tensor, class_dim: int = 1, **arguments: Any) -> None:
+def assert_pytorchs(x: torch.Tensor, target: torch.Tensor, class_dim: int = 1, **arguments: Any) -> None:
     """Loss and gradient of ``cross_entropy`` are those of F.cross_entropy."""
     x = x.detach().requires_grad_()
     loss = cross_entropy(x, target, class_dim=class_dim, **arguments)
@@ -57,7 +57,7 @@ def compare(x: torch.Tensor, target: torch.Tensor, class_dim: int = 1, **argumen
 def test_class_indices(
     dtype: torch.dtype, reduction: str, ignore_index: int, ignored: int | None, weighted: bool, smoothing: float
 ) -> None:
-    compare(
+    assert_pytorchs(
         make_logits(POSITIONS, CLASSES, dtype=dtype),
         make_targets(POSITIONS, ignored=ignored),
         weight=make_weight() if weighted else None,
@@ -72,7 +72,7 @@ def test_class_indices(
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_class_probabilities(dtype: torch.dtype, reduction: str, weighted: bool, smoothing: float) -> None:
-    compare(
+    assert_pytorchs(
         make_logits(POSITIONS, CLASSES, dtype=dtype),
         make_probabilities(POSITIONS, CLASSES),
         weight=make_weight() if weighted else None,
@@ -90,7 +90,7 @@ def test_shapes_of_pytorch(shape: tuple[int, ...], soft: bool, reduction: str) -
     axis = min(1, len(shape) - 1)
     positions = shape[:axis] + shape[axis + 1 :]
     target = make_probabilities(*shape, class_dim=axis) if soft else make_targets(*positions)
-    compare(make_logits(*shape), target, reduction=reduction)
+    assert_pytorchs(make_logits(*shape), target, reduction=reduction)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -98,7 +98,7 @@ def test_shapes_of_pytorch(shape: tuple[int, ...], soft: bool, reduction: str) -
 @pytest.mark.parametrize("shape", [(4, CLASSES), (2, 3, CLASSES), (2, 3, 2, CLASSES)])
 def test_classes_last(shape: tuple[int, ...], soft: bool, reduction: str) -> None:
     target = make_probabilities(*shape, class_dim=-1) if soft else make_targets(*shape[:-1])
-    compare(make_logits(*shape), target, class_dim=-1, reduction=reduction)
+    assert_pytorchs(make_logits(*shape), target, class_dim=-1, reduction=reduction)
 
 
 def test_one_position_with_a_target_of_one_element() -> None:
@@ -109,9 +109,9 @@ def test_one_position_with_a_target_of_one_element() -> None:
 
 
 def test_logits_that_are_not_contiguous() -> None:
-    compare(make_logits(CLASSES, POSITIONS).t(), make_targets(POSITIONS))
-    compare(make_logits(POSITIONS, 2 * CLASSES)[:, ::2], make_targets(POSITIONS))
-    compare(make_logits(1, CLASSES).expand(POSITIONS, CLASSES), make_targets(POSITIONS), reduction="none")
+    assert_pytorchs(make_logits(CLASSES, POSITIONS).t(), make_targets(POSITIONS))
+    assert_pytorchs(make_logits(POSITIONS, 2 * CLASSES)[:, ::2], make_targets(POSITIONS))
+    assert_pytorchs(make_logits(1, CLASSES).expand(POSITIONS, CLASSES), make_targets(POSITIONS), reduction="none")
 
 
 INDEX_DTYPES = [
@@ -128,23 +128,23 @@ INDEX_DTYPES = [
 
 @pytest.mark.parametrize("dtype", INDEX_DTYPES)
 def test_targets_of_any_integer_dtype(dtype: torch.dtype) -> None:
-    compare(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS, ignored=7).to(dtype), ignore_index=7)
+    assert_pytorchs(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS, ignored=7).to(dtype), ignore_index=7)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_class_probabilities_of_other_dtypes(dtype: torch.dtype) -> None:
-    compare(make_logits(POSITIONS, CLASSES), make_probabilities(POSITIONS, CLASSES).to(dtype))
+    assert_pytorchs(make_logits(POSITIONS, CLASSES), make_probabilities(POSITIONS, CLASSES).to(dtype))
 
 
 @pytest.mark.parametrize("ignore_index", [2**40, -(2**40), 2**31, 156])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_ignore_index_that_no_target_has(ignore_index: int, dtype: torch.dtype) -> None:
-    compare(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS).to(dtype), ignore_index=ignore_index)
+    assert_pytorchs(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS).to(dtype), ignore_index=ignore_index)
 
 
 def test_ignore_index_beyond_int32_is_found() -> None:
     target = make_targets(POSITIONS, ignored=2**40)
-    compare(make_logits(POSITIONS, CLASSES), target, ignore_index=2**40)
+    assert_pytorchs(make_logits(POSITIONS, CLASSES), target, ignore_index=2**40)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"label_smoothing": 0.1}, {"weight": make_weight()}])

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nkilib.torch
 from nkilib.torch import cross_entropy, devices, launch, operators
+from nkilib.torch.results import ForwardResults
 from tests.fresh_python import CHECKOUT, run_fresh
 
 from .inputs import CLASSES, POSITIONS, make_logits, make_targets
@@ -129,13 +130,13 @@ def test_the_device_implementations_look_at_no_value(
         logits = torch.empty(POSITIONS, CLASSES, dtype=torch.bfloat16)
         target = torch.empty((POSITIONS, CLASSES) if soft else (POSITIONS,), dtype=target_dtype)
         place = operators._NEURON
-        results = launch.ForwardResults(
+        found = ForwardResults(
             *operators._forward(place, logits, target, with_logprob=True, with_entropy=True, lse_square_scale=0.1)
         )
         version = logits._version
         for run in (operators._backward, operators._backward_inplace):
-            run(place, logits, target, results.maximum, results.log_sum, results.loss, results.lse, logit_softcap=3.0)
-    lengths = [len(results.argmax), len(results.entropy), len(results.logprob)]
+            run(place, logits, target, found.maximum, found.log_sum, found.loss, found.lse, logit_softcap=3.0)
+    lengths = [len(found.argmax), len(found.entropy), len(found.logprob)]
     assert lengths == [0, POSITIONS, 0 if soft else POSITIONS]
     assert (logits._version > version) == (not kernel_writes_in_place)  # copied into the logits
     assert [cores for cores, _ in (*forward.launches, *backward.launches)] == [1, 1, 1]

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nkilib import simulator
 from nkilib.torch import cross_entropy, launch, operators
+from nkilib.torch.results import ForwardResults
 
 from .inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 
@@ -72,7 +73,7 @@ def test_results_that_are_constants_for_autograd() -> None:
 
 def test_what_is_not_asked_for_is_empty() -> None:
     results = ops.cross_entropy_forward(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS))
-    shapes = launch.ForwardResults(*(tuple(result.shape) for result in results))
+    shapes = ForwardResults(*(tuple(result.shape) for result in results))
     assert (shapes.logprob, shapes.argmax, shapes.entropy) == ((0,),) * 3
     assert set(shapes) == {(0,), (POSITIONS,)}
 

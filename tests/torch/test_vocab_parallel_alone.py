@@ -245,7 +245,8 @@ def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.Mo
     """There nothing is read back: the other rank's claims come with the maxima."""
     from nkilib.torch import vocab_statistics
     from nkilib.torch.caller import Caller
-    from nkilib.torch.launch import LossOptions, ShardStatistics
+    from nkilib.torch.options import LossOptions
+    from nkilib.torch.results import ShardStatistics
     from nkilib.torch.vocab_shards import VocabularyShards
 
     own = ShardStatistics(*(torch.zeros(3) for _ in range(4)), *(torch.zeros(0) for _ in range(3)))
