@@ -99,7 +99,8 @@ def _check_kinds(caller: Caller, input: Any, target: Any, weight: Any, normalize
     for name, value in _named(caller, input, target, weight, normalizer).items():
         is_optional = name in ("weight", "normalizer")
         if not (isinstance(value, Tensor) or (is_optional and value is None)):
-            raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}")
+            remedy = f"; pass torch.tensor({value})" if isinstance(value, int | float) else ""
+            raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
 
 
 def _check_not_sharded(caller: Caller, name: str, tensor: Tensor | None) -> None:
@@ -150,7 +151,9 @@ def _check_indices(caller: Caller, input: Tensor, target: Tensor, class_dim: int
             f"the shape of {caller.logits}, {tuple(input.shape)}"
         )
     if not fits:
-        raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}")
+        are_last = class_dim == 1 and target.shape == input.shape[:-1]
+        remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
+        raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}{remedy}")
 
 
 def _check_logits_dtype(caller: Caller, input: Tensor) -> None:

@@ -58,6 +58,7 @@ REFUSED_BY_BOTH: dict[str, tuple[Call, str]] = {
     "target too deep": (lambda f: f(X, indices(POSITIONS, 1)), r"Expected target size \[6\], got \[6, 1\]"),
     "target 3-D": (lambda f: f(X3, indices(4, 3)), r"Expected target size \[4, 2\], got \[4, 3\]"),
     "target 3-D, flat": (lambda f: f(X3, indices(4)), r"Expected target size \[4, 2\], got \[4\]"),
+    "classes last": (lambda f: f(X3, indices(4, 5)), r"got \[4, 5\]; the classes .* be last: pass class_dim=-1"),
     "target 4-D": (lambda f: f(X4, indices(4, 3, 2)), r"Expected target size \[4, 2, 3\], got \[4, 3, 2\]"),
     "target 4-D, flat": (lambda f: f(X4, indices(4, 2)), r"Expected target size \[4, 2, 3\]"),
     "target 5-D": (lambda f: f(X5, indices(4, 3, 2, 2)), r"Expected target size \[4, 2, 3, 2\]"),
@@ -130,7 +131,11 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
         "normalizer replaces the divisor of a mean, got reduction='sum'",
     ),
     "normalizer 1-D": (ValueError, lambda f: f(X, T, normalizer=torch.ones(1)), "without dimensions"),
-    "normalizer as float": (TypeError, lambda f: f(X, T, normalizer=3.0), "'normalizer' must be Tensor, not float"),
+    "normalizer as float": (
+        TypeError,
+        lambda f: f(X, T, normalizer=3.0),
+        r"must be Tensor, not float; pass torch.tensor\(3.0\)",
+    ),
     "complex normalizer": (TypeError, lambda f: f(X, T, normalizer=torch.tensor(2j)), "must be a real number"),
     "normalizer elsewhere": (
         RuntimeError,
