@@ -44,7 +44,7 @@ class _CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # a backward must not change what it is given
         dist.all_reduce(gradient)
         return gradient
 

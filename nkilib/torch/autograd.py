@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
@@ -82,8 +83,11 @@ def soft_gradients(
     _, needs_target, needs_weight = (*needs_input_grad, False)[:3]
     if grad_loss is None or not (needs_target or needs_weight):
         return None, None
-    grad_target, grad_weight = soft_target_gradients(*tensors, grad_loss, options, num_classes)
-    return grad_target if needs_target else None, grad_weight if needs_weight else None
+    logits, target, class_weight, maximum, log_sum = tensors
+    apply: Callable[..., Tensor] = _OnceDifferentiable.apply
+    once = apply(logits)
+    given = (once, target, class_weight, maximum, log_sum)
+    return soft_target_gradients(*given, grad_loss, options, num_classes, needs_target, needs_weight)
 
 
 def _own_soft_gradients(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -115,6 +119,16 @@ def _no_second_derivative(ctx: Any, *grads: Tensor | None) -> NoReturn:
 
 
 torch.library.register_autograd(BACKWARD, _no_second_derivative)
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Logits as they are, of a gradient that takes maximum and log_sum for constants: no derivative by the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.view_as(logits)
+
+    backward = staticmethod(_no_second_derivative)
 
 
 def refuse_graph_of_inplace() -> None:

@@ -21,3 +21,4 @@ class Caller(NamedTuple):
 
 
 CROSS_ENTROPY: Final = Caller()
+VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard")

@@ -108,9 +108,10 @@ def cross_entropy(
         ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that count (by the number of
             positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
-        label_smoothing: from 0 to 1, the share of the target that is spread over all classes.
-        logit_softcap: c > 0 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
-        lse_square_scale: 0 or more, the factor of the squared log-sum-exp (z-loss).
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
+            As in Gemma 2, arXiv 2408.00118.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
             in all micro-batches or on all ranks.
         inplace: the backward writes the gradient over the memory of ``input``, which saves as much as that. Later uses
@@ -124,21 +125,22 @@ def cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type; or logits of float16 or float64.
-        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` without a mean;
-            ``inplace`` where the logits would be copied.
-        RuntimeError: shapes, devices or options do not fit, as PyTorch says; ``inplace`` for a leaf or under
-            torch.compile; ``weight`` requires grad with class indices.
+        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``ignore_index``, ``logit_softcap`` or
+            ``lse_square_scale`` out of range; ``normalizer`` without a mean; ``return_outputs`` with more than 2^24
+            classes; ``inplace`` where the logits would be copied.
+        RuntimeError: shapes or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says; ``inplace``
+            for a leaf or under torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
         NotImplementedError: another device; DTensor and FSDP shards; integer logits; a derivative in forward mode.
     """
     options = checked_options(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
     check_arguments(input, target, weight, options, reduction, normalizer, class_dim)
-    check_weight(weight, num_classes(input, class_dim), soft=target.is_floating_point())
+    soft, classes = target.shape == input.shape, num_classes(input, class_dim)
+    check_weight(weight, classes, soft)
     if return_outputs:
-        check_outputs(num_classes(input, class_dim))
+        check_outputs(classes)
     if inplace:
         check_inplace(input, class_dim)
-    soft = target.shape == input.shape
     logits = as_rows(input, class_dim)
     rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
     class_weight = None if weight is None else weight.to(torch.float32)

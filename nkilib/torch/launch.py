@@ -129,7 +129,7 @@ def launch_backward(
     )
     if inplace and gradient is not given:  # a framework without writing in place returns another tensor
         given.copy_(gradient)
-    return gradient
+    return given if inplace else gradient
 
 
 def _absent(logits: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

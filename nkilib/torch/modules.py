@@ -19,7 +19,8 @@ class CrossEntropyLoss(nn.Module):
     Args:
         weight: [V] floating, kept as a buffer that moves with the module; None means 1.
         ignore_index: as for :func:`~nkilib.torch.cross_entropy`, and so are all that follow.
-        normalizer: kept as a buffer too, but not in the state dict. One that changes from step to step comes with the
+        normalizer: kept as a buffer too, but not in the state dict. An integer, best: a floating one is rounded where
+            the module is cast, as by ``model.to(torch.bfloat16)``. One that changes from step to step comes with the
             call of the module instead.
     """
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch import devices
+from nkilib.torch.caller import CROSS_ENTROPY, VOCAB_PARALLEL
 from nkilib.torch.launch import TILE_DTYPES, launch_backward, launch_forward, launch_statistics
 from nkilib.torch.options import WHOLE, Columns, LossOptions
 from nkilib.torch.results import ForwardResults, ShardStatistics, Wanted, empty_statistics, zero_results
@@ -60,8 +61,8 @@ class _Place(NamedTuple):
 
 def _check_cpu(logits: Tensor, target: Tensor, ignore_index: int, columns: Columns) -> None:
     devices.check_simulator("nkilib.torch")
-    caller = "cross_entropy" if columns.num_classes is None else "vocab_parallel_cross_entropy"
-    check_range(caller, target, ignore_index, columns.vocabulary(logits))
+    caller = CROSS_ENTROPY if columns.num_classes is None else VOCAB_PARALLEL
+    check_range(str(caller), target, ignore_index, columns.vocabulary(logits))
 
 
 def _check_neuron(logits: Tensor, target: Tensor, ignore_index: int, columns: Columns) -> None:

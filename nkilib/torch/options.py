@@ -13,8 +13,8 @@ class LossOptions(NamedTuple):
     Attributes:
         ignore_index: target of positions that do not count; any integer.
         label_smoothing: share of the target probability that is spread over all classes, 0 to 1.
-        logit_softcap: c > 0 replaces a logit x by c * tanh(x / c), except -inf; None leaves it.
-        lse_square_scale: factor of lse^2 in the loss, 0 or more.
+        logit_softcap: c, from 1e-30 to 1e30, replaces a logit x by c * tanh(x / c), except -inf; None leaves it.
+        lse_square_scale: factor of lse^2 in the loss, 0 to 1e30.
     """
 
     ignore_index: int = -100

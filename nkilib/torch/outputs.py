@@ -24,7 +24,8 @@ class CrossEntropyOutputs(NamedTuple):
         z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced as the loss. Differentiable.
         logprob: float32 per position, log-probability of the target in nats, at most 0. Differentiable. None for class
             probabilities, which have no single target.
-        argmax: int64 per position, the first class with the largest logit.
+        argmax: int64 per position, the first class with the largest logit; V, which is no class, in a row that holds a
+            NaN.
         entropy: float32 per position, of the softmax of the logits, in nats. Not differentiable.
     """
 

@@ -20,7 +20,9 @@ def soft_target_gradients(
     grad_loss: Tensor,
     options: LossOptions,
     num_classes: int,
-) -> tuple[Tensor, Tensor]:
+    needs_target: bool,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
     """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
 
     Args:
@@ -31,17 +33,21 @@ def soft_target_gradients(
         grad_loss: [N] float32, upstream gradient of every position's loss.
         options: of the forward.
         num_classes: classes that smoothing spreads over; more than V where the logits are a shard.
+        needs_target, needs_weight: whose gradients are asked for.
 
     Returns:
-        Gradients of ``target``, in its type, and of ``class_weight``, [V] float32.
+        Gradients of ``target``, in its type, and of ``class_weight``, [V] float32; None for one not asked for.
     """
     z = logits.to(torch.float32)
     if options.logit_softcap is not None:
         capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
         z = torch.where(z.isneginf(), z, capped)
     scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
-    smoothing = options.label_smoothing
-    smoothed = (1.0 - smoothing) * target.to(torch.float32) + smoothing / num_classes
-    grad_weight = (smoothed * scaled_nll).sum(0)
-    grad_target = (1.0 - smoothing) * (scaled_nll if class_weight is None else scaled_nll * class_weight)
-    return grad_target.to(target.dtype), grad_weight
+    kept = 1.0 - options.label_smoothing
+    grad_target = grad_weight = None
+    if needs_target:
+        grad_target = (kept * (scaled_nll if class_weight is None else scaled_nll * class_weight)).to(target.dtype)
+    if needs_weight:
+        smoothed = kept * target.to(torch.float32) + options.label_smoothing / num_classes
+        grad_weight = (smoothed * scaled_nll).sum(0)
+    return grad_target, grad_weight

@@ -67,8 +67,7 @@ def causal_lm_loss(
 
     Raises:
         ValueError: neither ``labels`` nor ``shift_labels`` is given; ``vocab_size`` is not the last dimension of
-            ``logits``; ``num_items_in_batch`` has more elements than one.
-            There are not as many labels as positions.
+            ``logits``; ``num_items_in_batch`` is not one element; there are not as many labels as positions.
         TypeError: an argument of ``cross_entropy`` that cannot be handed on, as ``weight``.
         RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
     """

@@ -83,19 +83,20 @@ def _results(
     """The results of every position; ``valid`` is None for class probabilities."""
     maximum, log_sum, sums, argmax, entropy = statistics
     lse = statistics.lse
-    square = options.lse_square_scale * lse.square() if options.lse_square_scale > 0.0 else 0.0
     logprob = maximum.new_empty(0)
     if valid is None:
+        position_weight = sums["position_weight"]
         # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
-        loss, position_weight = (
-            sums["distance_sum"] + sums["position_weight"] * log_sum + square,
-            sums["position_weight"],
-        )
+        loss = sums["distance_sum"] + position_weight * log_sum
     else:
-        loss = torch.where(valid, _class_loss(statistics, weight_sum, options, shards) + square, 0.0)
         position_weight = sums.get("position_weight", valid.to(torch.float32))
+        loss = _class_loss(statistics, weight_sum, options, shards)
         if outputs:
             logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
+    if options.lse_square_scale > 0.0:
+        loss = loss + options.lse_square_scale * lse.square()
+    if valid is not None:
+        loss = torch.where(valid, loss, 0.0)
     return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
 
 
@@ -139,7 +140,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         maximum, log_sum = results.maximum, results.log_sum
         ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, maximum, log_sum)
         ctx.options, ctx.shards, ctx.inplace = options, shards, inplace
-        loss, lse, logprob = results.loss.clone(), results.lse.clone(), results.logprob.clone()
+        loss, lse, logprob = results.loss, results.lse, results.logprob
         constants = [] if logprob.shape == loss.shape else [logprob]
         if not ctx.needs_input_grad[0]:  # the gradient is that of class probabilities
             constants.append(lse)

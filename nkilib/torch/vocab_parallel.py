@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nkilib.torch.caller import Caller
+from nkilib.torch.caller import VOCAB_PARALLEL as _CALLER
 from nkilib.torch.checks import check_arguments, check_inplace, check_outputs, check_weight
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
 from nkilib.torch.option_checks import checked_options
@@ -17,7 +17,6 @@ from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.vocab_autograd import vocab_parallel_results
 from nkilib.torch.vocab_shards import shards_of_ranks
 
-_CALLER: Final = Caller("vocab_parallel_cross_entropy", "logits_shard")
 _columns = num_classes  # of a shard; below, num_classes is the argument
 
 
@@ -85,7 +84,9 @@ def vocab_parallel_cross_entropy(
 
     It equals, on every rank, with the logits of all ranks put together in rank order and without their padding::
 
-        nkilib.torch.cross_entropy(torch.cat(shards, class_dim), target, weight, ignore_index, reduction, ...)
+        nkilib.torch.cross_entropy(torch.cat(shards, class_dim), target, weight, ..., class_dim=class_dim)
+
+    with class probabilities put together likewise. The scheme is that of Megatron-LM, arXiv 1909.08053.
 
     Rank r holds the classes that follow those of rank r - 1. By default all its columns are classes and all ranks have
     as many; ``num_classes`` or ``shard_sizes`` say otherwise. Values in padded columns never count, whatever they are,
@@ -111,8 +112,8 @@ def vocab_parallel_cross_entropy(
             padding, as where a vocabulary is padded to a multiple of the ranks.
         shard_sizes: classes of each rank in rank order, the same list on every rank, where ranks have unlike numbers
             of them; further columns of a rank are padding. A rank may have 0.
-        logit_softcap: c > 0 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
-        lse_square_scale: 0 or more, the factor of the squared log-sum-exp (z-loss).
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
         normalizer: tensor without dimensions that replaces the divisor of the mean.
         inplace: the backward writes the gradient over the memory of ``logits_shard``.
         return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of the whole vocabulary. Where a cap

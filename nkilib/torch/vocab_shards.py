@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from nkilib.torch.caller import Caller
@@ -50,7 +51,7 @@ def shards_of_ranks(
         shard_sizes: classes of each rank instead.
 
     Raises:
-        TypeError: no integers.
+        TypeError: a number of classes is no integer.
         ValueError: they do not fit each other, the group or the width.
     """
     if num_classes is not None and shard_sizes is not None:
@@ -59,14 +60,14 @@ def shards_of_ranks(
         )
     if shard_sizes is not None:
         return VocabularyShards(_checked_sizes(caller, shard_sizes, width, ranks, rank), rank)
-    total = ranks * width if num_classes is None else _checked_total(caller, num_classes, width, ranks)
+    total = ranks * width if num_classes is None else int(_checked_total(caller, num_classes, width, ranks))
     if total == 0:
         raise ValueError(f"{caller}: {caller.logits} must have at least one class, got none; pass the logits")
     return VocabularyShards(tuple(min(max(total - each * width, 0), width) for each in range(ranks)), rank)
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int | Integral) and not isinstance(value, bool)
 
 
 def _checked_total(caller: Caller, num_classes: int, width: int, ranks: int) -> int:
@@ -81,9 +82,11 @@ def _checked_total(caller: Caller, num_classes: int, width: int, ranks: int) -> 
 
 
 def _checked_sizes(caller: Caller, given: Sequence[int], width: int, ranks: int, rank: int) -> tuple[int, ...]:
-    sizes = tuple(given)
-    if not all(_is_count(size) for size in sizes):
-        raise TypeError(f"{caller}: shard_sizes must be integers, got {list(sizes)}; pass them as a list of int")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{caller}: argument 'shard_sizes' must be a list of int, not {type(given).__name__}")
+    if not all(_is_count(size) for size in given):
+        raise TypeError(f"{caller}: shard_sizes must be integers, got {list(given)}; pass them as a list of int")
+    sizes = tuple(int(size) for size in given)
     if len(sizes) != ranks:
         raise ValueError(
             f"{caller}: shard_sizes must have one number for each of the {ranks} ranks of the group, got {list(sizes)}"

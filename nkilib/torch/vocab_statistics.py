@@ -137,7 +137,9 @@ def _greatest(
 ) -> tuple[Tensor, Tensor]:
     """The maximum over all shards, and whether all ranks make the same claims.
 
-    Claims and their negatives go through the same all-reduce: the greatest and the least of each must be equal.
+    Claims and their negatives go through the same all-reduce: the greatest and the least of each must be equal, as
+    float32, so integers above 2^24 that are near each other pass for equal. They are a few numbers from the host in
+    every call; a tensor kept for the next one might be that of a trace.
     """
     own = torch.tensor(list(claims.values()), dtype=torch.float32, device=maximum.device)
     values = torch.cat([maximum, own, -own])

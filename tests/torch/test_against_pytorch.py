@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nkilib.torch import CrossEntropyLoss, cross_entropy
 
@@ -26,6 +27,18 @@ from .telling import assert_gradient, assert_loss
 
 REDUCTIONS = ["mean", "sum", "none"]
 MAGNITUDE = 30.0  # of weights, at most 1.5, times the largest logit, below 14, plus log V
+
+
+class OperatorLog(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def assert_pytorchs(x: torch.Tensor, target: torch.Tensor, class_dim: int = 1, **arguments: Any) -> None:
@@ -265,7 +278,20 @@ def test_class_probabilities_and_their_weights_have_gradients(
 
 def test_only_the_gradients_that_are_asked_for() -> None:
     target = make_probabilities(POSITIONS, CLASSES).requires_grad_()
-    x = make_logits(POSITIONS, CLASSES)
-    loss = cross_entropy(x, target, logit_softcap=4.0, reduction="sum")
-    expected = -(4.0 * torch.tanh(x.double() / 4.0)).log_softmax(1)
-    assert_gradient(gradient_of(loss, target), expected, 10.0)
+    x, weight = make_logits(POSITIONS, CLASSES), make_weight()
+    loss = cross_entropy(x, target, weight, logit_softcap=4.0, reduction="sum")
+    expected = -weight.double() * (4.0 * torch.tanh(x.double() / 4.0)).log_softmax(1)
+    with OperatorLog() as log:
+        gradient = gradient_of(loss, target)
+    assert_gradient(gradient, expected, 10.0)
+    assert not any("sum" in name or "nkilib" in name for name in log.names), "of the weight, or of the logits"
+
+
+def test_a_second_derivative_by_the_logits_of_probabilities_gradient_is_refused() -> None:
+    x, target = (
+        make_logits(POSITIONS, CLASSES).requires_grad_(),
+        make_probabilities(POSITIONS, CLASSES).requires_grad_(),
+    )
+    (gradient,) = torch.autograd.grad(cross_entropy(x, target), target, create_graph=True)
+    with pytest.raises(NotImplementedError, match="has no derivative here"):
+        gradient.square().sum().backward()

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nkilib.torch import CrossEntropyLoss, CrossEntropyOutputs, cross_entropy
 
 from .inputs import CLASSES, DTYPES, POSITIONS, exact, gradient_of, make_logits, make_probabilities, make_targets
-from .telling import BFLOAT16_ROUNDING, UNIT, assert_gradient, assert_loss
+from .telling import BFLOAT16_ROUNDING, GRADIENT_UNITS, UNIT, assert_gradient, assert_loss
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,8 +103,7 @@ def test_no_logprob_is_positive_and_no_loss_or_entropy_negative(scale: float, dt
     assert outputs.logprob is not None
     assert (outputs.logprob <= 0).all()
     assert (outputs.loss >= 0).all()
-    # A difference of lse and the mean logit, each as large as the logits: 16 u of them may be below 0.
-    assert (outputs.entropy >= -16 * UNIT * max(1.0, float(x.abs().max()))).all()
+    assert (outputs.entropy >= 0).all()
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -145,12 +144,12 @@ def test_a_large_bias_of_the_output_layer_gives_no_negative_loss(size: float, dt
     expected, expected_gradient = exact(logits, target, upstream, reduction="none")
     assert (loss >= 0).all()
     assert_loss(loss.detach(), expected, 10.0)
-    # An exponent is a difference from lse, float32 and about as large as the bias: ``telling`` allows for 30.
-    scale = upstream.abs().max().item() * max(1.0, size / 30.0)
+    scale = upstream.abs().max().item()
     gradients = torch.autograd.grad(loss, (logits, bias), upstream)
     assert_gradient(gradients[0], expected_gradient, scale)
-    # The bias sums what each position rounded.
-    assert_gradient(gradients[1], gradients[0].double().sum(0), POSITIONS * scale)
+    # The bias sums what each position rounded, to bfloat16 where the logits are.
+    rounded = 0.0 if dtype == torch.float32 else expected_gradient.abs().sum(0).max().item() * BFLOAT16_ROUNDING
+    assert_gradient(gradients[1], expected_gradient.sum(0), POSITIONS * scale + rounded / (GRADIENT_UNITS * UNIT))
 
 
 def test_gradients_are_exact_and_small_ones_are_not_dropped() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -80,6 +81,7 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "negative size": (ValueError, lambda: loss_of(shard_sizes=[8, -1]), r"0 or more, and not all 0, got \[8, -1\]"),
     "sizes all 0": (ValueError, lambda: loss_of(shard_sizes=[0, 0]), "not all 0"),
     "fractional size": (TypeError, lambda: loss_of(shard_sizes=[8, 0.5]), r"must be integers, got \[8, 0.5\]"),
+    "sizes as a number": (TypeError, lambda: loss_of(shard_sizes=8), "'shard_sizes' must be a list of int, not int"),
     "no columns": (ValueError, lambda: loss_of(X[:, :0]), "logits_shard must have at least one class, got none"),
     "group as number": (TypeError, lambda: loss_of(X, T, 0), "'group' must be a ProcessGroup or None, not int"),
     "group as mesh": (
@@ -135,6 +137,18 @@ def test_another_backward_gives_the_same_and_a_second_derivative_is_refused(num_
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(NotImplementedError, match="has no derivative here"):
         gradient.sum().backward()
+
+
+def test_a_second_derivative_by_the_logits_of_probabilities_gradient_is_refused() -> None:
+    x, target = X.clone().requires_grad_(), make_probabilities(POSITIONS, COLUMNS).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss_of(x, target), target, create_graph=True)
+    with pytest.raises(NotImplementedError, match="has no derivative here"):
+        gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("layout", [{"num_classes": np.int64(15)}, {"shard_sizes": np.array([8, 7])}], ids=str)
+def test_numbers_of_classes_may_be_numpys(layout: dict[str, Any]) -> None:
+    assert torch.equal(loss_of(target=T % 15, **layout), loss_of(target=T % 15, num_classes=15))
 
 
 def test_in_place_a_second_derivative_is_refused_at_once() -> None:

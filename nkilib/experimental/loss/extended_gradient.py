@@ -13,8 +13,8 @@ from nkilib.experimental.loss.target_gradient import negated_lse
 from nkilib.nki import nisa, nl
 
 
-def prepare_positions(vectors: Any, constants: Any, batch: Any, cores: int, sums_sbuf: Any, options: Any) -> Any:
-    """What the gradient of a batch is made of, a float32 tile [rows, 1] each.
+def prepare_positions(vectors: Any, constants: Any, batch: Any, cores: int, weight_sum: Any, options: Any) -> Any:
+    """What the gradient of a batch is made of: tiles [rows, 1], float32 but for the index.
 
     With g the gradient of the loss, l that of the log-sum-exp and q that of the target's log-probability,
 
@@ -29,7 +29,7 @@ def prepare_positions(vectors: Any, constants: Any, batch: Any, cores: int, sums
         constants: from :func:`.target_access.make_class_constants`.
         batch: its first position, and how many.
         cores: of the launch.
-        sums_sbuf: W, float32 [rows or more, 1], or a number; None if nothing asks for it.
+        weight_sum: W, a number or float32 [rows or more, 1].
         options: from :mod:`.extended_options`.
 
     Returns:
@@ -45,7 +45,7 @@ def prepare_positions(vectors: Any, constants: Any, batch: Any, cores: int, sums
     grad_loss_sbuf = loaded_values(vectors["grad_loss"], batch, cores)
     if options["has_probabilities"]:
         position["spread"] = grad_loss_sbuf
-        position["rest"] = _rest(vectors, batch, cores, lse_sbuf, grad_loss_sbuf, grad_loss_sbuf, sums_sbuf, options)
+        position["rest"] = _rest(vectors, batch, cores, lse_sbuf, grad_loss_sbuf, grad_loss_sbuf, weight_sum, options)
         position["all"] = _product(position["rest"], position["inverse"])
         return position
     valid_sbuf = nl.ndarray((rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
@@ -62,7 +62,7 @@ def prepare_positions(vectors: Any, constants: Any, batch: Any, cores: int, sums
     position["spread"] = None
     if options["spread"] != 0.0:
         position["spread"] = _scaled(grad_loss_sbuf, options["spread"])
-    position["rest"] = _rest(vectors, batch, cores, lse_sbuf, grad_loss_sbuf, position["spread"], sums_sbuf, options)
+    position["rest"] = _rest(vectors, batch, cores, lse_sbuf, grad_loss_sbuf, position["spread"], weight_sum, options)
     position["own"] = _own(vectors, batch, cores, position, grad_loss_sbuf, valid_sbuf, options)
     all_sbuf = position["own"]
     if position["rest"] != None:  # noqa: E711
@@ -113,14 +113,14 @@ def _rest(
     lse_sbuf: Any,
     grad_loss_sbuf: Any,
     spread_sbuf: Any,
-    sums_sbuf: Any,
+    weight_sum: Any,
     options: Any,
 ) -> Any:
     """D, or None where no option makes it differ from 0."""
     terms = list()
     if spread_sbuf != None:  # noqa: E711  (NKI has no "is")
         spread_term_sbuf = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=spread_term_sbuf, data=spread_sbuf, op0=nl.multiply, operand0=sums_sbuf)
+        nisa.tensor_scalar(dst=spread_term_sbuf, data=spread_sbuf, op0=nl.multiply, operand0=weight_sum)
         terms.append(spread_term_sbuf)
     if options["square"] != 0.0:
         square_term_sbuf = nl.ndarray(lse_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)

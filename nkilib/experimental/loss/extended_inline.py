@@ -58,13 +58,13 @@ def extended_cross_entropy_forward(
             the DMA engine. Or class probabilities, [N, V], float32 or bfloat16.
         class_weight_hbm: [V], float32, in HBM.
         positions_per_batch: positions that are worked on at a time, 1 to 128.
-        chunk_size: classes that are worked on at a time; a chunk and the tiles that the options need beside it fit a
-            partition of SBUF. ``choose_tiling(..., extended=True)`` fits whatever the options are.
+        chunk_size: classes that are worked on at a time, 1 to min(V, 65535); a chunk and the tiles that the options
+            need beside it fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits whatever the options are.
         dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded.
-        ignore_index: target of positions that do not count.
-        label_smoothing: e, in [0, 1].
-        logit_softcap: c > 0, or None. Where a logit is -inf, z is.
-        lse_square_scale: s, at least 0.
+        ignore_index: target of positions that do not count, an integer of 32 bits.
+        label_smoothing: e, in [0, 1]; arXiv 1512.00567.
+        logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is.
+        lse_square_scale: s, from 0 to 1e30; arXiv 2204.02311.
         with_argmax: also return the first class of the largest logit; V there at most 2^24.
         with_entropy: also return the entropy of the softmax.
         first_class: class of the first column, where the logits are a shard of the vocabulary. Targets and argmax count
@@ -143,7 +143,9 @@ def extended_cross_entropy_backward(
     """Gradient with respect to the logits of what the forward returns.
 
     Of the loss, of lse, and of the target's log-probability ``z[t] - lse``, each times the gradient that comes to it.
-    The row of an ignored position is ``grad_lse * softmax``, 0 without it.
+    The row of an ignored position is ``grad_lse * softmax``, 0 without it. In PyTorch, with the forward's results::
+
+        torch.autograd.grad((loss, lse, logprob), logits, (grad_loss, grad_lse, grad_logprob))
 
     Dimensions:
         N: positions, that is tokens (N > 0).
@@ -161,7 +163,8 @@ def extended_cross_entropy_backward(
         target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know; of
             probabilities ``sum_k w[k] y'[k]``, the forward's position_weight, which otherwise takes another pass over
             them.
-        weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
+        weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot. Not looked at
+            for probabilities.
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
             shards. With them the softmax loses nothing to the rounding of a large lse.
 

@@ -33,6 +33,7 @@ def make_options(logits_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, given
         ``is_shard``: the logits hold a part of the classes;
         ``is_weighted``: there are class weights;
         ``has_probabilities``: targets are class probabilities;
+        ``has_factors``: the loss sums over all classes;
         ``needs_class_weights``: those of all classes are needed, not those of the targets alone;
         ``kept``: 1 - e and ``spread``: e / classes, of the label smoothing e;
         ``softcap``: of the logits; ``square``: the factor of the squared log-sum-exp.
@@ -50,8 +51,8 @@ def make_options(logits_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, given
     options["spread"] = given["label_smoothing"] / options["num_classes"]
     options["softcap"] = 0.0 if softcap == None else softcap  # noqa: E711
     options["square"] = given["lse_square_scale"]
-    has_factors = options["has_probabilities"] or options["spread"] != 0.0
-    options["needs_class_weights"] = options["is_weighted"] and has_factors
+    options["has_factors"] = options["has_probabilities"] or options["spread"] != 0.0
+    options["needs_class_weights"] = options["is_weighted"] and options["has_factors"]
     return options
 
 
@@ -64,8 +65,7 @@ def add_forward_options(options: Any, given: Any) -> None:
     options["with_entropy"] = given["with_entropy"]
     options["with_distance_sum"] = given["with_distance_sum"]
     options["with_log_sum"] = given["with_log_sum"]
-    has_factors = options["has_probabilities"] or options["spread"] != 0.0
-    options["has_moments"] = has_factors or options["with_distance_sum"]
+    options["has_moments"] = options["has_factors"] or options["with_distance_sum"]
     options["needs_class_weights"] = options["is_weighted"] and options["has_moments"]
 
 
