@@ -15,6 +15,8 @@ import numpy as np
 
 # A run of letters, digits and underscores, or one punctuation mark. Case matters, white space does not.
 TOKEN = re.compile(r"\w+|[^\w\s]")
+# What the short forms of the examples read.
+QUICK_WORDS = 4000
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from examples._corpus import read_corpus
+from examples._corpus import QUICK_WORDS, read_corpus
 from examples._display import heading, make_console
 from examples._learning import outcome_table, train
 from examples._measure import Case, measure
@@ -22,8 +22,7 @@ from nkilib import simulator
 from nkilib.nki import NOT_SIMULATED, SIMULATED, nl
 
 TARGET = "trn2"
-# Words of text and rows of logits in the short form, which runs every part of the demo in about a second.
-QUICK_WORDS = 4000
+# Rows of logits in the short form, which runs every part of the demo in about a second.
 QUICK_POSITIONS = 4
 
 

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from examples._corpus import Corpus, read_corpus
+from examples._corpus import QUICK_WORDS, Corpus, read_corpus
 from examples._curve import curve_line, progress_bar, shown_steps
 from examples._display import counted, heading, make_console
 from examples._language_training import Learner, LossFunction, Plan
+from examples._learning import LAST_STEPS
 from examples._loss_plot import draw_losses, fault_of, has_matplotlib
 from examples._transformer import Size
 from nkilib.nki import NOT_SIMULATED, SIMULATED
@@ -31,7 +32,6 @@ OURS, PYTORCH = "loss", "F.cross_entropy"
 # Nats that two trainings may be apart at any step. Float32 losses differ by some 1e-6, and do so over the 200 steps of
 # the default; at learning rates above 1e-3, or over thousands of steps, training amplifies rounding.
 LARGEST_DIFFERENCE = 1e-3
-QUICK_WORDS = 4000
 QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, width=32, heads=2, blocks=1))
 
 
@@ -118,7 +118,7 @@ def train(
 
 def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
     """Say how the training ended; returns whether it is the one of PyTorch, where that was asked for."""
-    last = losses[OURS][-20:]
+    last = losses[OURS][-LAST_STEPS:]
     console.print(f"Mean loss of the last {counted(len(last), 'step')}: {math.fsum(last) / len(last):.4f} nats.")
     if PYTORCH not in losses:
         return True
