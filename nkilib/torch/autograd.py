@@ -90,21 +90,17 @@ def soft_gradients(
     return soft_target_gradients(*given, grad_loss, options, num_classes, needs_target, needs_weight)
 
 
-def _own_soft_gradients(ctx: Any, grad_loss: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    logits, target, class_weight, maximum, log_sum, _ = ctx.saved_tensors
-    tensors = (logits, target, class_weight, maximum, log_sum)
-    return soft_gradients(ctx.needs_input_grad, tensors, grad_loss, ctx.options, logits.shape[1])
-
-
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     logits, target, class_weight, maximum, log_sum, target_weight = ctx.saved_tensors
     upstream = upstream_of(maximum, grads)
+    tensors = (logits, target, class_weight, maximum, log_sum)
+    others = soft_gradients(ctx.needs_input_grad, tensors, grads[0], ctx.options, logits.shape[1])
     gradient = None
     if upstream is not None and ctx.needs_input_grad[0]:
         gradient = torch.ops.nkilib.cross_entropy_backward(
             logits, target, maximum, log_sum, *upstream, class_weight, target_weight, **ctx.options._asdict()
         )
-    return gradient, *_own_soft_gradients(ctx, grads[0])
+    return gradient, *others
 
 
 torch.library.register_autograd(FORWARD, _backward, setup_context=_setup_context)
@@ -164,10 +160,12 @@ class InplaceCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph_of_inplace()
-        # A second backward ends here: PyTorch sees that the logits have changed.
+        # A second backward ends here: PyTorch sees that the logits have changed. Tensors are unpacked once: under
+        # torch.utils.checkpoint they are there once.
         logits, target, class_weight, maximum, log_sum, target_weight = ctx.saved_tensors
         upstream = upstream_of(maximum, grads)
-        others = _own_soft_gradients(ctx, grads[0])  # it reads the logits
+        tensors = (logits, target, class_weight, maximum, log_sum)  # to be read before the logits are overwritten
+        others = soft_gradients(ctx.needs_input_grad, tensors, grads[0], ctx.options, logits.shape[1])
         gradient = None
         if upstream is not None and ctx.needs_input_grad[0]:
             gradient = logits.detach()  # the same memory and version

@@ -18,7 +18,7 @@ from nkilib.torch.launch import TILE_DTYPES
 from nkilib.torch.layout import is_view_as_rows, positions_shape
 from nkilib.torch.options import LossOptions
 
-_REDUCTIONS: Final = ("mean", "sum", "none")
+REDUCTIONS: Final = ("mean", "sum", "none")
 _INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
@@ -48,7 +48,7 @@ def check_arguments(
         NotImplementedError: an unsupported device, a shard, integer logits, or a derivative in forward mode.
     """
     _check_kinds(caller, input, target, weight, normalizer)
-    if reduction not in _REDUCTIONS:
+    if reduction not in REDUCTIONS:
         raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")
     if type(class_dim) is not int or class_dim not in (1, -1):
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")

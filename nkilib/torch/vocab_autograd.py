@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ def vocab_parallel_results(
     group: dist.ProcessGroup | None,
     inplace: bool,
     outputs: bool,
+    claims: Mapping[str, float],
 ) -> ForwardResults:
     """What the forward operator would return for the whole vocabulary, differentiable by this rank's logits.
 
@@ -41,7 +42,8 @@ def vocab_parallel_results(
         shards: of all ranks.
         group: None for all processes.
         inplace: the gradient goes over the logits.
-        outputs: argmax and entropy are asked for; they are empty otherwise.
+        outputs: logprob, argmax and entropy are asked for; they are empty otherwise.
+        claims: what else all ranks must have alike, by name.
     """
     soft = target.is_floating_point()
     first = shards.columns.first_class
@@ -57,7 +59,9 @@ def vocab_parallel_results(
             with_argmax=outputs,
             with_entropy=outputs,
         )
-        statistics = combined_statistics(caller, ShardStatistics(*own), shards, group, own_weight, options, soft)
+        statistics = combined_statistics(
+            caller, ShardStatistics(*own), shards, group, own_weight, options, soft, claims
+        )
         weight_sum = None if soft or class_weight is None else class_weight.sum()
         valid = None if soft else ~is_ignored(target, options.ignore_index)
         results = _results(statistics, valid, weight_sum, options, shards, outputs)
@@ -93,6 +97,7 @@ def _results(
         loss = _class_loss(statistics, weight_sum, options, shards)
         if outputs:
             logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
+    loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
     if options.lse_square_scale > 0.0:
         loss = loss + options.lse_square_scale * lse.square()
     if valid is not None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.torch.caller import VOCAB_PARALLEL as _CALLER
-from nkilib.torch.checks import check_arguments, check_inplace, check_outputs, check_weight
+from nkilib.torch.checks import REDUCTIONS, check_arguments, check_inplace, check_outputs, check_weight
 from nkilib.torch.layout import as_rows, num_classes, positions_shape
 from nkilib.torch.option_checks import checked_options
 from nkilib.torch.outputs import CrossEntropyOutputs, returned_values
@@ -139,7 +139,7 @@ def vocab_parallel_cross_entropy(
     if return_outputs:
         check_outputs(shards.num_classes, _CALLER)
     if inplace:
-        check_inplace(logits_shard, class_dim, _CALLER)
+        _check_inplace(logits_shard, class_dim)
     rows_target = as_rows(target, class_dim)[:, : shards.held] if soft else target.reshape(-1)
     results = vocab_parallel_results(
         _CALLER,
@@ -151,9 +151,20 @@ def vocab_parallel_cross_entropy(
         group,
         inplace,
         return_outputs,
+        {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
     )
     shape = positions_shape(logits_shard, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
+
+
+def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
+    """Refuse on every rank alike: a shard of one column would pass where others do not."""
+    if class_dim == 1 and logits_shard.dim() > 2:
+        raise ValueError(
+            f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "
+            f"{tuple(logits_shard.shape)}; keep the classes last and pass class_dim=-1"
+        )
+    check_inplace(logits_shard, class_dim, _CALLER)
 
 
 def _ranks(group: Any) -> tuple[int, int]:

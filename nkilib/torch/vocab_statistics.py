@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ def combined_statistics(
     class_weight: Tensor | None,
     options: LossOptions,
     soft: bool,
+    claims: Mapping[str, float],
 ) -> VocabularyStatistics:
     """Communicate: every rank of the group has to call it. The formulas are those of ``docs/kernels.md``.
 
@@ -59,19 +61,21 @@ def combined_statistics(
         class_weight: of the classes of this rank, or None.
         options: of the loss.
         soft: targets are class probabilities.
+        claims: what else all ranks must have alike, by name.
 
     Raises:
         ValueError: on all ranks, the ranks do not see the same shards or options. On the CPU only: elsewhere reading
             the answer would wait for the device, and the statistics are NaN instead.
     """
-    claims = {
+    all_claims = {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
         **{name: 0.0 if value is None else value for name, value in options._asdict().items()},
         "weight": class_weight is not None,
         "class probabilities": soft,
         "return_outputs": own.argmax.numel() > 0,
+        **claims,
     }
-    maximum, agreed = _greatest(caller, own.maximum, claims, group)
+    maximum, agreed = _greatest(caller, own.maximum, all_claims, group)
     # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
     below = maximum - own.maximum
     share = torch.exp(own.log_sum - below)

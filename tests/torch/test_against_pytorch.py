@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from nkilib.torch import CrossEntropyLoss, cross_entropy
 
@@ -285,6 +286,21 @@ def test_only_the_gradients_that_are_asked_for() -> None:
         gradient = gradient_of(loss, target)
     assert_gradient(gradient, expected, 10.0)
     assert not any("sum" in name or "nkilib" in name for name in log.names), "of the weight, or of the logits"
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("soft", [False, True])
+def test_checkpointing_gives_the_same_gradient(soft: bool, use_reentrant: bool, inplace: bool) -> None:
+    x = make_logits(POSITIONS, CLASSES).requires_grad_()
+    target = make_probabilities(POSITIONS, CLASSES) if soft else make_targets(POSITIONS)
+
+    def loss_of(logits: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(2.0 * logits, target, inplace=inplace)
+
+    expected = gradient_of(loss_of(x), x)
+    checkpoint(loss_of, x, use_reentrant=use_reentrant).backward()
+    assert x.grad is not None and torch.equal(x.grad, expected)
 
 
 def test_a_second_derivative_by_the_logits_of_probabilities_gradient_is_refused() -> None:

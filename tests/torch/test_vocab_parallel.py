@@ -165,10 +165,11 @@ def test_a_full_graph_of_torch_compile_gives_equal_results(ranks: int, found_by_
 def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
     refusals = [each["refusals"] for each in found_by_ranks[ranks]]
     for rank, each in enumerate(refusals):
-        for kind in ("unlike widths", "unlike sizes", "unlike options"):
+        for kind in ("unlike widths", "unlike sizes", "unlike options", "unlike reductions"):
             assert each[kind].startswith("ValueError: vocab_parallel_cross_entropy: all ranks must see the same shards")
             assert "the same shard_sizes where ranks have unlike widths" in each[kind]
         assert f"they have classes of rank 0 from 2 to {ranks + 1}, here {rank + 2};" in each["unlike sizes"]
+        assert "reduction (of mean, sum, none) from 0 to 1" in each["unlike reductions"]
         smoothing = f"label_smoothing from 0 to {0.1 * (ranks - 1):g}, here {0.1 * rank:g}"
         assert f"they have {smoothing}, return_outputs from 0 to 1, here {int(rank == 0)};" in each["unlike options"]
         outside = rf"IndexError: vocab_parallel_cross_entropy: Target {5 * ranks} is out of bounds: position 0"

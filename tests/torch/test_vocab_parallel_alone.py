@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from nkilib.torch import CrossEntropyOutputs, vocab_parallel_cross_entropy
+from nkilib.torch import CrossEntropyOutputs, cross_entropy, vocab_parallel_cross_entropy
 
 from .inputs import POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 from .telling import assert_gradient, assert_loss
@@ -94,6 +94,11 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
         lambda: loss_of(X.clone().requires_grad_(), inplace=True),
         "would overwrite a leaf that requires grad",
     ),
+    "in place, classes second": (
+        ValueError,
+        lambda: loss_of(make_logits(2, 1, 3), torch.zeros(2, 3, dtype=torch.int64), class_dim=1, inplace=True),
+        "inplace=True requires the classes last, got class_dim=1",
+    ),
     "in place, copied": (
         ValueError,
         lambda: loss_of(make_logits(COLUMNS, POSITIONS).t(), inplace=True),
@@ -156,6 +161,20 @@ def test_in_place_a_second_derivative_is_refused_at_once() -> None:
     loss = loss_of(1.0 * x, inplace=True)
     with pytest.raises(NotImplementedError, match="has no derivative here"):
         torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"lse_square_scale": 0.1}, {"weight": make_weight(4)}, {"label_smoothing": 0.1}]
+)
+@pytest.mark.parametrize("row", [[torch.inf, 1.0, 0.0, 2.0], [torch.nan, 1.0, 0.0, 2.0], [-torch.inf] * 4])
+def test_a_row_without_a_softmax_has_the_loss_of_one_piece(row: list[float], arguments: dict[str, Any]) -> None:
+    x, target = torch.tensor([row, [0.0, 1.0, 2.0, 3.0]]), torch.tensor([1, 2])
+    losses = [
+        cross_entropy(x, target, reduction="none", **arguments),
+        vocab_parallel_cross_entropy(x, target, shard_sizes=[4, 0], reduction="none", **arguments),
+    ]
+    assert losses[0][0].isnan()
+    torch.testing.assert_close(losses[1], losses[0], equal_nan=True)
 
 
 def test_in_place_a_later_use_of_the_logits_raises() -> None:
@@ -267,7 +286,7 @@ def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.Mo
     agreed = torch.tensor(False)
     monkeypatch.setattr(vocab_statistics, "_greatest", lambda *_: (own.maximum, agreed))
     shards = VocabularyShards((4, 4), 0)
-    combined = vocab_statistics.combined_statistics(Caller(), own, shards, None, None, LossOptions(), soft=False)
+    combined = vocab_statistics.combined_statistics(Caller(), own, shards, None, None, LossOptions(), False, {})
     assert combined.log_sum.isnan().all()
 
 

@@ -88,6 +88,9 @@ def refusals(group: dist.ProcessGroup | None) -> Results:
         "unlike options": lambda: vocab_parallel_cross_entropy(
             logits[:, :5], target, group, label_smoothing=0.1 * rank, return_outputs=rank == 0
         ),
+        "unlike reductions": lambda: vocab_parallel_cross_entropy(
+            logits[:, :5], target, group, reduction="mean" if rank else "sum"
+        ),
         "target": lambda: vocab_parallel_cross_entropy(logits[:, :5], outside, group),
         "target, no classes here": lambda: vocab_parallel_cross_entropy(
             logits[:, : empty[rank]], outside, group, shard_sizes=empty
