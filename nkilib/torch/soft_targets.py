@@ -42,6 +42,7 @@ def soft_target_gradients(
     if options.logit_softcap is not None:
         capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
         z = torch.where(z.isneginf(), z, capped)
+    log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
     scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
     kept = 1.0 - options.label_smoothing
     grad_target = grad_weight = None

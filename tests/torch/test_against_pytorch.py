@@ -277,6 +277,16 @@ def test_class_probabilities_and_their_weights_have_gradients(
         assert_gradient(actual, expected, scale)
 
 
+def test_gradients_of_probabilities_and_weights_beside_an_infinite_logit_are_nan() -> None:
+    x, weight = torch.tensor([[0.0, torch.inf, 1.0], [0.0, 1.0, 2.0]]), make_weight(3).requires_grad_()
+    target = make_probabilities(2, 3).requires_grad_()
+    of_ours, of_pytorch = (
+        torch.autograd.grad(f(x, target, weight), (target, weight)) for f in (cross_entropy, F.cross_entropy)
+    )
+    assert of_ours[0][0].isnan().all()
+    torch.testing.assert_close(of_ours, of_pytorch, equal_nan=True)
+
+
 def test_only_the_gradients_that_are_asked_for() -> None:
     target = make_probabilities(POSITIONS, CLASSES).requires_grad_()
     x, weight = make_logits(POSITIONS, CLASSES), make_weight()
