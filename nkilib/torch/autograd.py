@@ -42,14 +42,9 @@ def upstream_of(maximum: Tensor, grads: tuple[Tensor | None, ...]) -> Upstream |
     return Upstream(torch.zeros_like(maximum) if grad_loss is None else grad_loss, grad_lse, grad_logprob)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: LossOptions) -> None:
-    logits, target, class_weight = inputs
-    soft = target.is_floating_point()
-    # Of class probabilities the backward needs the sum of the factors, and would read them twice to get it.
-    target_weight = results.position_weight if soft else None
-    ctx.save_for_backward(logits, target, class_weight, results.maximum, results.log_sum, target_weight)
-    ctx.options = options
-    constants = [getattr(results, name) for name in _CONSTANTS]
+def mark_constants(ctx: Any, results: ForwardResults, *others: Tensor) -> None:
+    """Tell autograd which of loss, lse and logprob have no derivative, and that ``others`` have none."""
+    constants = list(others)
     if results.logprob.shape != results.loss.shape:  # not asked for
         constants.append(results.logprob)
     if not ctx.needs_input_grad[0]:  # the gradient is that of class probabilities
@@ -57,6 +52,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: L
     ctx.mark_non_differentiable(*constants)
     # A result that nobody uses has no gradient; the kernel skips what it is not given.
     ctx.set_materialize_grads(False)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], results: ForwardResults, options: LossOptions) -> None:
+    logits, target, class_weight = inputs
+    soft = target.is_floating_point()
+    # Of class probabilities the backward needs the sum of the factors, and would read them twice to get it.
+    target_weight = results.position_weight if soft else None
+    ctx.save_for_backward(logits, target, class_weight, results.maximum, results.log_sum, target_weight)
+    ctx.options = options
+    mark_constants(ctx, results, *(getattr(results, name) for name in _CONSTANTS))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from nkilib.torch.autograd import refuse_graph_of_inplace, soft_gradients, upstream_of
+from nkilib.torch.autograd import mark_constants, refuse_graph_of_inplace, soft_gradients, upstream_of
 from nkilib.torch.caller import Caller
 from nkilib.torch.options import LossOptions
 from nkilib.torch.results import ForwardResults, ShardStatistics
@@ -145,13 +145,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         maximum, log_sum = results.maximum, results.log_sum
         ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, maximum, log_sum)
         ctx.options, ctx.shards, ctx.inplace = options, shards, inplace
-        loss, lse, logprob = results.loss, results.lse, results.logprob
-        constants = [] if logprob.shape == loss.shape else [logprob]
-        if not ctx.needs_input_grad[0]:  # the gradient is that of class probabilities
-            constants.append(lse)
-        ctx.mark_non_differentiable(*constants)
-        ctx.set_materialize_grads(False)
-        return loss, lse, logprob
+        mark_constants(ctx, results)
+        return results.loss, results.lse, results.logprob
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
