@@ -147,6 +147,7 @@ if TYPE_CHECKING:
     from nkilib.simulator.api import language as nl
     from nkilib.simulator.api import nki
     from nkilib.simulator.explain import explain_index
+    from nkilib.simulator.operators import Operator as Operator
 else:
     nki, nisa, nl = _modules
     if SIMULATED:

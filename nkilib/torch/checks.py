@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from nkilib.experimental.loss.extended_validation import ARGMAX_CLASSES_MAX
+from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX as ARGMAX_CLASSES_MAX
 from nkilib.torch.caller import CROSS_ENTROPY, Caller
 from nkilib.torch.devices import check_device
 from nkilib.torch.launch import TILE_DTYPES

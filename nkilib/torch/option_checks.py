@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
-from nkilib.experimental.loss.extended_validation import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.cross_entropy.validation import OPTION_MAX, SOFTCAP_MIN
 from nkilib.torch.caller import CROSS_ENTROPY, Caller
 from nkilib.torch.options import LossOptions
 
