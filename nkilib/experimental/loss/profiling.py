@@ -8,7 +8,7 @@ from nkilib.experimental.loss.cross_entropy import cross_entropy_backward, cross
 from nkilib.experimental.loss.extended import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.tiling import CORES, Tiling
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
-from nkilib.simulator.dtypes import as_dtype
+from nkilib.simulator.terms.dtypes import as_dtype
 
 
 def profile_launch(

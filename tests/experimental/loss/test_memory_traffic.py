@@ -11,7 +11,7 @@ import nkilib.simulator
 from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
 from nkilib.experimental.loss.sbuf_plan import MAX_CHUNK_BUFFERS, SMALL_TILES_BYTES
 from nkilib.nki import nl
-from nkilib.simulator.spec import spec
+from nkilib.simulator.terms.spec import spec
 
 from .loss_checks import as_nl, backward, forward
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, normal_batch, pair_name

@@ -16,8 +16,8 @@ from nkilib.experimental.loss import Tiling, choose_tiling, sbuf_plan, tiling, v
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nl
 from nkilib.simulator import spec, using
-from nkilib.simulator.enums import engine
-from nkilib.simulator.generations import generation
+from nkilib.simulator.target.limits import generation
+from nkilib.simulator.terms.enums import engine
 
 DTYPES = {"bfloat16": nl.bfloat16, "float32": nl.float32}
 SCALAR_PER_US = 1200.0
