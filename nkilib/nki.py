@@ -146,12 +146,12 @@ if TYPE_CHECKING:
     from nkilib.simulator.api import isa as nisa
     from nkilib.simulator.api import language as nl
     from nkilib.simulator.api import nki
-    from nkilib.simulator.explain import explain_index
-    from nkilib.simulator.operators import Operator as Operator
+    from nkilib.simulator.language.explain import explain_index
+    from nkilib.simulator.numerics.operators import Operator as Operator
 else:
     nki, nisa, nl = _modules
     if SIMULATED:
-        from nkilib.simulator.explain import explain_index
+        from nkilib.simulator.language.explain import explain_index
     else:
 
         def explain_index(index: object, what: str, values: object, first_row: int, row_step: int, limit: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.simulator.launch import Kernel
+from nkilib.simulator.launch.kernel import Kernel
 from tests.language.walker import walk
 
 ROOT = Path(__file__).resolve().parent.parent

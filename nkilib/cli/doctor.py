@@ -81,7 +81,7 @@ def _backend() -> Iterator[Finding]:
     yield Finding("nki", f"{backend.name}, because {backend.reason}")
     if backend.name == "simulator":
         try:
-            options = importlib.import_module("nkilib.simulator.options").current_options()
+            options = importlib.import_module("nkilib.simulator.target.options").current_options()
         except ValueError as error:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:

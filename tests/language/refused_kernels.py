@@ -460,7 +460,7 @@ NAMES: Final = (
     ),
     Case(
         "function of the simulator",
-        "using, of nkilib.simulator.options,",
+        "using, of nkilib.simulator.target.options,",
         3,
         "from nkilib.simulator import using\ndef kernel(rows):\n    return using(target=rows)\n",
         "def kernel(rows):\n    return rows\n",

@@ -11,9 +11,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Annotated, Any
 
-from .. import dtypes, enums
-from ..ranges import while_loop
-from ..tensor import NkiTensor
+from ..language.ranges import while_loop
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes, enums
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:

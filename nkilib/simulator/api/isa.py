@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..engines.activate2 import activate2
-from ..engines.bn import bn_aggr, bn_stats
-from ..engines.dma import dma_copy
-from ..engines.dma_compute import dma_compute
-from ..engines.dma_transpose import dma_transpose
-from ..engines.gather import local_gather, nc_n_gather
-from ..engines.gpsimd import iota
-from ..engines.mx import nc_matmul_mx, quantize_mx
-from ..engines.nonzero import nonzero_with_count
-from ..engines.partition_reduce import tensor_partition_reduce
-from ..engines.predicated import tensor_copy_predicated
-from ..engines.random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
-from ..engines.registers import register_load, register_move, register_store
-from ..engines.scalar import activation, activation_reduce
-from ..engines.scan import tensor_scalar_cumulative, tensor_tensor_scan
-from ..engines.search import max8, nc_find_index8, nc_match_replace8
-from ..engines.select import affine_select, range_select
-from ..engines.sendrecv import sendrecv
-from ..engines.sequence import sequence_bounds
-from ..engines.shuffle import nc_stream_shuffle
-from ..engines.sync import core_barrier
-from ..engines.tensor import nc_matmul, nc_transpose
-from ..engines.topk import topk
-from ..engines.vector import (
+from ..engines.dma.compute import dma_compute
+from ..engines.dma.copy import dma_copy
+from ..engines.dma.transpose import dma_transpose
+from ..engines.gpsimd.gather import local_gather, nc_n_gather
+from ..engines.gpsimd.iota import iota
+from ..engines.gpsimd.nonzero import nonzero_with_count
+from ..engines.gpsimd.partition_reduce import tensor_partition_reduce
+from ..engines.gpsimd.random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
+from ..engines.gpsimd.sequence import sequence_bounds
+from ..engines.gpsimd.topk import topk
+from ..engines.scalar.activate2 import activate2
+from ..engines.scalar.activation import activation, activation_reduce
+from ..engines.sync.barrier import core_barrier
+from ..engines.sync.registers import register_load, register_move, register_store
+from ..engines.sync.sendrecv import sendrecv
+from ..engines.tensor.matmul import nc_matmul, nc_transpose
+from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
+from ..engines.vector.accumulating import exponential, select_reduce, tensor_scalar_reduce
+from ..engines.vector.arithmetic import (
     memset,
     reciprocal,
     scalar_tensor_tensor,
@@ -36,20 +31,17 @@ from ..engines.vector import (
     tensor_scalar,
     tensor_tensor,
 )
-from ..engines.vector_accumulate import exponential, select_reduce, tensor_scalar_reduce
-from ..enums import (
-    dge_mode,
-    dma_engine,
-    engine,
-    matmul_perf_mode,
-    nc_version,
-    oob_mode,
-    reduce_cmd,
-)
-from ..errors import NkiValidationError
-from ..instruction import NkiInstruction
-from ..programs import get_nc_sub_version, get_nc_version
-from ..registers import VirtualRegister, register_alloc
+from ..engines.vector.bn import bn_aggr, bn_stats
+from ..engines.vector.predicated import tensor_copy_predicated
+from ..engines.vector.scan import tensor_scalar_cumulative, tensor_tensor_scan
+from ..engines.vector.search import max8, nc_find_index8, nc_match_replace8
+from ..engines.vector.select import affine_select, range_select
+from ..engines.vector.shuffle import nc_stream_shuffle
+from ..isa.instruction import NkiInstruction
+from ..language.programs import get_nc_sub_version, get_nc_version
+from ..tensors.registers import VirtualRegister, register_alloc
+from ..terms.enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from ..terms.errors import NkiValidationError
 from .aliases import alias
 
 # Deprecated names of the members of ``engine``.

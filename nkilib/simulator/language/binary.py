@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..api import isa as nisa
-from ..dtypes import DType, as_dtype, float32
-from ..errors import NkiValidationError
-from ..memory import MemoryRegion
-from ..operators import OPERATORS, Operator, is_bitwise
-from ..tensor import NkiTensor
+from ..numerics.operators import OPERATORS, Operator, is_bitwise
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import DType, as_dtype, float32
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
 from .broadcasting import common_shape, free_view, spread
 from .promotion import promoted, with_number
 from .tiles import as_tile, cast_copy, in_sbuf, is_column, is_number, new_tile

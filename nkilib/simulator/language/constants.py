@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes as dt
 from ..api import isa as nisa
-from ..core import current_core
-from ..dtypes import DType, as_dtype
-from ..errors import NkiValidationError
-from ..generations import PARTITIONS
-from ..language_function import language_function
-from ..memory import MemoryRegion
-from ..storage import Storage
-from ..tensor import NkiTensor
+from ..machine.core import current_core
+from ..memory.storage import Storage
+from ..target.limits import PARTITIONS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
+from .located import language_function
 from .tiles import new_tile
 
 # "Supported element types" of shared_constant; of the packed types numpy has no arrays.

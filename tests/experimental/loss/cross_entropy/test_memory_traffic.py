@@ -12,7 +12,7 @@ from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS
 from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.options import PLAIN_PLAN
 from nkilib.nki import nl
-from nkilib.simulator.spec import spec
+from nkilib.simulator.terms.spec import spec
 
 from .loss_checks import as_nl, backward, forward
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, normal_batch, pair_name

@@ -12,7 +12,7 @@ from nkilib.experimental.loss.cross_entropy import (
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import CORES, Tiling
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
-from nkilib.simulator.dtypes import as_dtype
+from nkilib.simulator.terms.dtypes import as_dtype
 
 
 def profile_launch(

@@ -15,7 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nkilib.simulator.model.work import Work
+    from nkilib.simulator.profiling.work import Work
 
 _INDEX_BYTES = 4  # a target is int32
 _FLOAT32_BYTES = 4
@@ -23,8 +23,8 @@ _FLOAT32_BYTES = 4
 
 def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -> Work:
     """The work of ``cross_entropy_forward``, whose parameters it takes."""
-    from nkilib.simulator.dtypes import as_dtype
-    from nkilib.simulator.model.work import Work
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
     tile = as_dtype(dtype)
@@ -40,8 +40,8 @@ def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -
 
 def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool, **_: Any) -> Work:
     """The work of ``cross_entropy_backward``, whose parameters it takes."""
-    from nkilib.simulator.dtypes import as_dtype
-    from nkilib.simulator.model.work import Work
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
     logits = as_dtype(logits_hbm.dtype)
@@ -61,8 +61,8 @@ def extended_forward_work(
 
     Class probabilities and weights cross HBM once. A cap is one more activation function an element.
     """
-    from nkilib.simulator.dtypes import as_dtype
-    from nkilib.simulator.model.work import Work
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
     elements = positions * vocab_size
@@ -87,8 +87,8 @@ def extended_backward_work(
     **_: Any,
 ) -> Work:
     """The work of ``extended_cross_entropy_backward``, whose parameters it takes."""
-    from nkilib.simulator.dtypes import as_dtype
-    from nkilib.simulator.model.work import Work
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
     elements = positions * vocab_size
@@ -105,6 +105,6 @@ def extended_backward_work(
 
 def _bytes(array: Any) -> int:
     """Bytes of an array in HBM, none for None."""
-    from nkilib.simulator.dtypes import as_dtype
+    from nkilib.simulator.terms.dtypes import as_dtype
 
     return 0 if array is None else prod(array.shape) * as_dtype(array.dtype).itemsize

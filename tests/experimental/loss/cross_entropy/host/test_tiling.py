@@ -20,8 +20,8 @@ from nkilib.experimental.loss.cross_entropy.options import PLAIN_PLAN, Launch
 from nkilib.experimental.loss.cross_entropy.validation import validate_arrays, validate_lse, validate_tiles
 from nkilib.nki import nl
 from nkilib.simulator import spec, using
-from nkilib.simulator.enums import engine
-from nkilib.simulator.generations import generation
+from nkilib.simulator.target.limits import generation
+from nkilib.simulator.terms.enums import engine
 
 DTYPES = {"bfloat16": nl.bfloat16, "float32": nl.float32}
 SCALAR_PER_US = 1200.0
