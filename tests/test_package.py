@@ -94,7 +94,7 @@ def test_every_directory_with_code_is_a_package_and_so_is_shipped() -> None:
 @pytest.mark.parametrize(
     ("name", "stubs", "real"),
     [
-        ("nki", ["0.0.1", "0.1"], "0.6.0"),
+        ("nki", ["0.0.1", "0.1", "0.6.0"], "0.7.0"),
         ("neuronx-cc", ["1.0.post1"], "2.27.5334.0"),
         ("torch-neuronx", ["1.0"], "2.9.0.2.15.32035"),
     ],
