@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.launch import as_tuple
-from nkilib.torch.dispatch.operator import NAMESPACE, Call, Operator
+from nkilib.torch.dispatch.operator import Call, Operator
 
-# From the call of the backward and which inputs of the forward need a gradient: gradients by the name of the input.
+# From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
-
-
-def no_others(call: Call, needed: Mapping[str, bool]) -> Mapping[str, Tensor | None]:
-    """Of an operator all of whose gradients its backward computes."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -35,36 +29,30 @@ class Derivative:
 
     forward: Operator
     backward: Operator
-    others: Others = no_others
+    others: Others | None = None
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """The forward; if ``inplace``, its backward writes the gradient over the first input."""
         if inplace:
             function: Callable[..., Any] = _InPlace.apply
             return function(self, options, *tensors)
-        return _operator(self.forward, False)(*tensors, **options)
+        return self.forward.op()(*tensors, **options)
 
-    def save(self, ctx: Any, call: Call, results: Sequence[Tensor], needed: Mapping[str, bool]) -> None:
+    def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
         """Keep what the backward takes, and tell autograd which results are constants."""
-        by_name = {**call.tensors, **dict(zip((each.name for each in self.forward.outputs), results, strict=True))}
-        given = {name: tensor for name, tensor in by_name.items() if tensor is not None}
-        ctx.save_for_backward(
-            *(
-                each.saved(call, given) if each.saved else by_name.get(each.name)
-                for each in self.backward.inputs
-                if not each.name.startswith("grad_")
-            )
-        )
+        results = dict(zip((each.name for each in self.forward.outputs), as_tuple(returned), strict=True))
+        known = {**call.tensors, **results}
+        kept = [each for each in self.backward.inputs if not each.name.startswith("grad_")]
+        ctx.save_for_backward(*(each.saved(call, results) if each.saved else known[each.name] for each in kept))
         ctx.options = call.options
-        self.mark_constants(ctx, call, results, needed)
+        self.mark_constants(ctx, call, tuple(results.values()), needed)
 
     def mark_constants(self, ctx: Any, call: Call, results: Sequence[Tensor], needed: Mapping[str, bool]) -> None:
-        """Tell autograd which of the results, the first of the forward's, have no derivative."""
+        """Tell autograd which of the results, the first ones of the forward, have no derivative."""
         taken = {each.name for each in self.backward.inputs}
         constants = []
         for output, result in zip(self.forward.outputs, results, strict=False):
-            by = needed if output.depends_on is None else output.depends_on
-            is_needed = any(needed[name] for name in by)
+            is_needed = any(needed[name] for name in output.depends_on or needed)
             if f"grad_{output.name}" not in taken or not output.is_given(call) or not is_needed:
                 constants.append(result)
         ctx.mark_non_differentiable(*constants)
@@ -83,72 +71,59 @@ class Derivative:
             if grad is not None and f"grad_{output.name}" in taken and output.is_given(call)
         }
 
-    def filled(self, upstream: Mapping[str, Tensor], call: Call) -> dict[str, Tensor | None]:
-        """With zeros for a gradient that the backward cannot do without."""
-        outputs = {f"grad_{output.name}": output for output in self.forward.outputs}
-        found: dict[str, Tensor | None] = {}
-        for each in self.backward.inputs:
-            if each.name in outputs:
-                missing = None if each.is_optional else outputs[each.name].new(call, 0.0)
-                found[each.name] = upstream.get(each.name, missing)
-        return found
-
-    def gradients(
-        self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], inplace: bool
-    ) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs of the forward, None for those not asked for.
-
-        Tensors are unpacked once: under ``torch.utils.checkpoint`` they are there once.
-        """
-        saved = [each.name for each in self.backward.inputs if not each.name.startswith("grad_")]
-        call = Call(dict(zip(saved, ctx.saved_tensors, strict=True)), ctx.options)
-        upstream, needed = self.upstream(call, grads), self.needed(needs)
-        found = dict(self.others(call.extended(upstream), needed))  # before anything is overwritten
-        named = [each.name.removeprefix("grad_") for each in self.backward.outputs]
-        if upstream and any(needed[name] for name in named):
-            results = self.run(call.extended(self.filled(upstream, call)), inplace)
-            found.update(zip(named, results, strict=True))
-        return tuple(found.get(each.name) if needed[each.name] else None for each in self.forward.inputs)
-
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
         """Which inputs need a gradient; the dispatcher leaves out those at the end that are None."""
         names = [each.name for each in self.forward.inputs]
         return dict(zip(names, [*needs, *[False] * len(names)], strict=False))
 
+    def gradients(
+        self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], inplace: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs of the forward, None for those not asked for.
+
+        Tensors are unpacked once: under ``torch.utils.checkpoint`` they are there once.
+        """
+        kept = [each.name for each in self.backward.inputs if not each.name.startswith("grad_")]
+        call = Call(dict(zip(kept, ctx.saved_tensors, strict=True)), ctx.options)
+        upstream, needed = self.upstream(call, grads), self.needed(needs)
+        call = call.replaced(upstream)
+        found = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
+        named = [each.name.removeprefix("grad_") for each in self.backward.outputs]
+        if upstream and any(needed[name] for name in named):
+            found.update(zip(named, self.run(call, inplace), strict=True))
+        return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
+
     def run(self, call: Call, inplace: bool) -> tuple[Tensor, ...]:
-        """The results of the backward, with those of its options that are the forward's too."""
-        keywords = {each.name: call.options[each.name] for each in self.backward.keywords if each.name in call.options}
-        first, *others = (call.tensors[each.name] for each in self.backward.inputs)
+        """The results of the backward, with those of its options that the call has."""
+        results = {f"grad_{each.name}": each for each in self.forward.outputs}
+        tensors = []
+        for each in self.backward.inputs:
+            tensor = call.tensors.get(each.name)
+            is_missing = tensor is None and not each.is_optional
+            tensors.append(results[each.name].new(call, 0.0) if is_missing else tensor)
+        options = {each.name: call.options[each.name] for each in self.backward.keywords if each.name in call.options}
         if not inplace:
-            return as_tuple(_operator(self.backward, False)(first, *others, **keywords))
+            return as_tuple(self.backward.op()(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
-        return overwritten, *as_tuple(_operator(self.backward, True)(overwritten, *others, **keywords))
+        return overwritten, *as_tuple(self.backward.op(True)(overwritten, *tensors[1:], **options))
 
 
-def differentiate(forward: Operator, backward: Operator, others: Others = no_others) -> Derivative:
+def differentiate(forward: Operator, backward: Operator, others: Others | None = None) -> Derivative:
     """Register the derivative of ``forward``, and that ``backward`` has none."""
     derivative = Derivative(forward, backward, others)
-    torch.library.register_autograd(
-        forward.qualified(),
-        lambda ctx, *grads: derivative.gradients(ctx, grads, ctx.needs_input_grad, inplace=False),
-        setup_context=partial(_setup, derivative),
-    )
-    torch.library.register_autograd(backward.qualified(), partial(refuse_second, backward))
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+        derivative.save(ctx, forward.call(inputs, keyword_only_inputs), output, derivative.needed(ctx.needs_input_grad))
+
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return derivative.gradients(ctx, grads, ctx.needs_input_grad)
+
+    torch.library.register_autograd(forward.qualified(), gradients, setup_context=setup)
+    torch.library.register_autograd(backward.qualified(), lambda ctx, *grads: refuse_second(backward))
     return derivative
 
 
-def _setup(
-    derivative: Derivative, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
-) -> None:
-    call = derivative.forward.call(inputs, keyword_only_inputs)
-    derivative.save(ctx, call, as_tuple(output), derivative.needed(ctx.needs_input_grad))
-
-
-def _operator(operator: Operator, overwrites: bool) -> Any:
-    return getattr(getattr(torch.ops, NAMESPACE), operator.qualified(overwrites).removeprefix(f"{NAMESPACE}::"))
-
-
-def refuse_second(backward: Operator, ctx: Any, *grads: Tensor | None) -> NoReturn:
+def refuse_second(backward: Operator) -> NoReturn:
     """The backward of a gradient: an error that names what has derivatives of every order."""
     raise NotImplementedError(
         f"{backward.qualified()}: the gradient of the loss has no derivative here; for second derivatives use "
@@ -159,7 +134,7 @@ def refuse_second(backward: Operator, ctx: Any, *grads: Tensor | None) -> NoRetu
 def refuse_graph_of_inplace(backward: Operator) -> None:
     """Refuse ``create_graph=True`` in a backward in place: a gradient without a graph would be taken for a constant."""
     if torch.is_grad_enabled():
-        refuse_second(backward, None)
+        refuse_second(backward)
 
 
 class OnceDifferentiable(torch.autograd.Function):
@@ -170,12 +145,12 @@ class OnceDifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backward: Operator, tensor: Tensor) -> Tensor:
-        ctx.backward_operator = backward
+        ctx.operator = backward
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
-        refuse_second(ctx.backward_operator, ctx)
+        refuse_second(ctx.operator)
 
 
 class _InPlace(torch.autograd.Function):
@@ -188,14 +163,14 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
-        returned = _operator(derivative.forward, False)(*tensors, **options)
-        needed = derivative.needed(ctx.needs_input_grad[2:])
-        derivative.save(ctx, derivative.forward.call(tensors, options), as_tuple(returned), needed)
+        returned = derivative.forward.op()(*tensors, **options)
+        call = derivative.forward.call(tensors, options)
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
         ctx.derivative = derivative
         return returned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph_of_inplace(ctx.derivative.backward)
-        of_inputs = ctx.derivative.gradients(ctx, grads, ctx.needs_input_grad[2:], inplace=True)
-        return None, None, *of_inputs[: len(ctx.needs_input_grad) - 2]
+        needs = ctx.needs_input_grad[2:]
+        return None, None, *ctx.derivative.gradients(ctx, grads, needs, inplace=True)[: len(needs)]

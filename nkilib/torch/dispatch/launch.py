@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from nkilib.torch.dispatch.devices import Place
-from nkilib.torch.dispatch.operator import Call, Input, Kernel, Operator, Output
+from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
 def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
@@ -16,7 +16,7 @@ def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | N
     call = operator.call(args, options)
     check_inputs(operator, call, overwrites)
     place.check(operator.qualified(overwrites), call.first.device, operator.instead)
-    if place.may_look:
+    if place.may_look and operator.check_values is not None:
         operator.check_values(call)
     if call.first.numel() == 0:  # a kernel needs an element
         return as_returned([each.new(call, each.fill) for each in operator.returned(overwrites)])
@@ -31,7 +31,7 @@ def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **opti
 
 
 def as_returned(results: Sequence[Any]) -> Any:
-    """A tuple as an operator returns it: one result is not wrapped, and none is None."""
+    """Results as an operator returns them: one is not wrapped, and none are None."""
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
@@ -47,34 +47,32 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
         TypeError: number of dimensions or dtype.
         ValueError: the one to be overwritten is not contiguous.
     """
-    name = operator.qualified(overwrites)
+    name, first = operator.qualified(overwrites), operator.inputs[0].name
     for each in operator.inputs:
         tensor = call.tensors[each.name]
-        if tensor is not None and not _is_kind(each, tensor):
-            kinds = [f"{each.dimensions}-D"] if each.dimensions is not None else []
-            kinds += [" or ".join(str(dtype).removeprefix("torch.") for dtype in each.dtypes)] if each.dtypes else []
+        if tensor is None:
+            continue
+        if each.dimensions not in (None, tensor.dim()) or (each.dtypes and tensor.dtype not in each.dtypes):
+            kinds = [] if each.dimensions is None else [f"{each.dimensions}-D"]
+            kinds.append(" or ".join(str(dtype).removeprefix("torch.") for dtype in each.dtypes) or "of any type")
             raise TypeError(
                 f"{name}: {each.name} must be {', '.join(kinds)}, got {tensor.dtype} of shape {tuple(tensor.shape)}; "
                 f"reshape and cast it"
             )
     if overwrites and not call.first.is_contiguous():
         raise ValueError(
-            f"{name}: {operator.inputs[0].name} must be contiguous, got strides {call.first.stride()}; pass a "
-            f"contiguous copy"
+            f"{name}: {first} must be contiguous, got strides {call.first.stride()}; pass a contiguous copy"
         )
-
-
-def _is_kind(described: Input, tensor: Tensor) -> bool:
-    fits = described.dimensions is None or tensor.dim() == described.dimensions
-    return fits and (not described.dtypes or tensor.dtype in described.dtypes)
 
 
 def _launched(operator: Operator, call: Call, cores: int, overwrites: bool) -> list[Tensor]:
     """What the operator returns, from a launch of the kernel."""
-    keywords = _kernel_keywords(operator, call)
+    results = operator.results or [each.name for each in operator.outputs]
+    keywords = _kernel_keywords(operator, call, results)
     if operator.may_overwrite:
         keywords["inplace"] = overwrites
-    found = _by_name(operator.kernel, keywords, operator.kernel.launch[cores](**keywords))
+    returned = [name for name in results if name not in operator.on_request or keywords.get(f"with_{name}", False)]
+    found = dict(zip(returned, as_tuple(operator.kernel[cores](**keywords)), strict=True))
     if overwrites:
         given, result = keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name]
         if result is not given:  # a framework without writing in place returns another tensor
@@ -82,29 +80,21 @@ def _launched(operator: Operator, call: Call, cores: int, overwrites: bool) -> l
     return [_result(each, call, found) for each in operator.returned(overwrites)]
 
 
-def _result(output: Output, call: Call, found: Mapping[str, Tensor]) -> Tensor:
-    if not output.is_given(call):
-        return output.new(call)
-    return found[output.name] if output.computed is None else output.computed(call, found)
-
-
-def _kernel_keywords(operator: Operator, call: Call) -> dict[str, Any]:
+def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> dict[str, Any]:
     """What the kernel gets: tensors dense and without autograd, and of the options those that are its own.
 
-    An option ``with_<result>`` is the operator's alone where the kernel has no such result.
+    An option ``with_<output>`` is the operator's alone where the kernel has no such result.
     """
-    kernel, keywords = operator.kernel, dict(operator.kernel.arguments(call))
+    keywords = dict(operator.arguments(call)) if operator.arguments else {}
     for each in operator.inputs:
         if each.of_kernel not in keywords:
             tensor = call.tensors[each.name]
             keywords[each.of_kernel] = None if tensor is None else tensor.detach().contiguous()
-    computed = {f"with_{each.name}" for each in operator.outputs} - {f"with_{name}" for name in kernel.results}
-    for name, value in call.options.items():
-        if name not in computed:
-            keywords.setdefault(name, value)
-    return keywords
+    own = {f"with_{each.name}" for each in operator.outputs if each.name not in results}
+    return {**{name: value for name, value in call.options.items() if name not in own}, **keywords}
 
 
-def _by_name(kernel: Kernel, keywords: Mapping[str, Any], returned: Any) -> dict[str, Tensor]:
-    names = [name for name in kernel.results if name not in kernel.on_request or keywords.get(f"with_{name}", False)]
-    return dict(zip(names, as_tuple(returned), strict=True))
+def _result(output: Output, call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    if not output.is_given(call):
+        return output.new(call)
+    return found[output.name] if output.computed is None else output.computed(call, found)

@@ -23,7 +23,7 @@ class Call:
     """The arguments of one call of an operator.
 
     Attributes:
-        tensors: every input by name, in order; None for an optional one that is not given.
+        tensors: the inputs by name, the first one first; None for an optional one that is not given.
         options: every option by name.
     """
 
@@ -36,33 +36,31 @@ class Call:
         assert tensor is not None, f"{name} is optional: look it up in tensors"
         return tensor
 
-    def extended(self, tensors: Mapping[str, Tensor | None]) -> Call:
-        """With further tensors."""
-        return Call({**self.tensors, **tensors}, self.options)
-
-    def group(self, kind: type[Group]) -> Group:
-        """The options that are fields of a dataclass, as an instance of it."""
-        return taken(kind, self.options)
-
     @property
     def first(self) -> Tensor:
         """The input that chooses the device, and the type of the tiles."""
         return self.tensor(next(iter(self.tensors)))
 
+    def group(self, kind: type[Group]) -> Group:
+        """The options that are fields of a dataclass, as an instance of it."""
+        return taken(kind, self.options)
 
-def per_row(call: Call) -> tuple[int, ...]:
-    """The shape of a result of a number for each row of the first input."""
+    def replaced(self, tensors: Mapping[str, Tensor | None], **options: Any) -> Call:
+        """With other or further tensors and options."""
+        return Call({**self.tensors, **tensors}, {**self.options, **options})
+
+
+Shape = tuple[int, ...]
+
+
+def per_row(call: Call) -> Shape:
+    """The shape of a result of one number for each row of the first input."""
     return (call.first.shape[0],)
 
 
-def as_first(call: Call) -> tuple[int, ...]:
+def as_first(call: Call) -> Shape:
     """The shape of the first input."""
     return tuple(call.first.shape)
-
-
-def always(call: Call) -> bool:
-    """Of a result that every call gives."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,16 @@ class Input:
 
     Attributes:
         name: of the argument.
-        keyword: of the kernel's argument; "" for ``<name>_hbm``.
-        is_optional: None is accepted, and the default where all that follow are optional too.
+        keyword: of the kernel's argument; None for ``<name>_hbm``.
+        is_optional: it may be None.
         dimensions: how many it must have; None for any number.
         dtypes: those accepted; none for all.
-        saved: of an input of a backward, what autograd saves for it, from the call of the forward and its results by
-            name; None for the input or result of the forward with the same name.
+        saved: of an input of a backward, what autograd saves for it: from the call of the forward and its results by
+            name. None for the input or result of the same name.
     """
 
     name: str
-    keyword: str = ""
+    keyword: str | None = None
     is_optional: bool = False
     dimensions: int | None = None
     dtypes: Sequence[torch.dtype] = ()
@@ -100,23 +98,23 @@ class Output:
         name: of the result; an option ``with_<name>`` says whether it is asked for. One that is not is empty, [0].
         dtype: None for that of the first input.
         shape: from the call.
-        exists: what must hold beside ``with_<name>`` for the result not to be empty.
+        exists: what must hold beside ``with_<name>`` for it not to be empty.
         fill: what it holds where the first input has no elements, so that no kernel runs.
-        computed: from the call and the kernel's results by name, where the kernel does not return it itself.
-        depends_on: inputs by which it has a derivative; None for all that have gradients.
+        computed: from the call and the kernel's results by name, if the kernel does not return it itself.
+        depends_on: inputs by which it has a derivative; None for all.
     """
 
     name: str
     dtype: torch.dtype | None = torch.float32
-    shape: Callable[[Call], tuple[int, ...]] = per_row
-    exists: Callable[[Call], bool] = always
+    shape: Callable[[Call], Shape] = per_row
+    exists: Callable[[Call], bool] | None = None
     fill: float | Callable[[Call], float] = 0.0
     computed: Callable[[Call, Mapping[str, Tensor]], Tensor] | None = None
     depends_on: Sequence[str] | None = None
 
     def is_given(self, call: Call) -> bool:
         """Whether a call returns it; it is empty otherwise."""
-        return bool(call.options.get(f"with_{self.name}", True)) and self.exists(call)
+        return bool(call.options.get(f"with_{self.name}", True)) and (self.exists is None or self.exists(call))
 
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
         """A tensor of its shape, type and device, uninitialized or filled."""
@@ -128,38 +126,20 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """What an operator launches.
-
-    Attributes:
-        launch: the kernel, ``launch[cores](...)``.
-        results: the names of what it returns, in order.
-        on_request: those of them that it returns only if its argument ``with_<name>`` is true.
-        arguments: keywords beside those of inputs and options, or in their place: tiling, dtype, what is prepared. It
-            must not look at values.
-    """
-
-    launch: Any
-    results: Sequence[str]
-    on_request: Sequence[str] = ()
-    arguments: Callable[[Call], Mapping[str, Any]] = lambda call: {}
-
-
-def accept(call: Call) -> None:
-    """Of an operator that accepts every value."""
-
-
-@dataclass(frozen=True)
 class Operator:
-    """An operator ``torch.ops.nkilib.<name>``.
+    """An operator ``torch.ops.nkilib.<name>``, and the kernel that it launches.
 
     Attributes:
         name: without the namespace.
         inputs: positional; the first one chooses the device.
-        outputs: one tensor, or a tuple of them.
-        kernel: what computes them.
+        outputs: a tuple, or one tensor.
+        kernel: ``kernel[cores](...)`` gets the inputs and options by name.
         options: dataclasses whose fields are its keywords.
         without: fields of them that are none.
+        results: the names of what the kernel returns, in order; empty for those of the outputs.
+        on_request: those of them that it returns only if its argument ``with_<name>`` is true.
+        arguments: further keywords of the kernel, or others in the place of inputs and options: tiling, dtype, what is
+            prepared. It must not look at values.
         may_overwrite: there is a second operator, ``<name>_``, which writes the first output over the first input
             instead of returning it. The kernel is told which by its argument ``inplace``.
         check_values: raises where values are out of range. For the CPU alone: elsewhere looking would wait.
@@ -169,11 +149,14 @@ class Operator:
     name: str
     inputs: Sequence[Input]
     outputs: Sequence[Output]
-    kernel: Kernel
+    kernel: Any
     options: Sequence[type[Dataclass]] = ()
     without: Sequence[str] = ()
+    results: Sequence[str] = ()
+    on_request: Sequence[str] = ()
+    arguments: Callable[[Call], Mapping[str, Any]] | None = None
     may_overwrite: bool = False
-    check_values: Callable[[Call], None] = accept
+    check_values: Callable[[Call], None] | None = None
     instead: str = "the function of torch.nn.functional"
 
     @cached_property
@@ -182,15 +165,19 @@ class Operator:
         return tuple(each for group in self.options for each in options_of(group) if each.name not in self.without)
 
     def qualified(self, overwrites: bool = False) -> str:
-        """The name with the namespace, of one of the two operators."""
+        """The name with the namespace, of the first or the second operator."""
         return f"{NAMESPACE}::{self.name}{'_' if overwrites else ''}"
 
+    def op(self, overwrites: bool = False) -> Any:
+        """The function of PyTorch that calls it."""
+        return getattr(getattr(torch.ops, NAMESPACE), f"{self.name}{'_' if overwrites else ''}")
+
     def returned(self, overwrites: bool = False) -> Sequence[Output]:
-        """What one of the two operators returns."""
+        """What the first or the second operator returns."""
         return self.outputs[1:] if overwrites else self.outputs
 
     def schema(self, overwrites: bool = False) -> str:
-        """As ``torch.library`` takes it."""
+        """As ``torch.library`` takes it. Inputs default to None where all that follow do."""
         arguments = []
         for at, each in enumerate(self.inputs):
             kind = "Tensor(a!)" if overwrites and at == 0 else f"Tensor{'?' if each.is_optional else ''}"
@@ -204,10 +191,8 @@ class Operator:
         """The arguments by name, with the defaults of those that are not given."""
         names = [each.name for each in self.inputs]
         given = {**dict(zip(names, args, strict=False)), **keywords}
-        return Call(
-            {name: given.get(name) for name in names},
-            {each.name: given.get(each.name, each.default) for each in self.keywords},
-        )
+        options = {each.name: given.get(each.name, each.default) for each in self.keywords}
+        return Call({name: given.get(name) for name in names}, options)
 
     def keywords_from(self, *groups: Dataclass) -> dict[str, Any]:
         """Its keywords from instances of dataclasses, which may have further fields."""

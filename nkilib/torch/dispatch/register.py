@@ -8,15 +8,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch import launch
 from nkilib.torch.dispatch.devices import CPU, NEURON, Place, unsupported_device
-from nkilib.torch.dispatch.operator import NAMESPACE, Operator
+from nkilib.torch.dispatch.launch import as_returned, as_tuple, run, shapes
+from nkilib.torch.dispatch.operator import Operator
 
 # By name, without the "_" of those that overwrite. Implementations look here at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -36,48 +36,43 @@ def register(operator: Operator) -> Operator:
     if operator.name in OPERATORS:
         raise ValueError(f"register: there is an operator {operator.qualified()} already; choose another name")
     OPERATORS[operator.name] = operator
-    _define(operator, overwrites=False)
+    _define(operator.name, overwrites=False)
     if operator.may_overwrite:
-        _define(operator, overwrites=True)
-        torch.library.impl(operator.qualified(True), "Functionalize", partial(_functionalized, operator.name))
+        _define(operator.name, overwrites=True)
+        torch.library.impl(operator.qualified(True), "Functionalize", _functionalized(operator.name))
     return operator
 
 
-def _define(operator: Operator, overwrites: bool) -> None:
+def _define(name: str, overwrites: bool) -> None:
     """Define one operator with all its implementations. It refuses every device that gets none here."""
-    name = operator.qualified(overwrites)
-    definition = torch.library.custom_op(
-        name,
-        partial(_refuse, operator.name, overwrites),
-        mutates_args=[operator.inputs[0].name] if overwrites else [],
-        schema=operator.schema(overwrites),
-    )
-    definition.register_fake(partial(_shapes, operator.name, overwrites))
-    definition.register_kernel("cpu")(partial(_run, operator.name, overwrites, CPU))
-    for dispatch_key in ("XLA", "PrivateUse1"):
-        torch.library.impl(name, dispatch_key, partial(_run, operator.name, overwrites, NEURON))
-    DEFINITIONS[name] = definition
-
-
-def _run(name: str, overwrites: bool, place: Place, /, *args: Tensor | None, **options: Any) -> Any:
-    return launch.run(OPERATORS[name], place, overwrites, *args, **options)
-
-
-def _shapes(name: str, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    return launch.shapes(OPERATORS[name], overwrites, *args, **options)
-
-
-def _refuse(name: str, overwrites: bool, first: Tensor, /, *args: Tensor | None, **options: Any) -> NoReturn:
     operator = OPERATORS[name]
-    raise unsupported_device(operator.qualified(overwrites), first.device, operator.instead)
+    qualified = operator.qualified(overwrites)
+
+    def refuse(first: Tensor, /, *args: Tensor | None, **options: Any) -> NoReturn:
+        raise unsupported_device(qualified, first.device, operator.instead)
+
+    def implementation(place: Place) -> Callable[..., Any]:
+        return lambda *args, **options: run(OPERATORS[name], place, overwrites, *args, **options)
+
+    mutated = [operator.inputs[0].name] if overwrites else []
+    definition = torch.library.custom_op(qualified, refuse, mutates_args=mutated, schema=operator.schema(overwrites))
+    definition.register_fake(lambda *args, **options: shapes(OPERATORS[name], overwrites, *args, **options))
+    definition.register_kernel("cpu")(implementation(CPU))
+    for dispatch_key in ("XLA", "PrivateUse1"):
+        torch.library.impl(qualified, dispatch_key, implementation(NEURON))
+    DEFINITIONS[qualified] = definition
 
 
-def _functionalized(name: str, first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:
+def _functionalized(name: str) -> Callable[..., Any]:
     """In place where tensors have no memory to write to, as XLA's: the first output becomes the input's value.
 
     PyTorch functionalizes its own operators before XLA sees them, and refuses a custom one that mutates unless it is
     told how.
     """
-    result, *others = launch.as_tuple(getattr(getattr(torch.ops, NAMESPACE), name)(first, *args, **options))
-    first.copy_(result)
-    return launch.as_returned(others)
+
+    def overwrite(first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:
+        result, *others = as_tuple(OPERATORS[name].op()(first, *args, **options))
+        first.copy_(result)
+        return as_returned(others)
+
+    return overwrite

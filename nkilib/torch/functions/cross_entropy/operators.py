@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Kernel, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.options import LossOptions
 from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
@@ -108,15 +108,13 @@ def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tenso
 _LOGITS: Final = Input("logits", dimensions=2, dtypes=tuple(TILE_DTYPES))
 _TARGET: Final = Input("target", keyword="targets_hbm")
 _CLASS_WEIGHT: Final = Input("class_weight", is_optional=True)
-_FORWARD_KERNEL: Final = Kernel(
-    extended_cross_entropy_forward,
-    results=(
-        *("loss", "lse", "target_logit", "position_weight", "argmax", "entropy", "distance_sum"),
-        *("maximum", "log_sum"),
-    ),
-    on_request=("argmax", "entropy", "distance_sum"),
-    arguments=lambda call: {**_arguments(call, "forward"), "with_log_sum": True},
-)
+_ON_REQUEST: Final = ("argmax", "entropy", "distance_sum")
+_RESULTS: Final = ("loss", "lse", "target_logit", "position_weight", *_ON_REQUEST, "maximum", "log_sum")
+
+
+def _forward_arguments(call: Call) -> dict[str, Any]:
+    return {**_arguments(call, "forward"), "with_log_sum": True}
+
 
 # Results: functions.cross_entropy.results.ForwardResults.
 FORWARD: Final = register(
@@ -134,7 +132,10 @@ FORWARD: Final = register(
             Output("argmax", torch.int32),
             Output("entropy"),
         ),
-        kernel=_FORWARD_KERNEL,
+        kernel=extended_cross_entropy_forward,
+        results=_RESULTS,
+        on_request=_ON_REQUEST,
+        arguments=_forward_arguments,
         check_values=_check_classes,
         instead=CROSS_ENTROPY.instead,
     )
@@ -156,7 +157,10 @@ STATISTICS: Final = register(
             Output("argmax", torch.int32, fill=lambda call: call.group(Columns).vocabulary(call.first)),
             Output("entropy"),
         ),
-        kernel=_FORWARD_KERNEL,
+        kernel=extended_cross_entropy_forward,
+        results=_RESULTS,
+        on_request=_ON_REQUEST,
+        arguments=_forward_arguments,
         check_values=_check_classes,
         instead=CROSS_ENTROPY.instead,
     )
@@ -184,7 +188,8 @@ BACKWARD: Final = register(
         ),
         options=(LossOptions, Columns, Sums),
         outputs=(Output("grad_logits", None, as_first),),
-        kernel=Kernel(extended_cross_entropy_backward, results=("grad_logits",), arguments=_backward_arguments),
+        kernel=extended_cross_entropy_backward,
+        arguments=_backward_arguments,
         may_overwrite=True,
         check_values=_check_classes,
         instead=CROSS_ENTROPY.instead,

@@ -162,29 +162,27 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         }
         call = Call(tensors, ctx.options)
         upstream, needed = DERIVATIVE.upstream(call, grads), DERIVATIVE.needed(ctx.needs_input_grad[:3])
-        others = soft_gradients(call.extended(upstream), needed)
-        gradient = None
+        call = call.replaced(upstream)
+        others, gradient = soft_gradients(call, needed), None
         if upstream and needed["logits"]:
-            call = _backward_call(call.extended(DERIVATIVE.filled(upstream, call)), weight_sum)
-            gradient = _gradient(logits, call, ctx.inplace)
+            gradient = _gradient(logits, _with_weight_sum(call, weight_sum), ctx.inplace)
         return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)
 
 
-def _backward_call(call: Call, weight_sum: Tensor | None) -> Call:
+def _with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
     """With the sum of the class weights of all ranks, where smoothing needs it.
 
     The kernel takes it as a number, and reading it would wait for the device: it goes with the gradient of lse.
     """
-    smoothing, num_classes = call.options["label_smoothing"], call.options["num_classes"]
+    smoothing = call.options["label_smoothing"]
     if weight_sum is None or smoothing == 0.0:
         return call
-    of_loss = torch.where(
-        is_ignored(call.tensor("target"), call.options["ignore_index"]), 0.0, call.tensor("grad_loss")
-    )
-    of_spread = of_loss * (smoothing / num_classes * weight_sum)
-    grad_lse = call.tensors["grad_lse"]
-    more = {"grad_lse": of_spread if grad_lse is None else grad_lse + of_spread}
-    return Call({**call.tensors, **more}, {**call.options, "weight_sum": 0.0})
+    grad_loss, grad_lse = call.tensors.get("grad_loss"), call.tensors.get("grad_lse")
+    if grad_loss is not None:
+        of_loss = torch.where(is_ignored(call.tensor("target"), call.options["ignore_index"]), 0.0, grad_loss)
+        of_spread = of_loss * (smoothing / call.options["num_classes"] * weight_sum)
+        grad_lse = of_spread if grad_lse is None else grad_lse + of_spread
+    return call.replaced({"grad_lse": grad_lse}, weight_sum=0.0)
 
 
 def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
@@ -201,6 +199,6 @@ def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
         return DERIVATIVE.run(call, inplace)[0]
     overwritten = logits.detach()  # the same memory and version
     copied = held.detach().clone(memory_format=torch.contiguous_format)
-    overwritten[:, : held.shape[1]] = DERIVATIVE.run(call.extended({"logits": copied}), inplace)[0]
+    overwritten[:, : held.shape[1]] = DERIVATIVE.run(call.replaced({"logits": copied}), inplace)[0]
     overwritten[:, held.shape[1] :] = 0.0
     return overwritten
