@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from nkilib.core.rows.batches import Batch, batches_of_core
+from nkilib.core.rows.checks import require
 from nkilib.core.rows.elements import rows_per_batch
 from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
 from nkilib.core.tiling import div_ceil
@@ -17,6 +18,10 @@ _SMALL_BYTES = 4096
 # The same with every option: ten tiles of statistics instead of three. A chunk of 8192 float32 and all that may be
 # asked for still fits trn2.
 _SMALL_BYTES_OF_OPTIONS = 12288
+
+# Beyond it, products of options and logits may leave the range of float32.
+OPTION_MAX = 1e30
+SOFTCAP_MIN = 1e-30
 
 
 class RecipeOptions(TypedDict, total=False):
@@ -41,6 +46,28 @@ class LossOptions:
     label_smoothing: float = 0.0
     logit_softcap: float | None = None
     lse_square_scale: float = 0.0
+
+
+def check_options(function: str, options: LossOptions) -> None:
+    """Refuse options out of range; an ``ignore_index`` is the caller's to check, who knows the type of the targets.
+
+    Raises:
+        AssertionError: with function, requirement and value.
+    """
+    smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
+    require(
+        isinstance(smoothing, float | int) and 0.0 <= smoothing <= 1.0,
+        f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}",
+    )
+    require(
+        cap is None or (isinstance(cap, float | int) and SOFTCAP_MIN <= cap <= OPTION_MAX),
+        f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
+        f"pass None for no cap",
+    )
+    require(
+        isinstance(square, float | int) and 0.0 <= square <= OPTION_MAX,
+        f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}",
+    )
 
 
 @dataclass(frozen=True)

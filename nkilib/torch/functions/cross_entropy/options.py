@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from nkilib.experimental.loss.cross_entropy.validation import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN
 
 
 @dataclass(frozen=True)
