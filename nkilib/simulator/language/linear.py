@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..target.tile_size import TileSize
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..target.generation import Generation
 from ..terms.enums import engine as engines
-from .busy_times import DmaEngines, Work
+from .busy_times import DmaEngines, DmaWork
 from .parameters import ModelParameters
 from .uses import Place
 
@@ -54,7 +54,7 @@ class Timeline:
         return start, end
 
     def transfer(
-        self, queue: str, work: Work, is_gathered: bool, reads: Places, writes: Places, not_before_ns: float = 0.0
+        self, queue: str, work: DmaWork, is_gathered: bool, reads: Places, writes: Places, not_before_ns: float = 0.0
     ) -> Span:
         """A DMA.
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.simulator.machine.random import RandomState, Xorwow
+from nkilib.simulator.machine.random import RandomState
+from nkilib.simulator.numerics.xorwow import Xorwow
 from nkilib.simulator.terms.enums import engine
 
 MASK = 2**32 - 1

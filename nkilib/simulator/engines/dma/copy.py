@@ -5,9 +5,10 @@ Sources: docstring of ``dma_copy``, ``nki/deep-dives/nki-dge.rst`` and ``nki/dee
 
 from __future__ import annotations
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import DMA_REACH, Operand, no_cast_of_packed, output
-from ...memory.lives import keep_elements
+from ...isa.checks import no_cast_of_packed
+from ...isa.operand import DMA_REACH, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import MOVABLE
@@ -60,12 +61,12 @@ def dma_copy(
     skips = oob_mode is enums.oob_mode.skip
     source, target = resolve("src", src, skips), resolve("dst", dst, skips)
     if source is None or target is None:
-        keep_elements(dst, call.core.instruction_number)
+        call.keep(dst)
         return
     if isinstance(source, Rows) or isinstance(target, Rows):
         target, source = rows_in_range({"dst": target, "src": source})
         if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
-            keep_elements(dst, call.core.instruction_number)
+            call.keep(dst)
     move(call.core, target, source)
 
 

@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, check_written, output, same_partitions, same_tile_size
+from ...isa.checks import same_partitions, same_tile_size
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...tensors.partitions import possible_starts
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, uint16, uint32
 from ...terms.enums import engine as engines
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
+from ..blocks import free_size
 
 # Partitions to which one of the eight cores of GpSimd is connected.
 _CORE_PARTITIONS = 16

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, check_written, output, same_partitions
+from ...isa.checks import same_partitions
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...target.limits import GPSIMD_CORE_PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import float32, int32
@@ -17,6 +19,7 @@ from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..blocks import free_size
 
 _INT32 = np.iinfo(np.int32)
 

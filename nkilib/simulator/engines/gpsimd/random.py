@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, output, same_tile_size, vector
-from ...machine.random import STREAMS, WORDS
+from ...isa.checks import same_tile_size
+from ...isa.operand import SBUF, Operand, output, vector
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.random import STREAMS
 from ...numerics.casts import store_float
+from ...numerics.xorwow import WORDS
 from ...tensors.partitions import first_lane
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import (
@@ -39,6 +41,7 @@ from ...terms.enums import engine as engines
 from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import free_size
 
 _INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})
 _UNIFORM = _INTEGERS | {float8_e4m3, float8_e5m2, float16, bfloat16, float32, tfloat32}

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, check_written, output, same_partitions
+from ...isa.checks import same_partitions
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...target.limits import GPSIMD_CORE_PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import bfloat16, uint32

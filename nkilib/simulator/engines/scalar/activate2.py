@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_tile_size, vector
+from ...isa.checks import same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import BYPASS, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.activations import PARAMETRIC
-from ...numerics.operators import BYPASS, operator_key
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import engine as engines
 from ...terms.enums import nc_version, reduce_cmd

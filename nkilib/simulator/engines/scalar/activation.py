@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_tile_size, vector
+from ...isa.checks import same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
 from ...numerics.activations import ACTIVATIONS, PARAMETRIC
-from ...numerics.operators import operator_key
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.enums import engine as engines

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from ...isa.instruction import Call, NkiInstruction, instruction
-from ...isa.operands import Operand, output
+from ...isa.handle import NkiInstruction
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.registers import VirtualRegister, wrap_integer
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import DType, float32
@@ -31,15 +34,13 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
     signature = inspect.signature(public)
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 
+    @wraps(public)
     def nameless(*args: Any, **kwargs: Any) -> NkiInstruction:
         error = call_error(f"nisa.{public.__name__}", signature, args, kwargs)
         if error is not None:
             raise error
         return public(*args, **kwargs)
 
-    nameless.__name__ = nameless.__qualname__ = public.__name__
-    nameless.__doc__ = public.__doc__
-    nameless.__module__ = public.__module__
     nameless.__signature__ = signature  # type: ignore[attr-defined]
     return nameless
 
@@ -72,7 +73,6 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     if src.storage.is_abstract:
         target.forget()
         return
-    call.core.note_shared(src, False)
     value = read(call.core, "src", src).reshape(())[()]
     target.write(np.float32(value) if src.dtype == float32 else int(value))
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import PSUM, SBUF, Operand, output
+from ...isa.operand import PSUM, SBUF, Operand, output
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
 from ...numerics.casts import to_float32
 from ...numerics.products import transposed_product
 from ...target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
@@ -26,6 +26,7 @@ from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
 from ...terms.regions import MemoryRegion
 from ...timing import costs
+from ..blocks import free_size
 from .psum import accumulate_in_psum
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})

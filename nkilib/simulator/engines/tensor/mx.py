@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction, mark_written
-from ...isa.operands import (
-    PSUM,
-    SBUF,
-    Operand,
+from ...isa.access import (
     check_consecutive_partitions,
     check_engine_access,
     check_free_pattern,
-    check_written,
-    output,
 )
+from ...isa.operand import PSUM, SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...numerics.mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
 from ...numerics.products import transposed_product
 from ...target.limits import PARTITIONS, PSUM_PARTITION_BYTES
@@ -35,6 +32,7 @@ from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..blocks import free_size
 from .psum import accumulate_in_psum
 
 _QUADRANT = 32
@@ -91,7 +89,7 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
     words, scales = quantize(values, dst.dtype)
     dst.array[...] = words.reshape(dst.shape)
     scale_rows.array.view(np.uint8)[...] = scales.reshape(scale_rows.shape)
-    mark_written(scale_rows)
+    scale_rows.mark_written()
 
 
 @instruction(

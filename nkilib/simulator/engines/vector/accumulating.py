@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import ResultRows, SourceRows, column, free_size, row_blocks
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, not_both_in_psum, output, same_tile_size, vector
-from ...numerics.operators import OPERATORS, operator_key
+from ...isa.checks import not_both_in_psum, same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import OPERATORS, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.enums import engine as engines
@@ -18,6 +19,7 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import read_accumulators
+from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
 

@@ -11,21 +11,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import ResultRows, SourceRows, free_size, row_blocks
-from ...isa.fill import fill
-from ...isa.instruction import Call, instruction
-from ...isa.operands import (
-    Operand,
+from ...isa.checks import (
     no_cast_of_packed,
     not_both_in_psum,
-    output,
     same_partitions,
     same_tile_size,
-    vector,
 )
+from ...isa.fill import fill
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.bfloat16_maximum import row_maxima
 from ...numerics.casts import store_float
-from ...numerics.operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDUCTIONS, operator_key
+from ...numerics.operators import (
+    ARITHMETIC,
+    ARITHMETIC_REDUCTIONS,
+    BITWISE,
+    BITWISE_REDUCTIONS,
+)
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, bfloat16
 from ...terms.enums import engine as engines
@@ -33,6 +37,7 @@ from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
+from ..blocks import ResultRows, SourceRows, free_size, row_blocks
 from ..gpsimd.integer_arithmetic import are_integers, compute_integers
 from .elementwise import ScalarOperator, require_bit_patterns
 
@@ -61,6 +66,9 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
         values = result.open(rows)
         np.copyto(values, source.load(rows))
         result.store(rows, values)
+
+
+NkiTensor.assign_by(tensor_copy)
 
 
 @instruction(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_partitions
+from ...isa.checks import same_partitions
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...target.tile_size import TileSize
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import engine as engines
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import free_size
 
 # Elements of one (count, mean, variance * count); bn_stats leaves one for the even and one for the odd elements.
 _TUPLE = 3

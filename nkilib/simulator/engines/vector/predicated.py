@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.checks import not_both_in_psum, same_tile_size
 from ...isa.fill import cast_number
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, not_both_in_psum, output, same_tile_size
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint8, uint16, uint32
 from ...terms.enums import engine as engines

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import SourceRows, free_size, row_blocks
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_partitions, same_tile_size
+from ...isa.checks import same_partitions, same_tile_size
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint16, uint32
@@ -20,6 +21,7 @@ from ...terms.enums import engine as engines
 from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import SourceRows, free_size, row_blocks
 
 _VALUES = 8
 _SEARCHED_MAX = 16384

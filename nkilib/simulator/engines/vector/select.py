@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import ResultRows, SourceRows, column, free_size, row_blocks
+from ...isa.checks import same_tile_size
 from ...isa.fill import cast_number, require_number
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, output, same_tile_size, vector
+from ...isa.operand import SBUF, Operand, output, vector
+from ...isa.operators import OPERATORS, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
-from ...numerics.operators import ARITHMETIC, OPERATORS, Binary, operator_key
+from ...numerics.operators import ARITHMETIC, Binary
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.enums import engine as engines
@@ -21,6 +23,7 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import read_accumulators
+from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from .affine import affine_values
 from .registers import RegisterReduction
 
