@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Protocol
 
-from ..terms.enums import engine as Engine
-from ..terms.enums import nc_version
+from ..terms.enums import Engine, nc_version
 from ..terms.errors import NkiValidationError
 from ..terms.signatures import call_error
 from .operand import Operand

@@ -21,7 +21,7 @@ from ..tensors.partitions import first_lane, first_partition
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
 from ..terms import dtypes as dt
-from ..terms.enums import engine as Engine
+from ..terms.enums import Engine
 from ..terms.errors import NkiValidationError
 from ..terms.layout import Layout
 from ..terms.regions import MemoryRegion

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..terms.dtypes import COMPUTABLE, DType
-from ..terms.enums import engine as Engine
+from ..terms.enums import Engine
 from ..terms.regions import ON_CHIP, MemoryRegion
 
 SBUF = frozenset({MemoryRegion.sbuf})

@@ -21,7 +21,12 @@ class Call(Issued):
 
     def __init__(self, core: Core, definition: Definition, values: list[Any]) -> None:
         self.core = core
-        super().__init__(definition, values, core.next_number())
+        self.definition = definition
+        self.values = values
+        self.number = core.next_number()
+        self.engine = definition.default_engine
+        self.reads = []
+        self.indirect = []
 
     def keep(self, view: View) -> None:
         """It leaves some elements of an operand that it writes as they were: they are needed."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
-from ..target.current import simulated_or_none
+from ..target.current import THREAD
 from ..target.generation import Generation
 from ..target.limits import PARTITIONS
 from ..target.options import Options
@@ -148,7 +148,7 @@ class Core:
 
 def current_core_or_none() -> Core | None:
     """The core that this thread simulates, or None outside a kernel."""
-    core = simulated_or_none()
+    core = THREAD.simulated
     return core if isinstance(core, Core) else None
 
 
@@ -158,7 +158,7 @@ def current_core(what: str) -> Core:
     Raises:
         NkiValidationError: outside a kernel, naming ``what`` was called there.
     """
-    core = simulated_or_none()
+    core = THREAD.simulated
     if not isinstance(core, Core):
         raise NkiValidationError(f"{what} works inside a kernel only: decorate the function with @nki.jit and call it")
     return core

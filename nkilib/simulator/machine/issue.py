@@ -17,8 +17,7 @@ from ..isa.handle import NkiInstruction
 from ..isa.indirection import check_indirect_operands, with_indirection
 from ..isa.operand import Operand
 from ..tensors.tensor import NkiTensor
-from ..terms.enums import engine as Engine
-from ..terms.enums import nc_version
+from ..terms.enums import Engine, nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_location
 from ..terms.regions import MemoryRegion
 from ..terms.spec import DataNeeded
@@ -89,20 +88,22 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     core = current_core(definition.label)
     if core.launch.barrier.is_aborted:
         raise CoreAbortedError
-    call = Call(core, definition, definition.bind(args, kwargs))
+    values = definition.bind(args, kwargs)
+    name = values[-1]
+    call = Call(core, definition, values)
     try:
         _validate(call)
         _execute(call)
     except NkiValidationError as error:
-        label = f" (name={call.label!r})" if call.label else ""
+        label = f" (name={name!r})" if name else ""
         cores = f" on core {core.number}" if core.launch.cores > 1 else ""
         add_location(error, f"{definition.label}{label}{cores}")
         raise
     for tell in core.observers.issued:
         tell(call)
-    handle = NkiInstruction(f"{definition.label} {call.label}" if call.label else definition.label)
-    if call.label:
-        core.names.add(call.label)
+    handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
+    if name:
+        core.names.add(name)
     return handle.issued_in(core.loops.scope) if core.loops.scope else handle
 
 

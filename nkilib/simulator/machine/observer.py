@@ -17,7 +17,7 @@ from ..isa.definition import Definition
 from ..isa.indirection import IndirectOperand
 from ..memory.storage import Storage
 from ..tensors.view import View
-from ..terms.enums import engine as Engine
+from ..terms.enums import Engine
 
 
 class Issued:
@@ -25,7 +25,8 @@ class Issued:
 
     Attributes:
         definition: the instruction.
-        values: its parameters, in the order of ``definition.names``; views that the core resolves stand there resolved.
+        values: its parameters, in the order of ``definition.names``, of which the last one is ``name=``; views that the
+            core resolves stand there resolved.
         number: of the call on its core, from 1.
         engine: that runs it, as soon as that is known.
         reads: the tensors of which it needs what was there before.
@@ -34,19 +35,12 @@ class Issued:
 
     __slots__ = ("definition", "engine", "indirect", "number", "reads", "values")
 
-    def __init__(self, definition: Definition, values: list[Any], number: int) -> None:
-        self.definition = definition
-        self.values = values
-        self.number = number
-        self.engine: Engine = definition.default_engine
-        self.reads: list[View] = []
-        self.indirect: list[IndirectOperand] = []
-
-    @property
-    def label(self) -> str | None:
-        """What the kernel calls it by ``name=``."""
-        label: str | None = self.values[-1]
-        return label
+    definition: Definition
+    values: list[Any]
+    number: int
+    engine: Engine
+    reads: list[View]
+    indirect: list[IndirectOperand]
 
 
 class Observer(Protocol):

@@ -9,9 +9,9 @@ and trn2. Here all engines run XORWOW, so that numbers repeat from run to run bu
 from __future__ import annotations
 
 from ..numerics.xorwow import Xorwow
-from ..terms.enums import engine as engines
+from ..terms.enums import Engine
 
-STREAMS = {engines.gpsimd: 1, engines.vector: 4}
+STREAMS = {Engine.gpsimd: 1, Engine.vector: 4}
 
 
 class RandomState:
@@ -19,9 +19,9 @@ class RandomState:
 
     def __init__(self, core_number: int) -> None:
         self._core_number = core_number
-        self._generators: dict[engines, Xorwow] = {}
+        self._generators: dict[Engine, Xorwow] = {}
 
-    def of(self, engine: engines) -> Xorwow:
+    def of(self, engine: Engine) -> Xorwow:
         """The generators of an engine, made when they are first needed."""
         if engine not in self._generators:
             self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])

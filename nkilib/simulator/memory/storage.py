@@ -18,8 +18,6 @@ from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
 from .written import WrittenMap
 
 _NUMBERS = count()
-# Members of an Enum are looked up by a Python function before 3.12.
-_PSUM = MemoryRegion.psum
 
 # What an element that was never written reads as: NaN, and this in integer types (AWS's simulator uses it too).
 INTEGER_SENTINEL = 4
@@ -162,22 +160,6 @@ class Storage:
     def explanation(self, partition: int) -> str:
         """What the index in a partition means, as far as the kernel has said it, and a colon; or nothing."""
         return "" if self._describe_index is None else f"{self._describe_index(partition)}: "
-
-    def mark(self, layout: Layout, dtype: DType, is_all: bool = False, is_matmul: bool = False) -> None:
-        """Record that an instruction has written all of ``layout``, and what that means for a later matmul in PSUM.
-
-        Args:
-            layout, dtype: of the view that it wrote.
-            is_all: whether that is known to be all of the storage.
-            is_matmul: whether a later matmul may add to it.
-        """
-        written = self.written
-        if is_all:
-            written.is_full = True
-        elif not written.is_full:
-            written.mark(layout, self.width_of(dtype))
-        if self.region is _PSUM and not is_matmul:
-            self.accumulated.clear(layout, self.width_of(dtype))
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
         """How many elements of ``layout``, or of those ``among`` them, were never written, wholly or in part."""

@@ -27,26 +27,21 @@ class _Thread(threading.local):
     simulated: Simulated | None = None
 
 
-_THREAD = _Thread()
+THREAD = _Thread()
 
 
 def enter(simulated: Simulated | None) -> None:
     """Make this thread simulate a core; None ends it."""
-    _THREAD.simulated = simulated
-
-
-def simulated_or_none() -> Simulated | None:
-    """What this thread simulates, or None outside a kernel."""
-    return _THREAD.simulated
+    THREAD.simulated = simulated
 
 
 def is_abstract_launch() -> bool:
     """Whether the running kernel has shapes and no data."""
-    simulated = _THREAD.simulated
+    simulated = THREAD.simulated
     return simulated is not None and simulated.is_abstract
 
 
 def current_generation() -> Generation:
     """The generation of the running kernel, or the one that the next launch would have."""
-    simulated = _THREAD.simulated
+    simulated = THREAD.simulated
     return simulated.generation if simulated is not None else current_options().generation

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
 
 
+# Members of an Enum are looked up by a Python function before 3.12.
+_PSUM = MemoryRegion.psum
+
+
 @dataclass(frozen=True)
 class Indirect:
     """The dynamic part of an address. The index is read when an instruction uses the view, as the device does it.
@@ -212,7 +216,15 @@ class View(NKIObject):
 
     def mark_written(self, is_matmul: bool = False) -> None:
         """An instruction has written all elements; ``is_matmul`` says whether a later matmul may add to them."""
-        self.storage.mark(self.layout, self.dtype, self.is_whole, is_matmul)
+        storage = self.storage
+        written = storage.written
+        if not written.is_full:
+            if self.is_whole:
+                written.mark_all()
+            else:
+                written.mark(self.layout, storage.width_of(self.dtype))
+        if self.buffer is _PSUM and not is_matmul:
+            storage.accumulated.clear(self.layout, storage.width_of(self.dtype))
 
     def covers_storage(self) -> bool:
         """Whether the view has all elements of its storage."""

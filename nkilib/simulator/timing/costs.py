@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ..target.generation import Generation
 from ..terms import dtypes as dt
-from ..terms.enums import engine as engines
-from ..terms.enums import matmul_perf_mode, reduce_cmd
+from ..terms.enums import Engine, matmul_perf_mode, reduce_cmd
 from ..terms.regions import MemoryRegion
 from .footprints import Form
 from .parameters import ModelParameters
@@ -37,7 +36,7 @@ class CostInputs(NamedTuple):
         parameters: the assumptions.
     """
 
-    engine: engines
+    engine: Engine
     values: Mapping[str, Any]
     generation: Generation
     parameters: ModelParameters
@@ -78,7 +77,7 @@ def copied(*names: str) -> Cost:
 
 
 def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
-    is_vector = call.engine is engines.vector and call.generation.timing.has_fast_vector_modes
+    is_vector = call.engine is Engine.vector and call.generation.timing.has_fast_vector_modes
     if not is_vector or not all(tile.dtype in FAST_TYPES for tile in tiles):
         return 1.0
     is_fastest = all(tile.buffer is MemoryRegion.sbuf and tile.is_contiguous() for tile in tiles)
@@ -161,6 +160,6 @@ def multiplied(call: CostInputs) -> float:
 def transposed(call: CostInputs) -> float:
     """``nc_transpose``: Tensor max(P, min(64, F)); Vector max(64, N)."""
     data = call.values["data"]
-    if call.engine is engines.tensor:
+    if call.engine is Engine.tensor:
         return max(float(data.shape[0]), min(LEAST_CYCLES, data.free_size))
     return max(LEAST_CYCLES, data.free_size)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..isa.definition import Definition
 from ..target.generation import Generation
-from ..terms.enums import engine as engines
+from ..terms.enums import Engine
 from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
@@ -82,7 +82,7 @@ class Plans:
     def plan(
         self,
         definition: Definition,
-        engine: engines,
+        engine: Engine,
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
         is_gathered: bool,
@@ -123,7 +123,7 @@ class Plans:
     def _made(
         self,
         definition: Definition,
-        engine: engines,
+        engine: Engine,
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
         is_gathered: bool,
@@ -140,9 +140,9 @@ class Plans:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
         return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
 
-    def _table(self, engine: engines, values: dict[str, Any]) -> str:
+    def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
-        if engine is not engines.scalar:
+        if engine is not Engine.scalar:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""

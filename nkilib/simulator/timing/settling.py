@@ -10,13 +10,13 @@ from typing import Any
 from ..isa.definition import Definition
 from ..target.generation import Generation
 from ..terms.dtypes import DType
-from ..terms.enums import engine as engines
+from ..terms.enums import Engine
 from ..terms.layout import Layout
 from .event import Note
 from .footprints import Footprint, Form, Tracked
 from .parameters import ModelParameters
 from .parts import Reach
-from .plans import Plan, plans_for, roles_of
+from .plans import Plan, Roles, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
 
@@ -31,12 +31,14 @@ Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
 Indirection = tuple[Access, Access, bool]
 
 # What is noted of an instruction when it is issued; no tensor, for that would keep its data: its number on its core;
-# what runs, where, and its ``name=``; the tensors and the deciding parameters, as its roles order them; those of tensor
-# indirection; when the last core came to the meeting that it is, if it is one; and its position in the kernel's code.
+# what runs, what its parameters are to the model, where, and its ``name=``; the tensors and the deciding parameters, as
+# these roles order them; those of tensor indirection; when the last core came to the meeting that it is, if it is one;
+# and its position in the kernel's code.
 Noted = tuple[
     int,
     Definition,
-    engines,
+    Roles,
+    Engine,
     str | None,
     Sequence[Access | None],
     Sequence[Any],
@@ -66,17 +68,18 @@ class Settling:
 
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
-        for number, definition, engine, label, operands, deciding, besides, met_ns, code, position in pending:
+        for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
             if definition.is_transfer:
                 plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
             else:
-                plan, span = self._compute(definition, engine, operands, deciding, besides, met_ns)
+                plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
             self.notes.append((number, plan, label, span, code, position))
 
     def _compute(
         self,
         definition: Definition,
-        engine: engines,
+        roles: Roles,
+        engine: Engine,
         operands: Sequence[Access | None],
         deciding: Sequence[Any],
         besides: Sequence[Indirection],
@@ -85,7 +88,7 @@ class Settling:
         reads: Places = []
         writes: Places = []
         forms: list[Form | None] = []
-        written = len(roles_of(definition).writes)
+        written = len(roles.writes)
         for access in operands:
             # Those that are written come first.
             places = writes if len(forms) < written else reads
@@ -104,7 +107,7 @@ class Settling:
     def _transfer(
         self,
         definition: Definition,
-        engine: engines,
+        engine: Engine,
         operands: Sequence[Access | None],
         deciding: Sequence[Any],
         met_ns: float | None,
@@ -127,13 +130,14 @@ class Settling:
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
         forms: list[Form | None] = [item.form for item in footprints]
-        forms += [None] * (len(operands) - len(forms))
+        if len(forms) < len(operands):
+            forms.append(None)
         plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
         work = self._plans.work(tuple([item.side for item in footprints]), rows, definition.name == "dma_transpose")
         start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
         return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
 
-    def arrival_at_barrier(self, engine: engines, data: Access) -> float:
+    def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
         writes: Places = []
         _touch(data, writes)

@@ -6,7 +6,6 @@ instruction would bring them in again: it is only noted, and what is noted is se
 
 from __future__ import annotations
 
-from functools import partial
 from weakref import ref
 
 from ..isa.indirection import IndirectOperand
@@ -49,9 +48,6 @@ class Trace(Observer):
         self._arrival_ns = 0.0
         self._met_ns: float | None = None
 
-    def _forget(self, number: int, gone: ref[Storage]) -> None:
-        del self._known[number], self._kept[number]
-
     def issued(self, call: Issued) -> None:
         met_ns, self._met_ns = self._met_ns, None
         definition, values, known_of = call.definition, call.values, self._known
@@ -75,7 +71,19 @@ class Trace(Observer):
         frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self._pending.append(
-            (call.number, definition, call.engine, values[-1], operands, deciding, besides, met_ns, code, position)
+            (
+                call.number,
+                definition,
+                roles,
+                call.engine,
+                values[-1],
+                operands,
+                deciding,
+                besides,
+                met_ns,
+                code,
+                position,
+            )
         )
         if len(self._pending) >= _BATCH:
             self.settle()
@@ -84,6 +92,8 @@ class Trace(Observer):
         """Put what is noted on the timeline."""
         pending, self._pending = self._pending, []
         self.settled.add(pending)
+        for number in [number for number, storage in self._kept.items() if storage() is None]:
+            del self._known[number], self._kept[number]
 
     def arrives(self, call: Issued) -> float:
         """When this core comes to a barrier, or is ready to swap tiles with the other one."""
@@ -124,5 +134,5 @@ class Trace(Observer):
         if known is None:
             known = self._known[number] = tracked(storage)
             if storage.region in ON_CHIP:
-                self._kept[number] = ref(storage, partial(self._forget, number))
+                self._kept[number] = ref(storage)
         return known

@@ -33,7 +33,7 @@ _SOURCES_OF_UPDATE = 2
 @instruction(
     # What may leave rows of dst as they were, a gather, reads dst too.
     operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
-    on=(enums.engine.dma,),
+    on=(enums.Engine.dma,),
     is_lane_bound=False,
     is_transfer=True,
 )

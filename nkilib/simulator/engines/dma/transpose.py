@@ -34,7 +34,7 @@ _BLOCK_ITEMSIZE = 2
         output("dst", regions=SBUF, dtypes=MOVABLE, marks_itself=True),
         Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
     ),
-    on=(enums.engine.dma,),
+    on=(enums.Engine.dma,),
     is_lane_bound=False,
     is_transfer=True,
 )

@@ -16,7 +16,7 @@ from ...machine.operands import check_written
 from ...tensors.partitions import possible_starts
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, uint16, uint32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
 from ..blocks import free_size
@@ -35,7 +35,7 @@ Indices = npt.NDArray[np.int64]
         Operand("src_buffer", regions=SBUF, dtypes=MOVABLE, is_accessed=False),
         Operand("index", regions=SBUF, dtypes=frozenset({uint16}), is_accessed=False),
     ),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def local_gather(
@@ -128,7 +128,7 @@ def _is_integer(value: Any) -> bool:
         Operand("data", regions=SBUF, dtypes=MOVABLE, is_accessed=False),
         Operand("indices", regions=SBUF, dtypes=frozenset({uint32})),
     ),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor) -> None:

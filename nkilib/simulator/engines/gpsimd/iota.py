@@ -12,14 +12,14 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...timing import costs
 from ..vector.affine import affine_values
 
 
 @instruction(
     operands=(output("dst", regions=SBUF),),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.counted,
 )
 def iota(

@@ -13,7 +13,7 @@ from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...numerics.operators import BITWISE_REDUCTIONS
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..blocks import free_size
@@ -25,7 +25,7 @@ _BITWISE = ("bitwise_or", "bitwise_and")
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("data"),
 )
 def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor) -> None:

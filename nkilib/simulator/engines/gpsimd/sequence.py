@@ -12,7 +12,7 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import float32, int32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 
@@ -22,7 +22,7 @@ _NO_END = -1
 
 @instruction(
     operands=(output("dst", regions=SBUF, dtypes=_TYPES), Operand("segment_ids", regions=SBUF, dtypes=_TYPES)),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:

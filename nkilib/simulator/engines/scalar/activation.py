@@ -13,8 +13,7 @@ from ...machine.issue import instruction
 from ...numerics.activations import ACTIVATIONS, PARAMETRIC
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version, reduce_cmd
+from ...terms.enums import Engine, nc_version, reduce_cmd
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from .formula import Step, activate
@@ -37,7 +36,7 @@ _OPERANDS = (
 
 @instruction(
     operands=_OPERANDS,
-    on=(engines.scalar,),
+    on=(Engine.scalar,),
     cost=costs.activated,
 )
 def activation(
@@ -62,7 +61,7 @@ def activation(
 
 @instruction(
     operands=_OPERANDS,
-    on=(engines.scalar,),
+    on=(Engine.scalar,),
     cost=costs.activated,
 )
 def activation_reduce(

@@ -9,8 +9,7 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import BarrierError, NkiValidationError
 from ...terms.regions import MemoryRegion
 
@@ -19,11 +18,11 @@ _CORES = (0, 1)
 
 @instruction(
     operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=MOVABLE, is_accessed=False),),
-    on=(engines.gpsimd, engines.tensor, engines.vector, engines.scalar, engines.sync),
+    on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
     since=nc_version.gen3,
     is_lane_bound=False,
 )
-def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: engines = engines.gpsimd) -> None:
+def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
     """Wait until both cores of a logical NeuronCore have come here; ``cores`` must be ``(0, 1)``.
 
     It orders the accesses to ``data``, not those to other tensors: the documentation lets it hold up one engine, and

@@ -20,7 +20,7 @@ from ...machine.issue import instruction
 from ...tensors.registers import VirtualRegister, wrap_integer
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import DType, float32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...terms.signatures import call_error
@@ -46,7 +46,7 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
 
 
 @_without_name
-@instruction(operands=(), on=(engines.sync,), is_lane_bound=False)
+@instruction(operands=(), on=(Engine.sync,), is_lane_bound=False)
 def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) -> None:
     """``dst = src``: an integer of 32 bits, or what another register holds now.
 
@@ -61,7 +61,7 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
 
 
 @_without_name
-@instruction(operands=(Operand("src", regions=_REACH),), on=(engines.sync,), is_lane_bound=False)
+@instruction(operands=(Operand("src", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
 def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     """``dst`` = the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF.
 
@@ -78,7 +78,7 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
 
 
 @_without_name
-@instruction(operands=(output("dst", regions=_REACH),), on=(engines.sync,), is_lane_bound=False)
+@instruction(operands=(output("dst", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
 def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
     """The only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF, = what ``src`` holds.
 

@@ -15,9 +15,8 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
+from ...terms.enums import Engine, nc_version
 from ...terms.enums import dma_engine as DmaEngine
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 
 _CORES = 2
@@ -38,9 +37,9 @@ class _Parcel(NamedTuple):
 
 @instruction(
     operands=(Operand("src", regions=SBUF, dtypes=MOVABLE), output("dst", regions=SBUF, dtypes=MOVABLE)),
-    on=(engines.dma, engines.gpsimd),
+    on=(Engine.dma, Engine.gpsimd),
     since=nc_version.gen3,
-    choose_engine=lambda values: engines.gpsimd if values["dma_engine"] is DmaEngine.gpsimd_dma else engines.dma,
+    choose_engine=lambda values: Engine.gpsimd if values["dma_engine"] is DmaEngine.gpsimd_dma else Engine.dma,
     is_lane_bound=False,
     is_transfer=True,
 )

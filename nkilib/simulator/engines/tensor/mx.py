@@ -27,8 +27,7 @@ from ...target.limits import PARTITIONS, PSUM_PARTITION_BYTES
 from ...tensors.partitions import first_partition, start_partition
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
@@ -56,7 +55,7 @@ def _scale(name: str) -> Operand:
         Operand("src", regions=SBUF, dtypes=frozenset({dt.float16, dt.bfloat16})),
         output("dst_scale", regions=SBUF, dtypes=_SCALE_TYPES, marks_itself=True, may_leave=True),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     since=nc_version.gen4,
     is_lane_bound=False,  # not for the scales; the other tiles are checked here
     cost=costs.assumed("src"),
@@ -100,7 +99,7 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
         _scale("stationary_scale"),
         _scale("moving_scale"),
     ),
-    on=(engines.tensor,),
+    on=(Engine.tensor,),
     since=nc_version.gen4,
     is_lane_bound=False,  # not for the scales; the other tiles are checked here
     is_matmul=True,

@@ -13,8 +13,7 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
@@ -39,7 +38,7 @@ _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bf
         vector("reduce_res", "data", is_output=True, is_optional=True),
         vector("reduce_init", "data", accepts_scalar=True, is_optional=True, dtypes=frozenset({dt.float32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data", extra=64.0),
 )
 def tensor_scalar_reduce(
@@ -87,7 +86,7 @@ def tensor_scalar_reduce(
         vector("on_false", "on_true", accepts_scalar=True),
         vector("reduce_res", "on_true", is_output=True, is_optional=True, dtypes=dt.FLOATS),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.selected,
 )
 def select_reduce(
@@ -137,7 +136,7 @@ def select_reduce(
         vector("reduce_res", "src", is_output=True, is_optional=True, dtypes=_EXPONENTIAL_SUMS),
         vector("reduce_init", "src", accepts_scalar=True, dtypes=frozenset({dt.float32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     since=nc_version.gen4,
     cost=costs.exponential,
 )

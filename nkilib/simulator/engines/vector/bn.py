@@ -12,7 +12,7 @@ from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...target.tile_size import TileSize
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..blocks import free_size
@@ -27,7 +27,7 @@ Float32s = npt.NDArray[np.float32]
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data"),
 )
 def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
@@ -60,7 +60,7 @@ def _tuple_of(values: Float32s) -> Float32s:
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("data"),
 )
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:

@@ -14,7 +14,7 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint8, uint16, uint32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
@@ -26,7 +26,7 @@ from ...timing import costs
         Operand("src", accepts_scalar=True),
         Operand("predicate", dtypes=frozenset({uint8, uint16, uint32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("dst"),
 )
 def tensor_copy_predicated(

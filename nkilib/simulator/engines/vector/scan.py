@@ -19,7 +19,7 @@ from ...numerics.casts import store_float
 from ...numerics.operators import ARITHMETIC, Binary
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
@@ -36,7 +36,7 @@ _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
 
 @instruction(
     operands=(output("dst"), Operand("data0"), Operand("data1"), vector("initial", "data0", accepts_scalar=True)),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data0", cycles=2.0),
 )
 def tensor_tensor_scan(
@@ -75,7 +75,7 @@ def tensor_tensor_scan(
         vector("imm0", "src", accepts_scalar=True, dtypes=_FLOAT32),
         vector("imm1", "src", accepts_scalar=True, is_optional=True, dtypes=_FLOAT32),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("src"),
 )
 def tensor_scalar_cumulative(

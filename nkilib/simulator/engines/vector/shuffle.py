@@ -16,7 +16,7 @@ from ...machine.operands import check_written
 from ...tensors.partitions import allowed_starts, possible_starts
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
 
@@ -30,7 +30,7 @@ _UNCHANGED = 255
         output("dst", dtypes=MOVABLE, marks_itself=True),
         Operand("src", dtypes=MOVABLE, is_accessed=False),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("dst"),
 )
 def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int]) -> None:
