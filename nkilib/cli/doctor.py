@@ -18,6 +18,7 @@ _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
+    "NKI_COMPILER_FRONTEND",
     "NKI_PRECISE_FP",
     "NKI_SIMULATOR",
     "NEURON_RT_VISIBLE_CORES",

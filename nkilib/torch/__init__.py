@@ -3,9 +3,9 @@
 Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``.
 """
 
-from nkilib.torch.functional import cross_entropy
-from nkilib.torch.modules import CrossEntropyLoss
-from nkilib.torch.outputs import CrossEntropyOutputs
-from nkilib.torch.vocab_parallel import vocab_parallel_cross_entropy
+from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
+from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 
 __all__ = ["CrossEntropyLoss", "CrossEntropyOutputs", "cross_entropy", "vocab_parallel_cross_entropy"]

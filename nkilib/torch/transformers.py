@@ -11,13 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nkilib.torch.functional import cross_entropy
-from nkilib.torch.launch import TILE_DTYPES
+from nkilib.torch.dispatch.keywords import shows
+from nkilib.torch.dispatch.operator import TILE_DTYPES
+from nkilib.torch.functions.cross_entropy.checks import RECIPE
+from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions
 
 # Arguments of cross_entropy that have no meaning here. Ignored with all else that a model hands on, they would seem to.
 _NOT_HANDED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))
 
 
+@shows(RecipeOptions, defaults=LossOptions)
 def causal_lm_loss(
     logits: Tensor,
     labels: Tensor | None,
@@ -27,8 +31,6 @@ def causal_lm_loss(
     shift_labels: Tensor | None = None,
     *,
     label_smoothing: float = 0.0,
-    logit_softcap: float | None = None,
-    lse_square_scale: float = 0.0,
     inplace: bool = False,
     **kwargs: Any,
 ) -> Tensor:
@@ -100,11 +102,10 @@ def causal_lm_loss(
         target,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-        logit_softcap=logit_softcap,
-        lse_square_scale=lse_square_scale,
         normalizer=_normalizer(num_items_in_batch, logits.device),
         inplace=inplace,
         class_dim=-1,
+        **{name: kwargs[name] for name in RECIPE if name in kwargs},
     )
 
 

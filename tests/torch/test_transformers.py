@@ -26,9 +26,8 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from nkilib import simulator
 from nkilib.torch import cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
-
-from .inputs import DTYPES, gradient_of, make_logits, make_targets
-from .telling import UNIT
+from tests.torch.inputs import DTYPES, gradient_of, make_logits, make_targets
+from tests.torch.telling import UNIT
 
 VOCABULARY, BATCH, LENGTH = 301, 3, 12
 STEPS = 10

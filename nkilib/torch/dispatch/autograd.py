@@ -1,0 +1,176 @@
+"""The derivative of an operator, which another operator computes: registered with PyTorch, or in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.dispatch.launch import as_tuple
+from nkilib.torch.dispatch.operator import Call, Operator
+
+# From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
+Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """How the results of one operator are differentiated by another.
+
+    Attributes:
+        forward: whose results are differentiated.
+        backward: its inputs are named as inputs and results of the forward, which autograd saves, or ``grad_<result>``;
+            its outputs are ``grad_<input>``. Results that it takes no gradient of are constants.
+        others: gradients of further inputs, which something else computes.
+    """
+
+    forward: Operator
+    backward: Operator
+    others: Others | None = None
+
+    def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
+        """The forward; if ``inplace``, its backward writes the gradient over the first input."""
+        if inplace:
+            function: Callable[..., Any] = _InPlace.apply
+            return function(self, options, *tensors)
+        return self.forward.op()(*tensors, **options)
+
+    def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
+        """Keep what the backward takes, and tell autograd which results are constants."""
+        results = dict(zip((each.name for each in self.forward.outputs), as_tuple(returned), strict=True))
+        known = {**call.tensors, **results}
+        kept = [each for each in self.backward.inputs if not each.name.startswith("grad_")]
+        ctx.save_for_backward(*(each.saved(call, results) if each.saved else known[each.name] for each in kept))
+        ctx.options = call.options
+        self.mark_constants(ctx, call, tuple(results.values()), needed)
+
+    def mark_constants(self, ctx: Any, call: Call, results: Sequence[Tensor], needed: Mapping[str, bool]) -> None:
+        """Tell autograd which of the results, the first ones of the forward, have no derivative."""
+        taken = {each.name for each in self.backward.inputs}
+        constants = []
+        for output, result in zip(self.forward.outputs, results, strict=False):
+            is_needed = any(needed[name] for name in output.depends_on or needed)
+            if f"grad_{output.name}" not in taken or not output.is_given(call) or not is_needed:
+                constants.append(result)
+        ctx.mark_non_differentiable(*constants)
+        # A result that nobody uses has no gradient; the kernel skips what it is not given.
+        ctx.set_materialize_grads(False)
+
+    def upstream(self, call: Call, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """The gradients of results that the backward takes, by its names.
+
+        A compiled graph hands over zeros for what has no gradient, of length 0 for a result that there is not.
+        """
+        taken = {each.name for each in self.backward.inputs}
+        return {
+            f"grad_{output.name}": grad
+            for output, grad in zip(self.forward.outputs, grads, strict=False)
+            if grad is not None and f"grad_{output.name}" in taken and output.is_given(call)
+        }
+
+    def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
+        """Which inputs need a gradient; the dispatcher leaves out those at the end that are None."""
+        names = [each.name for each in self.forward.inputs]
+        return dict(zip(names, [*needs, *[False] * len(names)], strict=False))
+
+    def gradients(
+        self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], inplace: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs of the forward, None for those not asked for.
+
+        Tensors are unpacked once: under ``torch.utils.checkpoint`` they are there once.
+        """
+        kept = [each.name for each in self.backward.inputs if not each.name.startswith("grad_")]
+        call = Call(dict(zip(kept, ctx.saved_tensors, strict=True)), ctx.options)
+        upstream, needed = self.upstream(call, grads), self.needed(needs)
+        call = call.replaced(upstream)
+        found = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
+        named = [each.name.removeprefix("grad_") for each in self.backward.outputs]
+        if upstream and any(needed[name] for name in named):
+            found.update(zip(named, self.run(call, inplace), strict=True))
+        return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
+
+    def run(self, call: Call, inplace: bool) -> tuple[Tensor, ...]:
+        """The results of the backward, with those of its options that the call has."""
+        results = {f"grad_{each.name}": each for each in self.forward.outputs}
+        tensors = []
+        for each in self.backward.inputs:
+            tensor = call.tensors.get(each.name)
+            is_missing = tensor is None and not each.is_optional
+            tensors.append(results[each.name].new(call, 0.0) if is_missing else tensor)
+        options = {each.name: call.options[each.name] for each in self.backward.keywords if each.name in call.options}
+        if not inplace:
+            return as_tuple(self.backward.op()(*tensors, **options))
+        overwritten = call.first.detach()  # the same memory and version
+        return overwritten, *as_tuple(self.backward.op(True)(overwritten, *tensors[1:], **options))
+
+
+def differentiate(forward: Operator, backward: Operator, others: Others | None = None) -> Derivative:
+    """Register the derivative of ``forward``, and that ``backward`` has none."""
+    derivative = Derivative(forward, backward, others)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+        derivative.save(ctx, forward.call(inputs, keyword_only_inputs), output, derivative.needed(ctx.needs_input_grad))
+
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return derivative.gradients(ctx, grads, ctx.needs_input_grad)
+
+    torch.library.register_autograd(forward.qualified(), gradients, setup_context=setup)
+    torch.library.register_autograd(backward.qualified(), lambda ctx, *grads: refuse_second(backward))
+    return derivative
+
+
+def refuse_second(backward: Operator) -> NoReturn:
+    """The backward of a gradient: an error that names what has derivatives of every order."""
+    raise NotImplementedError(
+        f"{backward.qualified()}: the gradient of the loss has no derivative here; for second derivatives use "
+        f"{backward.instead}"
+    )
+
+
+def refuse_graph_of_inplace(backward: Operator) -> None:
+    """Refuse ``create_graph=True`` in a backward in place: a gradient without a graph would be taken for a constant."""
+    if torch.is_grad_enabled():
+        refuse_second(backward)
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    """A tensor as it is, of a gradient that takes other tensors for constants: no derivative by it.
+
+    Arguments of ``apply``: the operator to name, and the tensor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, backward: Operator, tensor: Tensor) -> Tensor:
+        ctx.operator = backward
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        refuse_second(ctx.operator)
+
+
+class _InPlace(torch.autograd.Function):
+    """The forward operator, whose backward writes the gradient over the first input.
+
+    ``torch.library.register_autograd`` refuses an operator that mutates. The operator declares what it mutates, so the
+    version of the input changes: whoever saved it for a backward of their own gets PyTorch's error, and so does a
+    second backward here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
+        returned = derivative.forward.op()(*tensors, **options)
+        call = derivative.forward.call(tensors, options)
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
+        ctx.derivative = derivative
+        return returned
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph_of_inplace(ctx.derivative.backward)
+        needs = ctx.needs_input_grad[2:]
+        return None, None, *ctx.derivative.gradients(ctx, grads, needs, inplace=True)[: len(needs)]

@@ -1,0 +1,130 @@
+"""What every public function refuses, from shapes, types and devices alone: values are never looked at.
+
+For an input that PyTorch's function refuses too, the error has the type that it has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.devices import check_device
+from nkilib.torch.dispatch.operator import TILE_DTYPES
+
+REDUCTIONS: Final = ("mean", "sum", "none")
+_SHARDED: Final = {
+    "DTensor": "pass .full_tensor() for the whole tensor, or .to_local() where every rank shall see its own part",
+    "ShardedTensor": "gather the tensor first",
+    "FlatParameter": "use it inside the forward of its FSDP module, where it is unsharded",
+}
+
+
+def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
+    """Refuse arguments that are no tensors; of those in ``optional``, None is accepted.
+
+    Raises:
+        TypeError: an argument is something else.
+    """
+    for name, value in tensors.items():
+        if not (isinstance(value, Tensor) or (name in optional and value is None)):
+            remedy = f"; pass torch.tensor({value})" if isinstance(value, int | float) else ""
+            raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
+
+
+def check_reduction(caller: Caller, reduction: Any) -> None:
+    """Refuse a reduction that PyTorch's losses do not have.
+
+    Raises:
+        ValueError: always then.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")
+
+
+def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
+    """Refuse a part of a tensor, and derivatives in forward mode, which the operators do not have: they would be 0.
+
+    Raises:
+        NotImplementedError: always then.
+    """
+    if torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
+        return
+    for name, tensor in tensors.items():
+        _check_not_sharded(caller, name, tensor)
+    for name, tensor in tensors.items():
+        if tensor is not None and unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(
+                f"{caller}: {name} has a tangent, and there are no derivatives in forward mode (jvp, jacfwd) here; use "
+                f"backward, or {caller.instead}"
+            )
+
+
+def _check_not_sharded(caller: Caller, name: str, tensor: Tensor | None) -> None:
+    kinds = [kind.__name__ for kind in type(tensor).__mro__ if kind.__module__.startswith("torch.distributed")]
+    if getattr(tensor, "_is_flat_param", False):  # FSDP marks a plain parameter
+        kinds.append("FlatParameter")
+    for kind in kinds:
+        if kind in _SHARDED:
+            raise NotImplementedError(
+                f"{caller}: {name} must be a plain tensor, got a {kind}, of which this rank may hold a part only; "
+                f"{_SHARDED[kind]}"
+            )
+
+
+def check_devices(caller: Caller, input: Tensor, others: Mapping[str, Tensor | None]) -> None:
+    """Refuse tensors where no kernel runs, and others than on the device of ``input``.
+
+    Raises:
+        NotImplementedError: an unsupported device.
+        RuntimeError: devices differ.
+    """
+    check_device(caller, input.device, caller.instead)
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != input.device:
+            raise RuntimeError(
+                f"{caller}: {name} must be on the device of {caller.input}, {input.device}, got {tensor.device}; "
+                f"move it there"
+            )
+
+
+def check_tile_dtype(caller: Caller, input: Tensor) -> None:
+    """Refuse what tiles of kernels cannot hold.
+
+    Raises:
+        NotImplementedError: not floating.
+        TypeError: another floating type than bfloat16 and float32.
+    """
+    if input.dtype in TILE_DTYPES:
+        return
+    if not input.is_floating_point():
+        raise NotImplementedError(
+            f"{caller}: not implemented for {caller.noun} of {input.dtype}; pass bfloat16 or float32"
+        )
+    half = "train in bfloat16, or " if input.dtype == torch.float16 else ""
+    raise TypeError(
+        f"{caller}: the kernels take {caller.noun} in bfloat16 or float32, got {input.dtype}; {half}pass "
+        f"{caller.input}.float()"
+    )
+
+
+def check_inplace(caller: Caller, input: Tensor) -> None:
+    """Refuse ``inplace=True`` where a gradient must not be written over the input.
+
+    Raises:
+        RuntimeError: the input is a leaf that requires grad, or a view of one; torch.compile is at work.
+    """
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
+
+        refuse_inplace(str(caller))
+    leaf = input if input._base is None else input._base
+    if leaf.requires_grad and leaf.is_leaf:
+        raise RuntimeError(
+            f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
+            f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
+        )

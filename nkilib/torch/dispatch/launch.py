@@ -1,0 +1,100 @@
+"""Running an operator as it is described, the same for every device. Nothing here looks at values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nkilib.torch.dispatch.devices import Place
+from nkilib.torch.dispatch.operator import Call, Operator, Output
+
+
+def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
+    """What ``operator``, or with ``overwrites`` its second one, returns."""
+    call = operator.call(args, options)
+    check_inputs(operator, call, overwrites)
+    place.check(operator.qualified(overwrites), call.first.device, operator.instead)
+    if place.may_look and operator.check_values is not None:
+        operator.check_values(call)
+    if call.first.numel() == 0:  # a kernel needs an element
+        return as_returned([each.new(call, each.fill) for each in operator.returned(overwrites)])
+    return as_returned(_launched(operator, call, place.cores(), overwrites))
+
+
+def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
+    """As :func:`run` without values: uninitialized results."""
+    call = operator.call(args, options)
+    check_inputs(operator, call, overwrites)
+    return as_returned([each.new(call) for each in operator.returned(overwrites)])
+
+
+def as_returned(results: Sequence[Any]) -> Any:
+    """Results as an operator returns them: one is not wrapped, and none are None."""
+    return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def as_tuple(returned: Any) -> tuple[Any, ...]:
+    """The reverse of :func:`as_returned`."""
+    return () if returned is None else returned if isinstance(returned, tuple) else (returned,)
+
+
+def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
+    """Refuse tensors of another kind than the operator takes.
+
+    Raises:
+        TypeError: number of dimensions or dtype.
+        ValueError: the one to be overwritten is not contiguous.
+    """
+    name, first = operator.qualified(overwrites), operator.inputs[0].name
+    for each in operator.inputs:
+        tensor = call.tensors[each.name]
+        if tensor is None:
+            continue
+        if each.dimensions not in (None, tensor.dim()) or (each.dtypes and tensor.dtype not in each.dtypes):
+            kinds = [] if each.dimensions is None else [f"{each.dimensions}-D"]
+            kinds.append(" or ".join(str(dtype).removeprefix("torch.") for dtype in each.dtypes) or "of any type")
+            raise TypeError(
+                f"{name}: {each.name} must be {', '.join(kinds)}, got {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                f"reshape and cast it"
+            )
+    if overwrites and not call.first.is_contiguous():
+        raise ValueError(
+            f"{name}: {first} must be contiguous, got strides {call.first.stride()}; pass a contiguous copy"
+        )
+
+
+def _launched(operator: Operator, call: Call, cores: int, overwrites: bool) -> list[Tensor]:
+    """What the operator returns, from a launch of the kernel."""
+    results = operator.results or [each.name for each in operator.outputs]
+    keywords = _kernel_keywords(operator, call, results)
+    if operator.may_overwrite:
+        keywords["inplace"] = overwrites
+    returned = [name for name in results if name not in operator.on_request or keywords.get(f"with_{name}", False)]
+    found = dict(zip(returned, as_tuple(operator.kernel[cores](**keywords)), strict=True))
+    if overwrites:
+        given, result = keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name]
+        if result is not given:  # a framework without writing in place returns another tensor
+            given.copy_(result)
+    return [_result(each, call, found) for each in operator.returned(overwrites)]
+
+
+def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> dict[str, Any]:
+    """What the kernel gets: tensors dense and without autograd, and of the options those that are its own.
+
+    An option ``with_<output>`` is the operator's alone where the kernel has no such result.
+    """
+    keywords = dict(operator.arguments(call)) if operator.arguments else {}
+    for each in operator.inputs:
+        if each.of_kernel not in keywords:
+            tensor = call.tensors[each.name]
+            keywords[each.of_kernel] = None if tensor is None else tensor.detach().contiguous()
+    own = {f"with_{each.name}" for each in operator.outputs if each.name not in results}
+    return {**{name: value for name, value in call.options.items() if name not in own}, **keywords}
+
+
+def _result(output: Output, call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    if not output.is_given(call):
+        return output.new(call)
+    return found[output.name] if output.computed is None else output.computed(call, found)

@@ -1,0 +1,93 @@
+"""Options that are no tensors: the fields of a frozen dataclass, which name, type and default them everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
+from typing import Any, ClassVar, Final, Protocol, TypeVar, get_args, get_type_hints
+
+
+class Dataclass(Protocol):
+    """What every dataclass has."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Group = TypeVar("Group", bound=Dataclass)
+
+_SCHEMA_TYPES: Final = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword of an operator.
+
+    Attributes:
+        name: of the field, of the schema's keyword and of the kernel's.
+        type: bool, int, float or str.
+        is_optional: None is a value too.
+        default: of the field; ``dataclasses.MISSING`` if there is none.
+    """
+
+    name: str
+    type: type
+    is_optional: bool
+    default: Any
+
+    @property
+    def schema(self) -> str:
+        """As the schema of an operator has it."""
+        declared = f"{_SCHEMA_TYPES[self.type]}{'?' if self.is_optional else ''} {self.name}"
+        if self.default is MISSING:
+            return declared
+        return f"{declared}={json.dumps(self.default) if self.type is str else self.default}"
+
+    def as_python(self, caller: object, value: Any) -> Any:
+        """``value`` as the type of the option: Python's, of a number of Python or numpy.
+
+        Raises:
+            TypeError: another type.
+            ValueError: an integer of more than 64 bits.
+        """
+        if value is None and self.is_optional:
+            return None
+        if self.type is float and isinstance(value, int | float | Real):
+            return float(value)
+        if self.type is int and isinstance(value, int | Integral) and not isinstance(value, bool):
+            if not -(2**63) <= int(value) < 2**63:
+                raise ValueError(f"{caller}: {self.name} must fit 64 bits, got {value}")
+            return int(value)
+        if self.type in (bool, str) and isinstance(value, self.type):
+            return value
+        raise TypeError(f"{caller}: argument {self.name!r} must be {self.type.__name__}, not {type(value).__name__}")
+
+
+def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
+    """The fields of a dataclass, in order.
+
+    Raises:
+        TypeError: a field that an operator cannot take.
+    """
+    hints, options = get_type_hints(group), []
+    for field in fields(group):
+        members = get_args(hints[field.name]) or (hints[field.name],)
+        kinds = [member for member in members if member is not type(None)]
+        if len(kinds) != 1 or kinds[0] not in _SCHEMA_TYPES:
+            raise TypeError(
+                f"{group.__name__}.{field.name} must be bool, int, float or str, or one of them or None, for an "
+                f"operator to take it, got {hints[field.name]}; hand other things on as tensors"
+            )
+        options.append(Option(field.name, kinds[0], len(members) > 1, field.default))
+    return tuple(options)
+
+
+def values_of(group: Dataclass) -> dict[str, Any]:
+    """The fields of an instance by name: keywords for operators and kernels. ``dataclasses.asdict`` copies deeply."""
+    return {field.name: getattr(group, field.name) for field in fields(group)}
+
+
+def taken(group: type[Group], values: Mapping[str, Any]) -> Group:
+    """An instance with those of ``values`` that are its fields."""
+    return group(**{field.name: values[field.name] for field in fields(group) if field.name in values})

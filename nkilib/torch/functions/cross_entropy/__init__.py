@@ -1,0 +1,1 @@
+"""``cross_entropy`` and ``CrossEntropyLoss``: the semantics of PyTorch around three operators."""

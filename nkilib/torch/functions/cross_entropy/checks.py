@@ -1,0 +1,194 @@
+"""What the functions refuse beside what all do, from shapes, types and devices alone: values are never looked at.
+
+For an input that ``torch.nn.functional.cross_entropy`` refuses too, the error has the type that it has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX as ARGMAX_CLASSES_MAX
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.keywords import refuse_unknown
+from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
+from nkilib.torch.dispatch.options import options_of
+from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions, check_options
+
+# The keywords that public functions share, in order.
+RECIPE: Final = tuple(RecipeOptions.__annotations__)
+_OPTIONS: Final = options_of(LossOptions)
+_INDEX_DTYPES: Final = frozenset(
+    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+)
+
+
+def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) -> LossOptions:
+    """The options as Python numbers.
+
+    Args:
+        caller: who is named in errors.
+        function: whose keywords they are.
+        given: options by name; the others have their default.
+
+    Raises:
+        TypeError: there is no such option; no number, or no integer for ``ignore_index``.
+        ValueError: ``ignore_index`` does not fit 64 bits; another option than ``label_smoothing`` is out of range.
+        RuntimeError: ``label_smoothing`` is out of range, as in PyTorch.
+    """
+    refuse_unknown(function, given, [each.name for each in _OPTIONS])
+    numbers = {each.name: each.as_python(caller, given[each.name]) for each in _OPTIONS if each.name in given}
+    options = LossOptions(**numbers)
+    if not 0.0 <= options.label_smoothing <= 1.0:
+        raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
+    try:
+        # Kernels get class indices of 32 bits, and an ignore_index to match.
+        check_options(str(caller), LossOptions(**{**numbers, "ignore_index": -100}))
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
+    return options
+
+
+def check_arguments(
+    caller: Caller,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: LossOptions,
+    reduction: str,
+    normalizer: Tensor | None,
+    class_dim: int,
+) -> None:
+    """Refuse what the kernels cannot compute or PyTorch does not accept; :func:`check_weight` is apart.
+
+    Raises:
+        TypeError: an argument has the wrong Python type, or the input is neither bfloat16 nor float32.
+        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` does not fit.
+        RuntimeError: other shapes do not fit.
+        NotImplementedError: an unsupported device, a shard, integer logits, or a derivative in forward mode.
+    """
+    tensors = {caller.input: input, "target": target, "weight": weight, "normalizer": normalizer}
+    checks.check_tensors(caller, tensors, optional=("weight", "normalizer"))
+    checks.check_reduction(caller, reduction)
+    if type(class_dim) is not int or class_dim not in (1, -1):
+        raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target, "weight": weight})
+    if target.shape == input.shape:
+        _check_probabilities(caller, target, options)
+    else:
+        _check_indices(caller, input, target, class_dim)
+    checks.check_tile_dtype(caller, input)
+    _check_normalizer(caller, normalizer, reduction, input.device)
+
+
+def check_inplace(caller: Caller, input: Tensor, class_dim: int) -> None:
+    """Refuse ``inplace=True`` where the gradient cannot be written over the logits.
+
+    Raises:
+        RuntimeError: the logits are a leaf that requires grad, or a view of one; torch.compile is at work.
+        ValueError: the kernel would work on a copy of the logits.
+    """
+    checks.check_inplace(caller, input)
+    if not is_view_as_rows(input, class_dim):
+        raise ValueError(
+            f"{caller}: inplace=True requires contiguous logits with the classes last, got shape {tuple(input.shape)}, "
+            f"strides {input.stride()} and class_dim={class_dim}, which take a copy; keep the classes last and pass "
+            f"class_dim=-1, and shift or mask the targets instead of slicing the logits"
+        )
+
+
+def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -> None:
+    if not target.is_floating_point():
+        raise RuntimeError(
+            f"{caller}: Expected floating point type for target with class probabilities, got {target.dtype}; class "
+            f"indices have the shape of {caller.input} without the classes"
+        )
+    if options.ignore_index >= 0:
+        raise RuntimeError(
+            f"{caller}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
+            f"out, and give positions that do not count a row of zeros"
+        )
+
+
+def _check_indices(caller: Caller, input: Tensor, target: Tensor, class_dim: int) -> None:
+    """In the order of PyTorch, whose error for several faults is that of the first."""
+    expected = rows_shape(input, class_dim) if input.dim() else ()
+    fits = target.shape == expected or (input.dim() == 1 and target.shape == (1,))
+    batch, given = (input.shape[0] if input.dim() > 1 else 1), (target.shape[0] if target.dim() else 0)
+    if not fits and batch != given and (input.dim() > 1 or target.dim() <= 1):
+        raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({given}).")
+    if target.dtype not in _INDEX_DTYPES:
+        raise RuntimeError(
+            f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
+            f"the shape of {caller.input}, {tuple(input.shape)}"
+        )
+    if not fits:
+        are_last = class_dim == 1 and target.shape == input.shape[:-1]
+        remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
+        raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}{remedy}")
+
+
+def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool) -> None:
+    """Refuse class weights that do not fit.
+
+    Args:
+        caller: who is named in errors.
+        weight: of the caller's arguments.
+        classes: V.
+        soft: targets are class probabilities.
+
+    Raises:
+        RuntimeError: another shape than [classes]; not floating; requires grad and the targets are class indices.
+    """
+    if weight is None:
+        return
+    if weight.shape != (classes,):
+        raise RuntimeError(
+            f"{caller}: weight tensor should be defined either for all {classes} classes or no classes but got weight "
+            f"tensor of shape: {list(weight.shape)}"
+        )
+    if not weight.is_floating_point():
+        raise RuntimeError(f"{caller}: weight must be floating point, but found {weight.dtype}; pass weight.float()")
+    if weight.requires_grad and not soft and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{caller}: not differentiable with respect to argument 'weight'. This input cannot have requires_grad "
+            f"True; pass weight.detach()"
+        )
+
+
+def check_outputs(caller: Caller, classes: int) -> None:
+    """Refuse ``return_outputs`` where classes are too many to be counted in float32, as the argmax counts them.
+
+    Raises:
+        ValueError: there are more than 2^24.
+    """
+    if classes > ARGMAX_CLASSES_MAX:
+        raise ValueError(
+            f"{caller}: return_outputs is for at most {ARGMAX_CLASSES_MAX} classes, got {classes}; leave it off"
+        )
+
+
+def _check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
+    if normalizer is None:
+        return
+    if reduction != "mean":
+        raise ValueError(
+            f"{caller}: normalizer replaces the divisor of a mean, got reduction={reduction!r}; divide the loss "
+            f"yourself"
+        )
+    if normalizer.dim() != 0:
+        raise ValueError(
+            f"{caller}: normalizer must be a tensor without dimensions, got shape {tuple(normalizer.shape)}; sum it up"
+        )
+    if normalizer.is_complex():
+        raise TypeError(f"{caller}: normalizer must be a real number, got {normalizer.dtype}; pass normalizer.real")
+    if normalizer.device not in (device, torch.device("cpu")):
+        raise RuntimeError(
+            f"{caller}: normalizer must be on the device of {caller.input}, {device}, or on the CPU, got "
+            f"{normalizer.device}; move it there"
+        )

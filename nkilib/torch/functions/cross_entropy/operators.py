@@ -1,0 +1,197 @@
+"""The operators ``torch.ops.nkilib.cross_entropy_*``, described.
+
+Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. The semantics of
+PyTorch's shapes and reductions are in :mod:`.functional`, derivatives in :mod:`.autograd`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.register import register
+from nkilib.torch.functions.cross_entropy.options import LossOptions
+from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
+
+CROSS_ENTROPY: Final = Caller("cross_entropy", "input", "logits", "torch.nn.functional.cross_entropy")
+VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "logits", CROSS_ENTROPY.instead)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which results of the forward are asked for beside those that it always gives."""
+
+    with_logprob: bool = False
+    with_argmax: bool = False
+    with_entropy: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which classes the columns of the logits are, named as the kernels name it.
+
+    Maximum, log_sum and what else comes from a sum over classes are those of all, where the backward takes them.
+
+    Attributes:
+        first_class: the class of the first column.
+        num_classes: V, of all shards of the vocabulary; None: the columns are all classes.
+    """
+
+    first_class: int = 0
+    num_classes: int | None = None
+
+    def vocabulary(self, logits: Tensor) -> int:
+        """V."""
+        return logits.shape[1] if self.num_classes is None else self.num_classes
+
+
+@dataclass(frozen=True)
+class WantedOfShard:
+    """Which statistics of a shard are asked for beside those that it always gives."""
+
+    with_distance_sum: bool = False
+    with_argmax: bool = False
+    with_entropy: bool = False
+
+
+@dataclass(frozen=True)
+class Sums:
+    """``weight_sum``: that of the class weights of all shards, for label smoothing; None: the kernel sums them up."""
+
+    weight_sum: float | None = None
+
+
+def _arguments(call: Call, direction: str) -> dict[str, Any]:
+    """What both kernels are given beside the inputs and options, or in place of them."""
+    logits, target = call.first, call.tensor("target")
+    vocabulary = call.group(Columns).vocabulary(logits)
+    classes, ignore_index = kernel_target(target, call.options["ignore_index"], vocabulary)
+    positions, columns = logits.shape
+    tiling = choose_tiling(positions, columns, logits.dtype, direction, extended=True)
+    return {
+        "targets_hbm": classes.detach(),
+        "ignore_index": ignore_index,
+        "dtype": TILE_DTYPES[logits.dtype],
+        **tiling._asdict(),
+    }
+
+
+def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    ignored = is_ignored(call.tensor("target"), call.options["ignore_index"])
+    return torch.where(ignored, 0.0, (found["target_logit"] - found["maximum"]) - found["log_sum"])
+
+
+def _has_classes(call: Call) -> bool:
+    """Targets are class indices; probabilities have no single target."""
+    return not call.tensor("target").is_floating_point()
+
+
+def _check_classes(call: Call) -> None:
+    """Refuse class indices out of range."""
+    columns = call.group(Columns)
+    caller = CROSS_ENTROPY if columns.num_classes is None else VOCAB_PARALLEL
+    check_range(str(caller), call.tensor("target"), call.options["ignore_index"], columns.vocabulary(call.first))
+
+
+def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
+    """Of class probabilities the backward needs the sum of the factors, and would read them twice to get it."""
+    return None if _has_classes(call) else results["position_weight"]
+
+
+_LOGITS: Final = Input("logits", dimensions=2, dtypes=tuple(TILE_DTYPES))
+_TARGET: Final = Input("target", keyword="targets_hbm")
+_CLASS_WEIGHT: Final = Input("class_weight", is_optional=True)
+_ON_REQUEST: Final = ("argmax", "entropy", "distance_sum")
+_RESULTS: Final = ("loss", "lse", "target_logit", "position_weight", *_ON_REQUEST, "maximum", "log_sum")
+
+
+def _forward_arguments(call: Call) -> dict[str, Any]:
+    return {**_arguments(call, "forward"), "with_log_sum": True}
+
+
+# Results: functions.cross_entropy.results.ForwardResults.
+FORWARD: Final = register(
+    Operator(
+        "cross_entropy_forward",
+        inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
+        options=(LossOptions, Wanted),
+        outputs=(
+            Output("loss"),
+            Output("lse", depends_on=("logits",)),
+            Output("logprob", depends_on=("logits",), exists=_has_classes, computed=_log_probability),
+            Output("position_weight"),
+            Output("maximum"),
+            Output("log_sum"),
+            Output("argmax", torch.int32),
+            Output("entropy"),
+        ),
+        kernel=extended_cross_entropy_forward,
+        results=_RESULTS,
+        on_request=_ON_REQUEST,
+        arguments=_forward_arguments,
+        check_values=_check_classes,
+        instead=CROSS_ENTROPY.instead,
+    )
+)
+
+# Results: functions.cross_entropy.results.ShardStatistics.
+STATISTICS: Final = register(
+    Operator(
+        "cross_entropy_shard_statistics",
+        inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
+        options=(LossOptions, Columns, WantedOfShard),
+        without=("lse_square_scale",),  # which acts on the lse of all shards
+        outputs=(
+            Output("maximum", fill=torch.finfo(torch.float32).min),
+            Output("log_sum", fill=-torch.inf),
+            Output("target_logit"),
+            Output("position_weight"),
+            Output("distance_sum"),
+            Output("argmax", torch.int32, fill=lambda call: call.group(Columns).vocabulary(call.first)),
+            Output("entropy"),
+        ),
+        kernel=extended_cross_entropy_forward,
+        results=_RESULTS,
+        on_request=_ON_REQUEST,
+        arguments=_forward_arguments,
+        check_values=_check_classes,
+        instead=CROSS_ENTROPY.instead,
+    )
+)
+
+
+def _backward_arguments(call: Call) -> dict[str, Any]:
+    lse = call.tensor("maximum") + call.tensor("log_sum")
+    return {**_arguments(call, "backward"), "lse_hbm": lse.detach().contiguous()}
+
+
+BACKWARD: Final = register(
+    Operator(
+        "cross_entropy_backward",
+        inputs=(
+            _LOGITS,
+            _TARGET,
+            Input("maximum"),
+            Input("log_sum"),
+            Input("grad_loss"),
+            Input("grad_lse", is_optional=True),
+            Input("grad_logprob", is_optional=True),
+            _CLASS_WEIGHT,
+            Input("target_weight", is_optional=True, saved=_weight_of_probabilities),
+        ),
+        options=(LossOptions, Columns, Sums),
+        outputs=(Output("grad_logits", None, as_first),),
+        kernel=extended_cross_entropy_backward,
+        arguments=_backward_arguments,
+        may_overwrite=True,
+        check_values=_check_classes,
+        instead=CROSS_ENTROPY.instead,
+    )
+)

@@ -1,0 +1,96 @@
+"""What the loss functions return, made of the results of the rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.functions.cross_entropy.options import LossOptions
+from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
+
+
+class CrossEntropyOutputs(NamedTuple):
+    """The loss and what the same pass over the logits yields beside it.
+
+    "Per position" is the shape of class-index targets. Logits are those after ``logit_softcap``. At ignored positions
+    lse, argmax and entropy are those of the logits, the rest is 0.
+
+    Attributes:
+        loss: float32, reduced as asked for; it includes ``z_loss``. Differentiable.
+        lse: float32 per position, log-sum-exp of the logits, in nats. Differentiable.
+        z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced as the loss. Differentiable.
+        logprob: float32 per position, log-probability of the target in nats, at most 0. Differentiable. None for class
+            probabilities, which have no single target.
+        argmax: int64 per position, the first class with the largest logit; V, which is no class, in a row that holds a
+            NaN.
+        entropy: float32 per position, of the softmax of the logits, in nats. Not differentiable.
+    """
+
+    loss: Tensor
+    lse: Tensor
+    z_loss: Tensor
+    logprob: Tensor | None
+    argmax: Tensor
+    entropy: Tensor
+
+
+def returned_values(
+    results: ForwardResults,
+    target: Tensor,
+    options: LossOptions,
+    reduction: str,
+    normalizer: Tensor | None,
+    shape: tuple[int, ...],
+    return_outputs: bool,
+) -> Tensor | CrossEntropyOutputs:
+    """What a loss function returns.
+
+    Args:
+        results: of the rows.
+        target: of the rows, class indices or probabilities.
+        options: of the loss.
+        reduction, normalizer, return_outputs: of the caller's arguments.
+        shape: of the positions.
+    """
+    soft = target.is_floating_point()
+    divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
+    loss = _reduced(results.loss, reduction, divisor, shape)
+    if not return_outputs:
+        return loss
+    valid = None if soft else ~is_ignored(target, options.ignore_index)
+    z_loss = _z_loss(results.lse, valid, options.lse_square_scale)
+    return CrossEntropyOutputs(
+        loss=loss,
+        lse=results.lse.reshape(shape),
+        z_loss=_reduced(z_loss, reduction, divisor, shape),
+        logprob=None if soft else results.logprob.reshape(shape),
+        argmax=results.argmax.to(torch.int64).reshape(shape),
+        entropy=results.entropy.reshape(shape),
+    )
+
+
+def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
+    """What a mean divides by. PyTorch's, for class probabilities, is the number of positions whatever the weights."""
+    if normalizer is not None:
+        return normalizer.to(torch.float32)
+    if soft:
+        return results.loss.shape[0]
+    weight = results.position_weight.sum()
+    # PyTorch adds what smoothing spreads to a mean of 0 / 0.
+    return torch.where(weight == 0.0, torch.nan, weight)
+
+
+def _reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
+    """The losses of rows as ``reduction`` wants them; ``divisor`` is that of a mean, ``shape`` that of positions."""
+    if reduction == "none":
+        return values.reshape(shape)
+    return values.sum() if divisor is None else values.sum() / divisor
+
+
+def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:
+    if scale == 0.0:
+        return torch.zeros_like(lse)
+    return scale * (lse if valid is None else torch.where(valid, lse, 0.0)).square()

@@ -1,0 +1,54 @@
+"""Gradients of class probabilities and of their class weights: PyTorch's operators compute them, the kernels do not.
+
+They take memory of several times the logits, in float32, so nothing here runs unless one of the two requires grad.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.functions.cross_entropy.options import LossOptions
+
+
+def soft_target_gradients(
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    maximum: Tensor,
+    log_sum: Tensor,
+    grad_loss: Tensor,
+    options: LossOptions,
+    num_classes: int,
+    needs_target: bool,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
+
+    Args:
+        logits: [N, V], before the cap.
+        target: [N, V], class probabilities y.
+        class_weight: [V] float32; None means 1.
+        maximum, log_sum: [N] float32, the summands of lse, of the capped logits z.
+        grad_loss: [N] float32, upstream gradient of every position's loss.
+        options: of the forward.
+        num_classes: classes that smoothing spreads over; more than V where the logits are a shard.
+        needs_target, needs_weight: whose gradients are asked for.
+
+    Returns:
+        Gradients of ``target``, in its type, and of ``class_weight``, [V] float32; None for one not asked for.
+    """
+    z = logits.to(torch.float32)
+    if options.logit_softcap is not None:
+        capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
+        z = torch.where(z.isneginf(), z, capped)
+    log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
+    scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
+    kept = 1.0 - options.label_smoothing
+    grad_target = grad_weight = None
+    if needs_target:
+        grad_target = (kept * (scaled_nll if class_weight is None else scaled_nll * class_weight)).to(target.dtype)
+    if needs_weight:
+        smoothed = kept * target.to(torch.float32) + options.label_smoothing / num_classes
+        grad_weight = (smoothed * scaled_nll).sum(0)
+    return grad_target, grad_weight

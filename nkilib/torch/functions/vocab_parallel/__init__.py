@@ -1,0 +1,1 @@
+"""``vocab_parallel_cross_entropy``: the loss of an output layer whose classes are spread over processes."""

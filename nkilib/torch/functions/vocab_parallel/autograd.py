@@ -1,0 +1,204 @@
+"""The vocabulary-parallel loss of rows: a forward that communicates, and a backward that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from nkilib.torch.dispatch.autograd import refuse_graph_of_inplace
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.dispatch.options import values_of
+from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE, soft_gradients
+from nkilib.torch.functions.cross_entropy.operators import BACKWARD, STATISTICS, WantedOfShard
+from nkilib.torch.functions.cross_entropy.options import LossOptions
+from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
+from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+from nkilib.torch.functions.vocab_parallel.statistics import VocabularyStatistics, combined_statistics
+
+
+def vocab_parallel_results(
+    caller: Caller,
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    inplace: bool,
+    outputs: bool,
+    claims: Mapping[str, float],
+) -> ForwardResults:
+    """What the forward operator would return for the whole vocabulary, differentiable by this rank's logits.
+
+    Args:
+        caller: who is named in errors.
+        logits: [N, width] of this rank, padding included.
+        target: [N] classes of all ranks, or [N, classes of this rank] probabilities.
+        class_weight: [V] float32, or None.
+        options: of the loss.
+        shards: of all ranks.
+        group: None for all processes.
+        inplace: the gradient goes over the logits.
+        outputs: logprob, argmax and entropy are asked for; they are empty otherwise.
+        claims: what else all ranks must have alike, by name.
+    """
+    soft = target.is_floating_point()
+    first = shards.columns.first_class
+    own_weight = None if class_weight is None else class_weight[first : first + shards.held]
+    wanted = WantedOfShard(soft or options.label_smoothing > 0.0, with_argmax=outputs, with_entropy=outputs)
+    with torch.no_grad():
+        own = torch.ops.nkilib.cross_entropy_shard_statistics(
+            logits[:, : shards.held].detach(),
+            target.detach(),
+            own_weight,
+            **STATISTICS.keywords_from(options, shards.columns, wanted),
+        )
+        statistics = combined_statistics(
+            caller, ShardStatistics(*own), shards, group, own_weight, options, soft, claims
+        )
+        weight_sum = None if soft or class_weight is None else class_weight.sum()
+        valid = None if soft else ~is_ignored(target, options.ignore_index)
+        results = _results(statistics, valid, weight_sum, options, shards, outputs)
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
+    target_weight = statistics.sums.get("position_weight")
+    keywords = {**values_of(options), **values_of(shards.columns), "with_logprob": outputs}
+    tensors = (logits, target, own_weight, weight_sum, target_weight)
+    loss, lse, logprob = apply(*tensors, results, keywords, shards.held, inplace)
+    return results._replace(loss=loss, lse=lse, logprob=logprob)
+
+
+def _results(
+    statistics: VocabularyStatistics,
+    valid: Tensor | None,
+    weight_sum: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+    outputs: bool,
+) -> ForwardResults:
+    """The results of every position; ``valid`` is None for class probabilities."""
+    maximum, log_sum, sums, argmax, entropy = statistics
+    lse = statistics.lse
+    logprob = maximum.new_empty(0)
+    if valid is None:
+        position_weight = sums["position_weight"]
+        # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
+        loss = sums["distance_sum"] + position_weight * log_sum
+    else:
+        position_weight = sums.get("position_weight", valid.to(torch.float32))
+        loss = _class_loss(statistics, weight_sum, options, shards)
+        if outputs:
+            logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
+    loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
+    if options.lse_square_scale > 0.0:
+        loss = loss + options.lse_square_scale * lse.square()
+    if valid is not None:
+        loss = torch.where(valid, loss, 0.0)
+    return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
+
+
+def _class_loss(
+    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
+) -> Tensor:
+    """(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse - z), undefined where a position is ignored."""
+    sums = statistics.sums
+    # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
+    loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
+    if "position_weight" in sums:
+        loss = loss * sums["position_weight"]
+    if options.label_smoothing == 0.0:
+        return loss
+    total = float(shards.num_classes) if weight_sum is None else weight_sum
+    spread = options.label_smoothing / shards.num_classes
+    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
+
+
+class VocabParallelCrossEntropy(torch.autograd.Function):
+    """Hands on loss, lse and logprob of all ranks, and has their derivative by this rank's logits.
+
+    Arguments of ``apply``: logits [N, width], target, class_weight of this rank's classes, weight_sum (of all classes)
+    and target_weight [N] as the backward kernel takes them, the results, the options of the operators, how many columns
+    are classes, and whether the gradient goes over the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        class_weight: Tensor | None,
+        weight_sum: Tensor | None,
+        target_weight: Tensor | None,
+        results: ForwardResults,
+        options: dict[str, Any],
+        held: int,
+        inplace: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        maximum, log_sum = results.maximum, results.log_sum
+        ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, maximum, log_sum)
+        ctx.options, ctx.held, ctx.inplace = options, held, inplace
+        call = Call({"logits": logits, "target": target, "class_weight": class_weight}, options)
+        DERIVATIVE.mark_constants(ctx, call, results[:3], DERIVATIVE.needed(ctx.needs_input_grad[:3]))
+        return results.loss, results.lse, results.logprob
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.inplace:
+            refuse_graph_of_inplace(BACKWARD)
+        logits, target, class_weight, weight_sum, target_weight, maximum, log_sum = ctx.saved_tensors
+        tensors = {
+            "logits": logits if ctx.held == logits.shape[1] else logits[:, : ctx.held],
+            "target": target,
+            "maximum": maximum,
+            "log_sum": log_sum,
+            "class_weight": class_weight,
+            "target_weight": target_weight,
+        }
+        call = Call(tensors, ctx.options)
+        upstream, needed = DERIVATIVE.upstream(call, grads), DERIVATIVE.needed(ctx.needs_input_grad[:3])
+        call = call.replaced(upstream)
+        others, gradient = soft_gradients(call, needed), None
+        if upstream and needed["logits"]:
+            gradient = _gradient(logits, _with_weight_sum(call, weight_sum), ctx.inplace)
+        return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)
+
+
+def _with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
+    """With the sum of the class weights of all ranks, where smoothing needs it.
+
+    The kernel takes it as a number, and reading it would wait for the device: it goes with the gradient of lse.
+    """
+    smoothing = call.options["label_smoothing"]
+    if weight_sum is None or smoothing == 0.0:
+        return call
+    grad_loss, grad_lse = call.tensors.get("grad_loss"), call.tensors.get("grad_lse")
+    if grad_loss is not None:
+        of_loss = torch.where(is_ignored(call.tensor("target"), call.options["ignore_index"]), 0.0, grad_loss)
+        of_spread = of_loss * (smoothing / call.options["num_classes"] * weight_sum)
+        grad_lse = of_spread if grad_lse is None else grad_lse + of_spread
+    return call.replaced({"grad_lse": grad_lse}, weight_sum=0.0)
+
+
+def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
+    """The gradient of this rank's logits, [N, width] in their type; that of padding is 0.
+
+    Padded logits are copied without the padding, since kernels read rows that follow each other without a gap.
+    """
+    held = call.first
+    padding = logits.shape[1] - held.shape[1]
+    if not inplace:  # not detached, so that a second derivative reaches the operator, which refuses it
+        (gradient,) = DERIVATIVE.run(call, inplace)
+        return functional.pad(gradient, (0, padding)) if padding else gradient
+    if not padding:
+        return DERIVATIVE.run(call, inplace)[0]
+    overwritten = logits.detach()  # the same memory and version
+    copied = held.detach().clone(memory_format=torch.contiguous_format)
+    overwritten[:, : held.shape[1]] = DERIVATIVE.run(call.replaced({"logits": copied}), inplace)[0]
+    overwritten[:, held.shape[1] :] = 0.0
+    return overwritten

@@ -1,0 +1,199 @@
+"""``vocab_parallel_cross_entropy``: the loss of an output layer whose classes are spread over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import Unpack
+
+from nkilib.torch.dispatch.checks import REDUCTIONS
+from nkilib.torch.dispatch.keywords import shows
+from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
+from nkilib.torch.functions.cross_entropy.checks import (
+    check_arguments,
+    check_inplace,
+    check_outputs,
+    check_weight,
+    checked_options,
+)
+from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CALLER
+from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions
+from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
+from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
+from nkilib.torch.functions.vocab_parallel.shards import shards_of_ranks
+
+
+@overload
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: Literal[False] = ...,
+    class_dim: int = ...,
+    **recipe: Unpack[RecipeOptions],
+) -> Tensor: ...
+
+
+@overload
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    weight: Tensor | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    normalizer: Tensor | None = ...,
+    inplace: bool = ...,
+    return_outputs: Literal[True],
+    class_dim: int = ...,
+    **recipe: Unpack[RecipeOptions],
+) -> CrossEntropyOutputs: ...
+
+
+@shows(RecipeOptions, defaults=LossOptions)
+def vocab_parallel_cross_entropy(
+    logits_shard: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    num_classes: int | None = None,
+    shard_sizes: Sequence[int] | None = None,
+    normalizer: Tensor | None = None,
+    inplace: bool = False,
+    return_outputs: bool = False,
+    class_dim: int = -1,
+    **recipe: Unpack[RecipeOptions],
+) -> Tensor | CrossEntropyOutputs:
+    """Cross-entropy where each rank of ``group`` holds the logits of a part of the classes.
+
+    It equals, on every rank, with the logits of all ranks put together in rank order and without their padding::
+
+        nkilib.torch.cross_entropy(torch.cat(shards, class_dim), target, weight, ..., class_dim=class_dim)
+
+    with class probabilities put together likewise. The scheme is that of Megatron-LM, arXiv 1909.08053.
+
+    Rank r holds the classes that follow those of rank r - 1. By default all its columns are classes and all ranks have
+    as many; ``num_classes`` or ``shard_sizes`` say otherwise. Values in padded columns never count, whatever they are,
+    and their gradient is 0. Every rank passes the same options, and the same ``target`` of class indices.
+
+    The forward communicates twice, an all-reduce of maxima and one of sums, 3 to 5 float32 for each position in all;
+    ``return_outputs`` adds one to the sums, and an all-reduce of an int32. The backward does not: it gives the gradient
+    of the rank's own logits. What comes before the output layer gets its gradient from all ranks, as with every
+    column-parallel layer, and the layer sums it up.
+
+    Args:
+        logits_shard: logits of this rank's classes, bfloat16 or float32: [..., columns], or with ``class_dim=1``
+            [batch, columns, ...]. A rank with padding copies its logits without it, forward and backward.
+        target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
+            shape of ``logits_shard`` without the classes; or class probabilities, floating, of the shape of
+            ``logits_shard``: those of this rank's classes.
+        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all.
+        weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as for ``cross_entropy``.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all V classes.
+        num_classes: V where all ranks have equally many columns and those from V on, at the end of the last ranks, are
+            padding, as where a vocabulary is padded to a multiple of the ranks.
+        shard_sizes: classes of each rank in rank order, the same list on every rank, where ranks have unlike numbers
+            of them; further columns of a rank are padding. A rank may have 0.
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
+        normalizer: tensor without dimensions that replaces the divisor of the mean.
+        inplace: the backward writes the gradient over the memory of ``logits_shard``.
+        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of the whole vocabulary. Where a cap
+            has made equals of the largest logits of ranks, argmax is that of the first of them.
+        class_dim: -1, or 1 as in PyTorch.
+
+    Returns:
+        The loss, float32, the same on every rank: without dimensions, or for ``"none"`` of the shape of ``target``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as ``cross_entropy``, before anything is
+            communicated.
+        RuntimeError: ``torch.distributed`` is not initialized.
+        ValueError: this process is not in ``group``; the shards do not fit the logits. On the CPU, on all ranks: they
+            do not see the same shards or options (on other devices, and under torch.compile, the loss is NaN then).
+    """
+    options = checked_options(
+        _CALLER,
+        vocab_parallel_cross_entropy,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        **recipe,
+    )
+    check_arguments(_CALLER, logits_shard, target, weight, options, reduction, normalizer, class_dim)
+    ranks, rank = _ranks(group)
+    shards = shards_of_ranks(_CALLER, row_length(logits_shard, class_dim), ranks, rank, num_classes, shard_sizes)
+    soft = target.shape == logits_shard.shape
+    check_weight(_CALLER, weight, shards.num_classes, soft)
+    if return_outputs:
+        check_outputs(_CALLER, shards.num_classes)
+    if inplace:
+        _check_inplace(logits_shard, class_dim)
+    rows_target = as_rows(target, class_dim)[:, : shards.held] if soft else target.reshape(-1)
+    results = vocab_parallel_results(
+        _CALLER,
+        as_rows(logits_shard, class_dim),
+        rows_target,
+        None if weight is None else weight.to(torch.float32),
+        options,
+        shards,
+        group,
+        inplace,
+        return_outputs,
+        {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
+    )
+    shape = rows_shape(logits_shard, class_dim)
+    return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
+
+
+def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
+    """Refuse on every rank alike: a shard of one column would pass where others do not."""
+    if class_dim == 1 and logits_shard.dim() > 2:
+        raise ValueError(
+            f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "
+            f"{tuple(logits_shard.shape)}; keep the classes last and pass class_dim=-1"
+        )
+    check_inplace(_CALLER, logits_shard, class_dim)
+
+
+def _ranks(group: Any) -> tuple[int, int]:
+    """How many ranks the group has, and which one this process is."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            f"{_CALLER}: torch.distributed must be initialized, and is not; start the script with torchrun and call "
+            f"torch.distributed.init_process_group, or use nkilib.torch.cross_entropy for a whole vocabulary"
+        )
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        # What new_group returns to a process outside of the group is no ProcessGroup either.
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(
+                f"{_CALLER}: this process, rank {dist.get_rank()}, must be a member of group, and is not; call it on "
+                f"the ranks of the group only"
+            )
+        raise TypeError(
+            f"{_CALLER}: argument 'group' must be a ProcessGroup or None, not {type(group).__name__}; of a device mesh "
+            f"pass get_group()"
+        )
+    return dist.get_world_size(group), dist.get_rank(group)

@@ -1,0 +1,165 @@
+"""Statistics of the whole vocabulary from those of its shards: all-reduces of maxima and of sums, and of the argmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.options import values_of
+from nkilib.torch.functions.cross_entropy.options import LossOptions
+from nkilib.torch.functions.cross_entropy.results import ShardStatistics
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+
+
+class VocabularyStatistics(NamedTuple):
+    """Of all classes, [N] float32 each, the same on every rank.
+
+    Attributes:
+        maximum: the largest logit.
+        log_sum: log of the sum of exp(logit - maximum), in nats; at least 0.
+        sums: what else has been summed over the ranks, by name. ``target_logit``, not of class probabilities: the logit
+            of the target, 0 at ignored positions. ``position_weight``, of class weights or probabilities: the weight of
+            the target, 0 at ignored positions; or the sum of the weighted and smoothed probabilities.
+            ``distance_sum``, if the shards have it: the sum of factor times (maximum - logit).
+        argmax: int32, the first class with the largest logit; [0] if the shards have none.
+        entropy: of the softmax, in nats; [0] if the shards have none.
+    """
+
+    maximum: Tensor
+    log_sum: Tensor
+    sums: dict[str, Tensor]
+    argmax: Tensor
+    entropy: Tensor
+
+    @property
+    def lse(self) -> Tensor:
+        """Log-sum-exp of the logits, in nats."""
+        return self.maximum + self.log_sum
+
+
+def combined_statistics(
+    caller: Caller,
+    own: ShardStatistics,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    soft: bool,
+    claims: Mapping[str, float],
+) -> VocabularyStatistics:
+    """Communicate: every rank of the group has to call it. The formulas are those of ``docs/kernels.md``.
+
+    Args:
+        caller: who is named in errors.
+        own: statistics of this rank's shard.
+        shards: of all ranks, as this one sees them.
+        group: None for all processes.
+        class_weight: of the classes of this rank, or None.
+        options: of the loss.
+        soft: targets are class probabilities.
+        claims: what else all ranks must have alike, by name.
+
+    Raises:
+        ValueError: on all ranks, the ranks do not see the same shards or options. On the CPU only: elsewhere reading
+            the answer would wait for the device, and the statistics are NaN instead.
+    """
+    all_claims = {
+        **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
+        **{name: 0.0 if value is None else value for name, value in values_of(options).items()},
+        "weight": class_weight is not None,
+        "class probabilities": soft,
+        "return_outputs": own.argmax.numel() > 0,
+        **claims,
+    }
+    maximum, agreed = _greatest(caller, own.maximum, all_claims, group)
+    # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
+    below = maximum - own.maximum
+    share = torch.exp(own.log_sum - below)
+    summands = {"share": share}
+    if not soft:
+        summands["target_logit"] = own.target_logit
+    if soft or class_weight is not None:
+        summands["position_weight"] = own.position_weight
+    if _is_given(own.distance_sum, maximum):
+        summands["distance_sum"] = own.distance_sum + _product(_factor_sum(own, shards, class_weight, soft), below)
+    if _is_given(own.entropy, maximum):
+        summands["entropy"] = _product(share, own.entropy + (below - own.log_sum))
+    sums = _summed(summands, group)
+    log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
+    argmax, entropy = own.argmax, own.entropy
+    if _is_given(own.argmax, maximum):
+        argmax = _argmax(own, maximum, log_sum, shards, group)
+    if _is_given(own.entropy, maximum):
+        entropy = log_sum + sums["entropy"] / sums["share"]
+    return VocabularyStatistics(maximum, log_sum, sums, argmax, entropy)
+
+
+def _is_given(values: Tensor, maximum: Tensor) -> bool:
+    return values.shape == maximum.shape
+
+
+def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
+    """The sum of the factors of this shard's classes, [N] or without dimensions."""
+    if soft:
+        return own.position_weight
+    return own.maximum.new_tensor(float(shards.held)) if class_weight is None else class_weight.sum()
+
+
+def _product(factor: Tensor, values: Tensor) -> Tensor:
+    """0 where the factor is, whatever the values are: those of a shard without classes are not finite."""
+    return torch.where(factor == 0.0, 0.0, factor * values)
+
+
+def _summed(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """The sums over all ranks, in one all-reduce."""
+    values = torch.stack(list(summands.values()))
+    dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
+    return dict(zip(summands, values.unbind(), strict=True))
+
+
+def _argmax(
+    own: ShardStatistics,
+    maximum: Tensor,
+    log_sum: Tensor,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    """The smallest class among the shards that hold the maximum; V in a row with a NaN, as the kernel has it."""
+    beyond = shards.num_classes
+    classes = torch.where(own.maximum == maximum, own.argmax, beyond)
+    dist.all_reduce(classes, op=dist.ReduceOp.MIN, group=group)
+    has_nan = log_sum.isnan() & ~maximum.isposinf()
+    return torch.where(has_nan, beyond, classes)
+
+
+def _greatest(
+    caller: Caller, maximum: Tensor, claims: dict[str, float], group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """The maximum over all shards, and whether all ranks make the same claims.
+
+    Claims and their negatives go through the same all-reduce: the greatest and the least of each must be equal, as
+    float32, so integers above 2^24 that are near each other pass for equal. They are a few numbers from the host in
+    every call; a tensor kept for the next one might be that of a trace.
+    """
+    own = torch.tensor(list(claims.values()), dtype=torch.float32, device=maximum.device)
+    values = torch.cat([maximum, own, -own])
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
+    greatest, most, least = torch.split(values, [maximum.shape[0], len(claims), len(claims)])
+    agreed = (most == -least).all()
+    may_look = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if may_look and not bool(agreed):
+        differing = ", ".join(
+            f"{name} from {-low:g} to {high:g}, here {claims[name]:g}"
+            for name, high, low in zip(claims, most.tolist(), least.tolist(), strict=True)
+            if high != -low
+        )
+        raise ValueError(
+            f"{caller}: all ranks must see the same shards and options, but they have {differing}; pass the same "
+            f"options everywhere, and the same shard_sizes where ranks have unlike widths"
+        )
+    return greatest, agreed

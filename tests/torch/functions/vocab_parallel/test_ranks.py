@@ -1,0 +1,176 @@
+"""The vocabulary-parallel loss on 2 and 3 real processes, against the unsharded loss in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.torch.fresh import run_module
+from tests.torch.functions.vocab_parallel.cases import (
+    POSITIONS,
+    Case,
+    all_cases,
+    all_ignored,
+    logits_and_targets,
+    truth,
+)
+from tests.torch.functions.vocab_parallel.ranks_run import PROCESSES
+from tests.torch.inputs import exact
+from tests.torch.telling import assert_gradient, assert_loss
+
+Found = list[dict[str, Any]]
+# The largest summand of a loss, as in test_against_pytorch: weight times logit, plus log V.
+MAGNITUDE = 30.0
+SECONDS = 120.0
+
+
+def run_processes(directory: Path) -> Found:
+    """What each process has found, in order."""
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    run_module("tests.torch.functions.vocab_parallel.ranks_run", str(directory), timeout=SECONDS, **one_thread)
+    return [torch.load(directory / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+@pytest.fixture(scope="module")
+def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run_processes(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def found_by_ranks(found_by_processes: Found) -> dict[int, Found]:
+    """What the ranks of the groups of 2 and 3 have found."""
+    return {ranks: [each[ranks] for each in found_by_processes if ranks in each] for ranks in (2, 3)}
+
+
+def _parameters(cases: Any) -> Any:
+    return [pytest.param(case, id=f"{len(case.sizes)} ranks, {case.name}") for ranks in (2, 3) for case in cases(ranks)]
+
+
+def _classes(case: Case, gradients: list[Tensor]) -> list[Tensor]:
+    """Of every rank's gradient the columns that are classes, last; those of padding are 0."""
+    columns = [gradient.movedim(case.class_dim, -1) for gradient in gradients]
+    for each, size in zip(columns, case.sizes, strict=True):
+        assert not each[..., size:].any()
+    return [each[..., :size] for each, size in zip(columns, case.sizes, strict=True)]
+
+
+def _gradient_scale(case: Case) -> float:
+    """The factor of the softmax in an element: the largest weight, 1.5, and 2 s |lse| of the z-loss, times the largest
+    upstream gradient.
+
+    A confident position is held to a share of the budget, so that nothing of its target's 0.001 may be lost. Large
+    logits have no larger budget: the kernel subtracts their maximum, not a rounded lse.
+    """
+    upstream = case.upstream()
+    scale = 1.5 if upstream is None else 1.5 * upstream.abs().max().item()
+    if "lse_square_scale" in case.options:
+        scale *= 1.0 + 2.0 * 0.05 * 15.0
+    return {"confident": 0.3}.get(case.kind, scale)
+
+
+@pytest.mark.parametrize("case", _parameters(all_cases))
+def test_loss_and_gradients_are_those_of_the_whole(case: Case, found_by_ranks: dict[int, Found]) -> None:
+    found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
+    expected = truth(case)
+    loss = found[0]["loss"]
+    assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
+    terms = expected["gradient"][..., 0].numel() if case.reduction == "sum" else 1
+    assert_loss(loss, expected["loss"], 1.0 if case.kind == "confident" else MAGNITUDE * terms)
+    assert all(each["gradient"].dtype == case.dtype for each in found)
+    scale = _gradient_scale(case)
+    _assert_shards(_classes(case, [each["gradient"] for each in found]), expected["gradient"], scale)
+    if case.kind == "probabilities":
+        # A factor is 1.5 at most, and what it is multiplied with a difference of logits, not a softmax.
+        of_targets = _classes(case, [each["target_gradient"] for each in found])
+        if case.options.get("label_smoothing") == 1.0:
+            assert not any(each.any() for each in of_targets)
+        else:
+            _assert_shards(of_targets, expected["target_gradient"], scale * MAGNITUDE)
+
+
+def _assert_shards(shards: list[Tensor], exact_rows: Tensor, scale: float) -> None:
+    """The gradient of a whole vocabulary is that of its shards side by side, in this order only."""
+    assert_gradient(torch.cat(shards, -1).flatten(0, -2), exact_rows.flatten(0, -2), scale)
+    if sum(each.shape[-1] > 0 for each in shards) > 1:
+        with pytest.raises(AssertionError):
+            assert_gradient(torch.cat(shards[::-1], -1).flatten(0, -2), exact_rows.flatten(0, -2), scale)
+
+
+@pytest.mark.parametrize(
+    "case", [each for each in _parameters(all_cases) if "return_outputs" in each.values[0].options]
+)
+def test_outputs_are_those_of_the_whole_on_every_rank(case: Case, found_by_ranks: dict[int, Found]) -> None:
+    found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
+    expected = truth(case)
+    names = {"lse", "z_loss", "argmax", "entropy", *(["logprob"] if case.kind != "probabilities" else [])}
+    for name in sorted(names):
+        values = found[0][name]
+        assert all(torch.equal(each[name], values) for each in found), name
+        if name == "argmax":
+            assert values.dtype == torch.int64 and torch.equal(values, expected[name])
+        elif expected[name].any():
+            terms = 15.0 * POSITIONS if name == "z_loss" and case.reduction == "sum" else 1.0
+            assert_loss(values, expected[name], MAGNITUDE * terms)
+        else:
+            assert not values.any(), name
+
+
+@pytest.mark.parametrize("case", _parameters(all_cases))
+def test_the_forward_communicates_twice_or_for_argmax_thrice_and_the_backward_not_at_all(
+    case: Case, found_by_ranks: dict[int, Found]
+) -> None:
+    for each in found_by_ranks[len(case.sizes)]:
+        forward = 3 if "return_outputs" in case.options else 2
+        assert each[case.name]["all_reduces"] == (forward, 0)
+        in_place = case.options.get("inplace", False)
+        has_columns = each[case.name]["gradient"].numel() > 0
+        if has_columns:
+            assert (each[case.name]["overwritten"], each[case.name]["kept"]) == (in_place, not in_place)
+
+
+@pytest.mark.parametrize("case", [each for each in _parameters(all_cases) if each.values[0].kind == "confident"])
+def test_a_loss_is_never_negative(case: Case, found_by_ranks: dict[int, Found]) -> None:
+    assert (found_by_ranks[len(case.sizes)][0][case.name]["loss"] >= 0.0).all()
+
+
+@pytest.mark.parametrize("case", _parameters(all_ignored))
+def test_all_ignored_is_what_pytorch_makes_of_it(case: Case, found_by_ranks: dict[int, Found]) -> None:
+    logits, target = logits_and_targets(case)
+    reduction, smoothing = case.reduction, case.options.get("label_smoothing", 0.0)
+    expected, expected_gradient = exact(logits, target, reduction=reduction, label_smoothing=smoothing)
+    assert not expected_gradient.any()
+    for each in found_by_ranks[len(case.sizes)]:
+        torch.testing.assert_close(each[case.name]["loss"].double(), expected, equal_nan=True)
+        assert torch.equal(each[case.name]["gradient"], torch.zeros_like(each[case.name]["gradient"]))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_full_graph_of_torch_compile_gives_equal_results(ranks: int, found_by_ranks: dict[int, Found]) -> None:
+    for each in found_by_ranks[ranks]:
+        expected, actual = each["compiled"]["expected"], each["compiled"]["actual"]
+        assert expected[1].any() and all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
+    refusals = [each["refusals"] for each in found_by_ranks[ranks]]
+    for rank, each in enumerate(refusals):
+        for kind in ("unlike widths", "unlike sizes", "unlike options", "unlike reductions"):
+            assert each[kind].startswith("ValueError: vocab_parallel_cross_entropy: all ranks must see the same shards")
+            assert "the same shard_sizes where ranks have unlike widths" in each[kind]
+        assert f"they have classes of rank 0 from 2 to {ranks + 1}, here {rank + 2};" in each["unlike sizes"]
+        assert "reduction (of mean, sum, none) from 0 to 1" in each["unlike reductions"]
+        smoothing = f"label_smoothing from 0 to {0.1 * (ranks - 1):g}, here {0.1 * rank:g}"
+        assert f"they have {smoothing}, return_outputs from 0 to 1, here {int(rank == 0)};" in each["unlike options"]
+        outside = rf"IndexError: vocab_parallel_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
+        assert each["target"].startswith(outside)
+        assert each["target, no classes here"].startswith(outside)
+
+
+def test_a_process_outside_of_the_group_is_told(found_by_processes: Found) -> None:
+    message = "ValueError: vocab_parallel_cross_entropy: this process, rank 0, must be a member of group, and is not"
+    assert found_by_processes[0]["outside"].startswith(message)

@@ -1,0 +1,41 @@
+"""A function in place of a kernel: it is launched as one, and the launches are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nkilib.torch.dispatch.register import OPERATORS
+
+
+class StandIn:
+    """What ``kernel[cores](...)`` asks of a kernel.
+
+    Attributes:
+        launches: for each the cores, the keywords and what was returned.
+    """
+
+    def __init__(self, function: Callable[[int, dict[str, Any]], Any]) -> None:
+        self._function = function
+        self.launches: list[tuple[int, dict[str, Any], Any]] = []
+
+    def __getitem__(self, cores: int) -> Callable[..., Any]:
+        def launch(**keywords: Any) -> Any:
+            returned = self._function(cores, keywords)
+            self.launches.append((cores, keywords, returned))
+            return returned
+
+        return launch
+
+
+def stand_in_for(
+    monkeypatch: pytest.MonkeyPatch, name: str, function: Callable[[Any, int, dict[str, Any]], Any]
+) -> StandIn:
+    """Put a function (kernel, cores, keywords) in the place of the kernel of an operator."""
+    operator = OPERATORS[name]
+    stand_in = StandIn(lambda cores, keywords: function(operator.kernel, cores, keywords))
+    monkeypatch.setitem(OPERATORS, name, replace(operator, kernel=stand_in))
+    return stand_in
