@@ -3,6 +3,7 @@
 Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``.
 """
 
+import nkilib._unmixed  # noqa: F401
 from nkilib.torch.functional import cross_entropy
 from nkilib.torch.modules import CrossEntropyLoss
 from nkilib.torch.outputs import CrossEntropyOutputs
