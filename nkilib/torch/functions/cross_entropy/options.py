@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from nkilib.experimental.loss.extended_validation import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.extended_validation import ARGMAX_CLASSES_MAX, OPTION_MAX, SOFTCAP_MIN
+
+__all__ = ["ARGMAX_CLASSES_MAX", "LossOptions", "RecipeOptions", "check_options"]
 
 
 @dataclass(frozen=True)
