@@ -8,14 +8,17 @@ environment variable `NKILIB_BACKEND`:
 - `neuron`: the real NKI, or an ImportError that says what is missing;
 - `simulator`: the simulator, without looking for the real NKI.
 
-An `nki` that is there but broken is an ImportError under `auto` too: a Neuron machine must not simulate unnoticed.
+The kernels are written for NKI 0.7, which runs them as plain Python to specialize them. An `nki` that is there but
+older, broken, or told to parse kernels as 0.6 did (`NKI_COMPILER_FRONTEND=custom`) is an ImportError under `auto` too:
+a Neuron machine must not simulate unnoticed.
 Where the real NKI is not chosen, no entry `nki` is left in `sys.modules` that was not there before.
 """
 
 import os
+import re
 import sys
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
@@ -25,6 +28,8 @@ __all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_in
 
 _VARIABLE: Final = "NKILIB_BACKEND"
 _ALLOWED: Final = ("auto", "neuron", "simulator")
+_NEEDED: Final = "0.7"  # the release whose frontend runs kernels as Python
+_FRONTEND: Final = "NKI_COMPILER_FRONTEND"
 _REAL_PARTS: Final = ("nki", "nki.isa", "nki.language")
 _SIMULATOR_PARTS: Final = ("nkilib.simulator.api.nki", "nkilib.simulator.api.isa", "nkilib.simulator.api.language")
 
@@ -44,6 +49,10 @@ class BackendChoice:
 
 class _NoRealNkiError(Exception):
     """The real NKI is absent; the message is a clause that says how one knows."""
+
+
+class _UnfitNkiError(Exception):
+    """The real NKI is there, and kernels do not run on it; the message ends with a remedy, without a full stop."""
 
 
 def _is_simulator(module: ModuleType) -> bool:
@@ -75,11 +84,60 @@ def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
     return isinstance(error, ImportError) and error.name is None and not has_isa
 
 
-def _import_parts() -> list[ModuleType]:
-    """Import the three modules of the real NKI; on failure take back every entry `nki` that this put in sys.modules."""
+def _version_of(package: ModuleType) -> str | None:
+    """The version of the imported `nki`: what it says itself, else what its installation recorded."""
+    said = getattr(package, "__version__", None)
+    if isinstance(said, str):
+        return said
+    try:
+        return metadata.version("nki")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The release numbers of a version, without what may follow them: (0, 7, 0) of 0.7.0b1+12; () where none are."""
+    found = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version.strip())
+    return tuple(map(int, found.group(1).split("."))) if found else ()
+
+
+def _check_version(package: ModuleType) -> str:
+    """Return the version of the imported `nki`.
+
+    Raises:
+        _UnfitNkiError: it is older than the kernels need, or cannot be told, or the old frontend is asked for.
+    """
+    needs = f"the kernels need nki {_NEEDED} or later"
+    version = _version_of(package)
+    if version is None:
+        raise _UnfitNkiError(
+            f"{needs}, and the version of the nki in {package.__file__} cannot be told: it has no __version__, and no "
+            "distribution nki is installed. Install it with pip from the Neuron package repository"
+        )
+    if _release(version) < _release(_NEEDED):
+        raise _UnfitNkiError(f"{needs}, found nki {version} in {package.__file__}. Upgrade the Neuron SDK")
+    if os.environ.get(_FRONTEND) == "custom":
+        raise _UnfitNkiError(
+            f"{needs} with its own frontend, which runs them as Python; found nki {version} with {_FRONTEND}=custom, "
+            f"which reads them as older releases did. Unset {_FRONTEND}"
+        )
+    return version
+
+
+def _import_parts() -> tuple[list[ModuleType], str]:
+    """Import the three modules of the real NKI; on failure take back every entry `nki` that this put in sys.modules.
+
+    Returns:
+        The modules, in the order of `_REAL_PARTS`, and their version.
+
+    Raises:
+        _UnfitNkiError: the version is not one that kernels run on; it is looked at before the parts.
+        Exception: whatever an import raises.
+    """
     before = set(sys.modules)
     try:
-        return [import_module(part) for part in _REAL_PARTS]
+        version = _check_version(import_module("nki"))
+        return [import_module(part) for part in _REAL_PARTS], version
     except BaseException:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "nki":
@@ -87,12 +145,12 @@ def _import_parts() -> list[ModuleType]:
         raise
 
 
-def _real_nki() -> list[ModuleType]:
-    """Return the modules of the real NKI, in the order of `_REAL_PARTS`.
+def _real_nki() -> tuple[list[ModuleType], str]:
+    """Return the modules of the real NKI, in the order of `_REAL_PARTS`, and their version.
 
     Raises:
         _NoRealNkiError: there is no real NKI.
-        ImportError: a package `nki` is installed, is no stub, and cannot be imported.
+        ImportError: a package `nki` is installed, is no stub, and cannot be imported, or kernels do not run on it.
     """
     loaded = sys.modules.get("nki")
     if loaded is not None and _is_simulator(loaded):
@@ -100,6 +158,8 @@ def _real_nki() -> list[ModuleType]:
     spec = _find_package() if loaded is None else None
     try:
         return _import_parts()
+    except _UnfitNkiError as unfit:
+        raise ImportError(f"nkilib.nki: {unfit}, or set {_VARIABLE}=simulator.") from None
     except Exception as error:
         if spec is not None and _is_stub(spec, error):
             raise _NoRealNkiError(f"the installed package nki is a stub that refuses to import: {error}") from error
@@ -114,15 +174,15 @@ def _load(requested: str) -> tuple[list[ModuleType], BackendChoice]:
 
     Raises:
         ValueError: `requested` is not one of the allowed values.
-        ImportError: the real NKI is requested and absent, or installed and broken.
+        ImportError: the real NKI is requested and absent, or installed and broken or older than 0.7.
     """
     if requested not in _ALLOWED:
         raise ValueError(f"nkilib.nki: {_VARIABLE} must be one of {', '.join(_ALLOWED)}; got {requested!r}.")
     reason = f"{_VARIABLE}=simulator"
     if requested != "simulator":
         try:
-            modules = _real_nki()
-            return modules, BackendChoice("neuron", f"the package nki is installed: {modules[0].__file__}")
+            modules, version = _real_nki()
+            return modules, BackendChoice("neuron", f"nki {version} is installed: {modules[0].__file__}")
         except _NoRealNkiError as absent:
             if requested == "neuron":
                 raise ImportError(
@@ -146,11 +206,12 @@ if TYPE_CHECKING:
     from nkilib.simulator.api import isa as nisa
     from nkilib.simulator.api import language as nl
     from nkilib.simulator.api import nki
-    from nkilib.simulator.explain import explain_index
+    from nkilib.simulator.language.explain import explain_index
+    from nkilib.simulator.numerics.operators import Operator as Operator
 else:
     nki, nisa, nl = _modules
     if SIMULATED:
-        from nkilib.simulator.explain import explain_index
+        from nkilib.simulator.language.explain import explain_index
     else:
 
         def explain_index(index: object, what: str, values: object, first_row: int, row_step: int, limit: int) -> None:

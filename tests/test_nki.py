@@ -10,7 +10,7 @@ from tests.fresh_python import run_fresh
 STUB_SAYS = "WRONG PACKAGE. Please install the package from its own repository"
 STUB = {"nki/__init__.py": f"raise ImportError({STUB_SAYS!r})"}
 REAL = {
-    "nki/__init__.py": "OWNER = 'real nki'",
+    "nki/__init__.py": "OWNER = 'real nki'; __version__ = '0.7.0'",
     "nki/isa/__init__.py": "OWNER = 'real isa'",
     "nki/language/__init__.py": "OWNER = 'real language'",
 }
@@ -79,7 +79,7 @@ def test_the_real_nki_is_chosen_where_it_is_installed(backend: str | None, tmp_p
     assert outcome.error == ""
     assert outcome.output.splitlines() == [
         REAL_CHOSEN,
-        f"the package nki is installed: {tree / 'nki' / '__init__.py'}",
+        f"nki 0.7.0 is installed: {tree / 'nki' / '__init__.py'}",
         "['nki', 'nki.isa', 'nki.language']",
         "real nki, real isa, real language",
     ]
@@ -110,7 +110,7 @@ def test_on_hardware_the_helper_for_errors_is_empty_and_needs_no_simulator(tmp_p
 def test_in_simulation_the_helper_for_errors_is_the_simulators() -> None:
     outcome = run_fresh(SHOW_HELPER, "simulator")
     assert outcome.error == ""
-    assert outcome.output.splitlines() == ["nkilib.simulator.explain True", HELPER_TAKES]
+    assert outcome.output.splitlines() == ["nkilib.simulator.language.explain True", HELPER_TAKES]
 
 
 def test_simulator_does_not_look_for_the_real_nki(tmp_path: Path) -> None:
@@ -197,6 +197,112 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] == "nki"))
         f"{message}. Repair or remove it, or set NKILIB_BACKEND=simulator.",
         "[]",
     ]
+
+
+def of_version(version: str | None) -> dict[str, str]:
+    """The files of a real NKI that says it has this version, or says nothing."""
+    said = f"; __version__ = {version!r}" if version else ""
+    return REAL | {"nki/__init__.py": f"OWNER = 'real nki'{said}"}
+
+
+def recorded_as(root: Path, version: str) -> None:
+    """Write what an installer records of a distribution nki."""
+    information = root / f"nki-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nki\nVersion: {version}\n")
+
+
+TRY_TO_IMPORT = """
+import sys
+try:
+    import nkilib.nki
+except ImportError as error:
+    print(type(error).__name__, error)
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "nki"))
+"""
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["0.7", "0.7.0", "0.7.0b1", "0.7.0.dev3", "0.7.1+98765.gabc", "0.8.0a1", "0.10", "1.0", "v0.7.2", "1!0.7"],
+)
+def test_release_0_7_and_later_run_kernels(version: str, tmp_path: Path) -> None:
+    outcome = run_fresh(SHOW_CHOICE, before=[make_tree(tmp_path, of_version(version))])
+    assert outcome.error == ""
+    chosen, reason, _ = outcome.output.splitlines()
+    assert chosen == REAL_CHOSEN
+    assert reason.startswith(f"nki {version} is installed: ")
+
+
+@pytest.mark.parametrize("backend", [None, "neuron"])
+@pytest.mark.parametrize("version", ["0.6.0", "0.6.99", "0.1", "0", "0.6.0+98765", "unknown"])
+def test_an_older_nki_is_refused_by_version(version: str, backend: str | None, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, of_version(version))
+    outcome = run_fresh(TRY_TO_IMPORT, backend, before=[tree])
+    assert outcome.error == ""
+    assert outcome.output.splitlines() == [
+        f"ImportError nkilib.nki: the kernels need nki 0.7 or later, found nki {version} in "
+        f"{tree / 'nki' / '__init__.py'}. Upgrade the Neuron SDK, or set NKILIB_BACKEND=simulator.",
+        "[]",
+    ]
+
+
+def test_the_version_is_looked_at_before_parts_that_an_older_nki_may_lack(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, {"nki/__init__.py": "__version__ = '0.4.0'"})
+    assert "found nki 0.4.0" in run_fresh("import nkilib.nki", before=[tree]).error
+
+
+def test_a_version_that_nki_does_not_say_is_that_of_its_installation(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, of_version(None))
+    recorded_as(tree, "0.6.1")
+    assert "found nki 0.6.1" in run_fresh("import nkilib.nki", before=[tree]).error
+
+
+def test_what_nki_says_of_its_version_goes_before_what_is_recorded(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, of_version("0.7.0"))
+    recorded_as(tree, "0.6.1")
+    outcome = run_fresh(SHOW_CHOICE, before=[tree])
+    assert outcome.error == ""
+    assert outcome.output.splitlines()[0] == REAL_CHOSEN
+
+
+def test_a_version_that_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, of_version(None))
+    outcome = run_fresh("import nkilib.nki", before=[tree])
+    assert outcome.error == (
+        "ImportError: nkilib.nki: the kernels need nki 0.7 or later, and the version of the nki in "
+        f"{tree / 'nki' / '__init__.py'} cannot be told: it has no __version__, and no distribution nki is installed. "
+        "Install it with pip from the Neuron package repository, or set NKILIB_BACKEND=simulator."
+    )
+
+
+def test_the_old_frontend_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_COMPILER_FRONTEND", "custom")
+    tree = make_tree(tmp_path, REAL)
+    outcome = run_fresh(TRY_TO_IMPORT, before=[tree])
+    assert outcome.error == ""
+    assert outcome.output.splitlines() == [
+        "ImportError nkilib.nki: the kernels need nki 0.7 or later with its own frontend, which runs them as Python; "
+        "found nki 0.7.0 with NKI_COMPILER_FRONTEND=custom, which reads them as older releases did. Unset "
+        "NKI_COMPILER_FRONTEND, or set NKILIB_BACKEND=simulator.",
+        "[]",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["auto", "simulator"])
+def test_the_frontend_of_an_absent_nki_does_not_matter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_COMPILER_FRONTEND", "custom")
+    outcome = run_fresh(ABSENT + SHOW_CHOICE, backend)
+    assert outcome.error == ""
+    assert outcome.output.splitlines()[0] == SIMULATOR_CHOSEN
+
+
+@pytest.mark.parametrize("frontend", ["", "tracer"])
+def test_other_frontends_pass(frontend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_COMPILER_FRONTEND", frontend)
+    outcome = run_fresh(SHOW_CHOICE, before=[make_tree(tmp_path, REAL)])
+    assert outcome.error == ""
+    assert outcome.output.splitlines()[0] == REAL_CHOSEN
 
 
 @pytest.mark.parametrize("value", ["Neuron", "cpu", " auto"])

@@ -18,6 +18,7 @@ _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
+    "NKI_COMPILER_FRONTEND",
     "NKI_PRECISE_FP",
     "NKI_SIMULATOR",
     "NEURON_RT_VISIBLE_CORES",
@@ -81,7 +82,7 @@ def _backend() -> Iterator[Finding]:
     yield Finding("nki", f"{backend.name}, because {backend.reason}")
     if backend.name == "simulator":
         try:
-            options = importlib.import_module("nkilib.simulator.options").current_options()
+            options = importlib.import_module("nkilib.simulator.target.options").current_options()
         except ValueError as error:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:

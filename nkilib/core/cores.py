@@ -6,9 +6,8 @@ by at most one position whatever the number of positions is.
 
 from __future__ import annotations
 
-from typing import Any
-
 from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
 
 
 def positions_of_core(num_positions: int, cores: int, core: int) -> int:
@@ -18,7 +17,7 @@ def positions_of_core(num_positions: int, cores: int, core: int) -> int:
     return div_ceil(num_positions - core, cores)
 
 
-def strided_rows(tensor_hbm: Any, first: int, rows: int, cores: int) -> Any:
+def strided_rows(tensor_hbm: nl.NkiTensor, first: int, rows: int, cores: int) -> nl.NkiTensor:
     """Rows ``first``, ``first + cores``, ... of a tensor, ``rows`` of them, as a view."""
     return tensor_hbm.slice(0, first, first + row_span(rows, cores), cores)
 

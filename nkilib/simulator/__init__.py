@@ -4,7 +4,13 @@ The modules that stand for ``nki``, ``nki.isa`` and ``nki.language`` are in :mod
 them from :mod:`nkilib.nki`. This module holds what AWS's API does not have.
 """
 
-from .errors import (
+from ..work import Work, states_work
+from .install import install
+from .language.explain import explain_index
+from .machine.record import Record, recording
+from .profiling.profile import Profile, profile
+from .target.options import Options, using
+from .terms.errors import (
     BarrierError,
     CapacityError,
     NkiValidationError,
@@ -13,14 +19,8 @@ from .errors import (
     RegisterTypeError,
     UninitializedReadError,
 )
-from .explain import explain_index
-from .install import install
-from .model.parameters import ModelParameters
-from .model.profile import Profile, profile
-from .model.work import Work, states_work
-from .options import Options, using
-from .record import Record, recording
-from .spec import Spec, spec
+from .terms.spec import Spec, spec
+from .timing.parameters import ModelParameters
 
 __all__ = [
     "BarrierError",

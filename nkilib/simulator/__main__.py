@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from .install import install
-from .options import using
+from .target.options import using
 
 _CHOICES = {
     "target": ("trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4"),

@@ -12,7 +12,13 @@ import pytest
 from nkilib.cli.doctor import _devices
 from tests.fresh_python import CHECKOUT
 
-VARIABLES = ("NKILIB_BACKEND", "NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_PRECISE_FP", "NKI_SIMULATOR")
+VARIABLES = (
+    "NKILIB_BACKEND",
+    "NEURON_PLATFORM_TARGET_OVERRIDE",
+    "NKI_PRECISE_FP",
+    "NKI_SIMULATOR",
+    "NKI_COMPILER_FRONTEND",
+)
 
 
 def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
@@ -93,11 +99,28 @@ def test_a_stub_of_nki_is_named_as_the_reason_for_the_simulator(tmp_path: Path) 
 
 
 def test_the_real_nki_is_chosen_and_then_nothing_is_simulated(tmp_path: Path) -> None:
-    real = package(tmp_path, "nki", "", "isa", "language")
+    real = package(tmp_path, "nki", "__version__ = '0.7.0'", "isa", "language")
     code, report = doctor(real)
     assert code == 0
-    assert report["nki"].startswith("neuron, because the package nki is installed: ")
+    assert report["nki"].startswith("neuron, because nki 0.7.0 is installed: ")
     assert "simulated target" not in report
+
+
+def test_an_nki_older_than_the_kernels_need_is_said_with_both_versions(tmp_path: Path) -> None:
+    real = package(tmp_path, "nki", "__version__ = '0.6.0'", "isa", "language")
+    code, report = doctor(real)
+    assert code == 1
+    assert report["nki"].startswith(
+        "cannot be used: nkilib.nki: the kernels need nki 0.7 or later, found nki 0.6.0 in "
+    )
+
+
+def test_the_frontend_that_kernels_do_not_run_on_is_shown(tmp_path: Path) -> None:
+    real = package(tmp_path, "nki", "__version__ = '0.7.0'", "isa", "language")
+    code, report = doctor(real, NKI_COMPILER_FRONTEND="custom")
+    assert code == 1
+    assert "found nki 0.7.0 with NKI_COMPILER_FRONTEND=custom" in report["nki"]
+    assert report["NKI_COMPILER_FRONTEND"] == "'custom'"
 
 
 @pytest.mark.parametrize(

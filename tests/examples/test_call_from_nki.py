@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from examples import call_from_nki
-from tests.language.walker import walk
 
 SMALL = ["--width", "5", "--positions", "3"]
 
@@ -35,11 +34,6 @@ def test_it_notices_wrong_results(
     monkeypatch.setattr(call_from_nki, "output_layer_loss", changed)
     assert call_from_nki.main([*SMALL, "--vocabulary", "600"]) == 1
     assert "The results differ." in capsys.readouterr().out
-
-
-def test_the_kernel_is_nki() -> None:
-    walked = walk(call_from_nki.output_layer_loss)
-    assert walked.refusals == []
 
 
 def test_help_says_what_each_size_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import nkilib.torch
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch import CrossEntropyLoss, cross_entropy, vocab_parallel_cross_entropy
-from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.transformers import causal_lm_loss
 from tests.fresh_python import CHECKOUT, run_fresh
 

@@ -2,9 +2,13 @@
 
 from pkgutil import extend_path
 
-from nkilib.experimental.loss.cross_entropy import cross_entropy_backward, cross_entropy_forward
-from nkilib.experimental.loss.extended import extended_cross_entropy_backward, extended_cross_entropy_forward
-from nkilib.experimental.loss.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.cross_entropy import (
+    cross_entropy_backward,
+    cross_entropy_forward,
+    extended_cross_entropy_backward,
+    extended_cross_entropy_forward,
+)
+from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
 
 __all__ = [
     "Tiling",

@@ -1,58 +1,9 @@
 """What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
 
-from __future__ import annotations
+from nkilib.experimental.loss.cross_entropy.host.profiling import (
+    profile_launch,
+)
 
-from typing import Any
-
-from nkilib.experimental.loss.cross_entropy import cross_entropy_backward, cross_entropy_forward
-from nkilib.experimental.loss.extended import extended_cross_entropy_backward, extended_cross_entropy_forward
-from nkilib.experimental.loss.tiling import CORES, Tiling
-from nkilib.simulator import ModelParameters, Profile, profile, spec, using
-from nkilib.simulator.dtypes import as_dtype
-
-
-def profile_launch(
-    num_positions: int,
-    vocab_size: int,
-    dtype: Any,
-    direction: str,
-    tiling: Tiling,
-    *,
-    target: str = "trn2",
-    cores: int = CORES,
-    parameters: ModelParameters | None = None,
-    extended: bool = False,
-    **options: Any,
-) -> Profile:
-    """The profile of a kernel on logits [N, V]; modelled, not measured.
-
-    Example::
-
-        launch = 4096, 128256, "bfloat16", "forward"
-        print(profile_launch(*launch, choose_tiling(*launch)))
-
-    Args:
-        num_positions: N.
-        vocab_size: V.
-        dtype: of logits and tiles, an NKI type or the name of one; targets are int32, and the backward's lse float32.
-        direction: ``"forward"`` or ``"backward"``.
-        tiling: how the launch is cut up, whether ``choose_tiling`` would choose so or not.
-        target: the generation.
-        cores: of the launch.
-        parameters: what the model assumes where nothing is published.
-        extended: of an extended kernel; ``options`` may hold shapes for its further arrays.
-        options: further keyword arguments of the kernel.
-
-    Raises:
-        AssertionError: if the kernel does not take the sizes.
-        NkiValidationError: if the hardware does not.
-    """
-    tile_dtype = as_dtype(dtype)
-    arrays = [spec((num_positions, vocab_size), tile_dtype), spec((num_positions,), "int32")]
-    kernel = extended_cross_entropy_forward if extended else cross_entropy_forward
-    if direction == "backward":
-        kernel = extended_cross_entropy_backward if extended else cross_entropy_backward
-        of_positions = spec((num_positions,), "float32")
-        arrays += [of_positions, of_positions] if extended else [of_positions]
-    with using(target=target):
-        return profile(kernel[cores], *arrays, parameters=parameters, dtype=tile_dtype, **tiling._asdict(), **options)
+__all__ = [
+    "profile_launch",
+]

@@ -1,333 +1,37 @@
-"""Cross-entropy and its gradient in float64: what the kernels are held against.
-
-The oracle starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), targets as given, and in
-the backward the log-sum-exp that the kernel received. From there on every operation is float64, so what remains
-between the two is the kernel's own error (see :mod:`.bounds`).
-
-Only numpy and ml_dtypes are needed. Rows are taken in blocks, so that the working memory stays at a few times
-``_BLOCK_ELEMENTS`` float64 values whatever N and V are.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import ml_dtypes
-import numpy as np
-import numpy.typing as npt
-
-Float64Array: TypeAlias = npt.NDArray[np.float64]
-
-# Elements of a block of rows: 8 MiB in float64. A single row may be longer.
-_BLOCK_ELEMENTS = 1 << 20
-
-
-def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """The numpy type of an NKI, numpy or ml_dtypes type, or of a name such as ``"bfloat16"``.
-
-    Raises:
-        TypeError: if it is neither float32 nor bfloat16, the two types that the kernels compute in.
-    """
-    try:
-        resolved = np.dtype(dtype)
-    except TypeError:
-        resolved = np.dtype(str(dtype))  # an NKI type that is no string prints as its name
-    if resolved not in (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)):
-        raise TypeError(f"cross-entropy reference: dtype must be float32 or bfloat16, got {dtype!r}")
-    return resolved
-
-
-@dataclass(frozen=True)
-class RowStatistics:
-    """The three numbers of each row that loss and log-sum-exp are made of, float64 [N] each.
-
-    Attributes:
-        maximum: m, the largest logit of the row.
-        target_logit: the logit at the row's target.
-        log_sum: log d, where d is the sum of exp(x - m) over the row; in [0, log V] for a finite m.
-    """
-
-    maximum: Float64Array
-    target_logit: Float64Array
-    log_sum: Float64Array
-
-    @property
-    def loss(self) -> Float64Array:
-        """``F.cross_entropy(x, targets, reduction="none")``: (m - x_target) + log d, NaN where m is not finite."""
-        with np.errstate(invalid="ignore"):
-            return (self.maximum - self.target_logit) + self.log_sum
-
-    @property
-    def lse(self) -> Float64Array:
-        """``torch.logsumexp(x, dim=1)``: m + log d, and m itself where m is infinite."""
-        return np.where(np.isinf(self.maximum), self.maximum, self.maximum + self.log_sum)
-
-
-def row_statistics(logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any) -> RowStatistics:
-    """Maximum, target logit and log of the sum of exponentials of every row.
-
-    Args:
-        logits: [N, V], float32 or bfloat16.
-        targets: [N], integers in [0, V).
-        dtype: type of the kernel's tiles; the logits are rounded to it first.
-
-    Raises:
-        ValueError: if the shapes do not fit each other or a dimension is 0.
-        IndexError: if a target lies outside [0, V).
-        TypeError: if ``dtype`` is neither float32 nor bfloat16.
-    """
-    _check(logits, targets)
-    positions = logits.shape[0]
-    maximum, target_logit, log_sum = (np.empty(positions, np.float64) for _ in range(3))
-    for rows in row_blocks(logits):
-        x = rounded_to(logits[rows], dtype)
-        maximum[rows] = x.max(axis=1)
-        target_logit[rows] = x[np.arange(len(x)), targets[rows]]
-        with np.errstate(invalid="ignore"):  # inf - inf: the sum of a row whose maximum is infinite is NaN
-            x -= maximum[rows, np.newaxis]
-        log_sum[rows] = np.log(np.exp(x, out=x).sum(axis=1))
-    return RowStatistics(maximum, target_logit, log_sum)
-
-
-def cross_entropy_forward_reference(
-    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any
-) -> tuple[Float64Array, Float64Array]:
-    """Loss and log-sum-exp of every row in float64.
-
-    PyTorch equivalent, with ``x = logits.to(dtype).double()``::
-
-        loss = F.cross_entropy(x, targets.long(), reduction="none")
-        lse = torch.logsumexp(x, dim=1)
-
-    Arguments and errors are those of :func:`row_statistics`.
-
-    Returns:
-        loss [N], lse [N], both float64.
-    """
-    statistics = row_statistics(logits, targets, dtype)
-    return statistics.loss, statistics.lse
-
-
-def cross_entropy_backward_reference(
-    logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any], reduction: str, dtype: Any
-) -> Float64Array:
-    """Gradient of the loss with respect to the logits in float64.
-
-    PyTorch equivalent, with ``x = logits.to(dtype).double()`` and, where ``lse_state`` is exact, the gradient that
-    autograd gives for ``F.cross_entropy(x, targets.long(), reduction=reduction)``::
-
-        scale * (torch.exp(x - lse_state.double()[:, None]) - F.one_hot(targets.long(), V))
-
-    Args:
-        logits: [N, V], float32 or bfloat16.
-        targets: [N], integers in [0, V).
-        lse_state: [N], the log-sum-exp that the kernel received, in the precision that it had there.
-        reduction: "mean" (scale 1/N) or "sum" (scale 1).
-        dtype: type of the kernel's tiles; the logits are rounded to it first.
-
-    Returns:
-        [N, V] float64. For a part of the rows of a large tensor use :func:`gradient_of_rows`.
-
-    Raises:
-        ValueError: if the shapes do not fit each other, a dimension is 0, or ``reduction`` is another word.
-        IndexError: if a target lies outside [0, V).
-        TypeError: if ``dtype`` is neither float32 nor bfloat16.
-    """
-    _check(logits, targets, lse_state)
-    scale = gradient_scale(reduction, logits.shape[0])
-    gradient = np.empty(logits.shape, np.float64)
-    for rows in row_blocks(logits):
-        gradient[rows] = gradient_of_rows(logits[rows], targets[rows], lse_state[rows], scale, dtype)
-    return gradient
-
-
-def gradient_of_rows(
-    logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any], scale: float, dtype: Any
-) -> Float64Array:
-    """``scale * (exp(x - lse) - onehot)`` of the given rows in float64, all of them at once.
-
-    Where the log-sum-exp of a row is not finite, every element is NaN, as autograd has it: the row holds NaN or +inf,
-    or nothing but -inf, and its softmax is not defined.
-    """
-    gradient = probabilities(logits, lse_state, dtype)
-    gradient[np.arange(len(gradient)), targets] -= 1.0
-    gradient *= scale
-    return gradient
-
-
-def probabilities(logits: npt.NDArray[Any], lse_state: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """``exp(x - lse)`` of the given rows in float64; NaN in rows whose log-sum-exp is not finite."""
-    x = rounded_to(logits, dtype)
-    lse = lse_state.astype(np.float64)
-    x -= np.where(np.isfinite(lse), lse, np.nan)[:, np.newaxis]
-    return np.exp(x, out=x)
-
-
-def gradient_scale(reduction: str, positions: int) -> float:
-    """What the gradient of one position is multiplied with: 1/N for "mean", 1 for "sum".
-
-    Raises:
-        ValueError: for any other word.
-    """
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f'cross-entropy reference: reduction must be "mean" or "sum", got {reduction!r}')
-    return 1.0 / positions if reduction == "mean" else 1.0
-
-
-def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
-    """Slices that cover the rows in order, of at most ``_BLOCK_ELEMENTS`` elements or of one row."""
-    positions, vocabulary = logits.shape
-    step = max(1, _BLOCK_ELEMENTS // vocabulary)
-    for start in range(0, positions, step):
-        yield slice(start, min(start + step, positions))
-
-
-def rounded_to(logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """A float64 copy of ``logits`` after rounding to ``dtype``, as a kernel sees them in its tiles."""
-    with np.errstate(over="ignore"):  # float32 beyond the range of bfloat16 becomes infinite there
-        return logits.astype(as_numpy_dtype(dtype), copy=False).astype(np.float64)
-
-
-def _check(logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any] | None = None) -> None:
-    if logits.ndim != 2 or 0 in logits.shape:
-        raise ValueError(f"cross-entropy reference: logits must be [N, V] with N, V > 0, got shape {logits.shape}")
-    for name, values in (("targets", targets), ("lse_state", lse_state)):
-        if values is not None and values.shape != logits.shape[:1]:
-            raise ValueError(
-                f"cross-entropy reference: {name} must have shape {logits.shape[:1]}, one a row of logits, "
-                f"got {values.shape}"
-            )
-    outside = np.flatnonzero((targets < 0) | (targets >= logits.shape[1]))
-    if outside.size:
-        row = int(outside[0])
-        raise IndexError(
-            f"cross-entropy reference: target of row {row} must lie in [0, {logits.shape[1]}), got {targets[row]}"
-        )
-
-
-@dataclass(frozen=True)
-class ExtendedLoss:
-    """The options of the extended kernels, under the names of their parameters, as float64 arithmetic.
-
-    A shard of the vocabulary is computed as a whole loss and cut afterwards; the oracle needs no option for it.
-    """
-
-    class_weight: npt.NDArray[Any] | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    logit_softcap: float | None = None
-    lse_square_scale: float = 0.0
-
-    def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-        """z: the logits, rounded to ``dtype``, after the cap."""
-        x = rounded_to(logits, dtype)
-        if self.logit_softcap is None:
-            return x
-        return np.where(np.isneginf(x), x, self.logit_softcap * np.tanh(x / self.logit_softcap))
-
-    def weights(self, vocabulary: int) -> Float64Array:
-        """w, [V]."""
-        return np.ones(vocabulary) if self.class_weight is None else self.class_weight.astype(np.float64)
-
-    def is_valid(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which positions count; all of class probabilities do."""
-        return np.ones(len(targets), np.bool_) if targets.ndim == 2 else targets != self.ignore_index
-
-    def factors(self, targets: npt.NDArray[Any], vocabulary: int) -> Float64Array:
-        """f, [N, V]: the loss of a position is the sum of f_k * (lse - z_k), and s * lse^2; 0 for ignored ones."""
-        smoothed = self.label_smoothing / vocabulary
-        if targets.ndim == 2:
-            return self.weights(vocabulary) * ((1.0 - self.label_smoothing) * targets.astype(np.float64) + smoothed)
-        valid = self.is_valid(targets)
-        found = np.where(valid[:, np.newaxis], smoothed * self.weights(vocabulary), 0.0)
-        classes = targets[valid]
-        found[np.flatnonzero(valid), classes] += (1.0 - self.label_smoothing) * self.weights(vocabulary)[classes]
-        return found
-
-
-@dataclass(frozen=True)
-class ExtendedResults:
-    """What the extended forward returns, float64 [N] each, and ``argmax``."""
-
-    loss: Float64Array
-    lse: Float64Array
-    target_logit: Float64Array
-    position_weight: Float64Array
-    argmax: npt.NDArray[np.int64]
-    entropy: Float64Array
-    distance_sum: Float64Array
-
-
-def extended_forward_reference(
-    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss
-) -> ExtendedResults:
-    """All results of ``extended_cross_entropy_forward`` in float64, all rows at once.
-
-    Args:
-        logits: [N, V], float32 or bfloat16.
-        targets: [N] integers, each a class or ``options.ignore_index``; or [N, V] class probabilities.
-        dtype: type of the kernel's tiles; the logits are rounded to it first.
-        options: of the loss.
-    """
-    vocabulary = logits.shape[1]
-    z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
-    valid, weights = options.is_valid(targets), options.weights(vocabulary)
-    with np.errstate(invalid="ignore", over="ignore"):
-        maximum = z.max(axis=1)
-        distances = z - maximum[:, np.newaxis]
-        exponentials = np.exp(distances)
-        total = exponentials.sum(axis=1)
-        lse = np.where(np.isinf(maximum), maximum, maximum + np.log(total))
-        below = np.log(total)[:, np.newaxis] - distances  # lse - z, where large logits have cancelled
-        # 0 * inf is NaN where a probability says so, and nothing where the factor is only formal.
-        counts = (factors != 0.0) | (targets.ndim == 2) | (options.label_smoothing != 0.0)
-        loss = np.where(counts, factors * below, 0.0).sum(axis=1) + options.lse_square_scale * np.square(lse)
-        terms = np.where(exponentials == 0.0, 0.0, exponentials * distances)
-        entropy = np.log(total) - terms.sum(axis=1) / total
-        distance_sum = ((factors if targets.ndim == 2 else weights) * -distances).sum(axis=1)
-        if targets.ndim == 2:
-            target_logit, position_weight = (factors * z).sum(axis=1), factors.sum(axis=1)
-        else:
-            classes = np.where(valid, targets, 0)
-            target_logit = np.where(valid, z[np.arange(len(z)), classes], 0.0)
-            position_weight = np.where(valid, weights[classes], 0.0)
-    argmax = rounded_to(logits, dtype).argmax(axis=1)
-    loss = np.where(valid, loss, 0.0)
-    return ExtendedResults(loss, lse, target_logit, position_weight, argmax, entropy, distance_sum)
-
-
-def extended_backward_reference(
-    logits: npt.NDArray[Any],
-    targets: npt.NDArray[Any],
-    lse: npt.NDArray[Any],
-    grad_loss: npt.NDArray[Any],
-    dtype: Any,
-    options: ExtendedLoss,
-    grad_lse: npt.NDArray[Any] | None = None,
-    grad_logprob: npt.NDArray[Any] | None = None,
-) -> Float64Array:
-    """The gradient of ``extended_cross_entropy_backward`` in float64, all rows at once.
-
-    Args:
-        logits, targets, dtype, options: as in :func:`extended_forward_reference`.
-        lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
-        grad_loss, grad_lse, grad_logprob: [N], upstream gradients; None for 0.
-    """
-    positions, vocabulary = logits.shape
-    z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
-    valid = options.is_valid(targets)
-    exact_lse = np.where(np.isfinite(lse), lse.astype(np.float64), np.nan)
-    of_loss = np.where(valid, grad_loss, 0.0).astype(np.float64)
-    of_lse = np.zeros(positions) if grad_lse is None else grad_lse.astype(np.float64)
-    drawn = of_loss[:, np.newaxis] * factors
-    if grad_logprob is not None:
-        of_logprob = np.where(valid, grad_logprob, 0.0).astype(np.float64)
-        drawn[np.flatnonzero(valid), targets[valid]] -= of_logprob[valid]
-    square = np.where(of_loss == 0.0, 0.0, of_loss * 2.0 * options.lse_square_scale * exact_lse)
-    every = drawn.sum(axis=1) + square + of_lse
-    gradient = every[:, np.newaxis] * np.exp(z - exact_lse[:, np.newaxis]) - drawn
-    if options.logit_softcap is not None:
-        gradient *= 1.0 - np.square(np.tanh(rounded_to(logits, dtype) / options.logit_softcap))
-    return gradient
+"""What the kernels should give, in float64 from the very inputs that they get: numpy only, for host code."""
+
+from nkilib.experimental.loss.cross_entropy.host.reference import (
+    ExtendedLoss,
+    ExtendedResults,
+    Float64Array,
+    RowStatistics,
+    as_numpy_dtype,
+    cross_entropy_backward_reference,
+    cross_entropy_forward_reference,
+    extended_backward_reference,
+    extended_forward_reference,
+    gradient_of_rows,
+    gradient_scale,
+    probabilities,
+    rounded_to,
+    row_blocks,
+    row_statistics,
+)
+
+__all__ = [
+    "ExtendedLoss",
+    "ExtendedResults",
+    "Float64Array",
+    "RowStatistics",
+    "as_numpy_dtype",
+    "cross_entropy_backward_reference",
+    "cross_entropy_forward_reference",
+    "extended_backward_reference",
+    "extended_forward_reference",
+    "gradient_of_rows",
+    "gradient_scale",
+    "probabilities",
+    "rounded_to",
+    "row_blocks",
+    "row_statistics",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..pending import pending
+from .pending import pending
 
 ReplicaGroup = pending("nki.collectives.ReplicaGroup")
 all_gather = pending("nki.collectives.all_gather")

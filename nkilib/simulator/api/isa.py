@@ -4,55 +4,67 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..engines.activate2 import activate2
-from ..engines.bn import bn_aggr, bn_stats
-from ..engines.dma import dma_copy
-from ..engines.dma_compute import dma_compute
-from ..engines.dma_transpose import dma_transpose
-from ..engines.gather import local_gather, nc_n_gather
-from ..engines.gpsimd import iota
-from ..engines.mx import nc_matmul_mx, quantize_mx
-from ..engines.nonzero import nonzero_with_count
-from ..engines.partition_reduce import tensor_partition_reduce
-from ..engines.predicated import tensor_copy_predicated
-from ..engines.random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
-from ..engines.registers import register_load, register_move, register_store
-from ..engines.scalar import activation, activation_reduce
-from ..engines.scan import tensor_scalar_cumulative, tensor_tensor_scan
-from ..engines.search import max8, nc_find_index8, nc_match_replace8
-from ..engines.select import affine_select, range_select
-from ..engines.sendrecv import sendrecv
-from ..engines.sequence import sequence_bounds
-from ..engines.shuffle import nc_stream_shuffle
-from ..engines.sync import core_barrier
-from ..engines.tensor import nc_matmul, nc_transpose
-from ..engines.topk import topk
-from ..engines.vector import (
+from ..engines import (
+    activate2,
+    activation,
+    activation_reduce,
+    affine_select,
+    bn_aggr,
+    bn_stats,
+    core_barrier,
+    dma_compute,
+    dma_copy,
+    dma_transpose,
+    dropout,
+    exponential,
+    iota,
+    local_gather,
+    max8,
     memset,
+    nc_find_index8,
+    nc_match_replace8,
+    nc_matmul,
+    nc_matmul_mx,
+    nc_n_gather,
+    nc_stream_shuffle,
+    nc_transpose,
+    nonzero_with_count,
+    quantize_mx,
+    rand2,
+    rand_get_state,
+    rand_set_state,
+    range_select,
     reciprocal,
+    register_load,
+    register_move,
+    register_store,
+    rng,
     scalar_tensor_tensor,
+    select_reduce,
+    sendrecv,
+    sequence_bounds,
+    set_rng_seed,
     tensor_copy,
+    tensor_copy_predicated,
+    tensor_partition_reduce,
     tensor_reduce,
     tensor_scalar,
+    tensor_scalar_cumulative,
+    tensor_scalar_reduce,
     tensor_tensor,
+    tensor_tensor_scan,
+    topk,
 )
-from ..engines.vector_accumulate import exponential, select_reduce, tensor_scalar_reduce
-from ..enums import (
-    dge_mode,
-    dma_engine,
-    engine,
-    matmul_perf_mode,
-    nc_version,
-    oob_mode,
-    reduce_cmd,
-)
-from ..errors import NkiValidationError
-from ..instruction import NkiInstruction
-from ..programs import get_nc_sub_version, get_nc_version
-from ..registers import VirtualRegister, register_alloc
+from ..isa.handle import NkiInstruction
+from ..language.programs import get_nc_sub_version, get_nc_version
+from ..language.registers import register_alloc
+from ..tensors.registers import VirtualRegister
+from ..terms.enums import Engine, dge_mode, dma_engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from ..terms.errors import NkiValidationError
 from .aliases import alias
 
-# Deprecated names of the members of ``engine``.
+engine = Engine
+# Deprecated names of its members.
 tensor_engine = engine.tensor
 vector_engine = engine.vector
 scalar_engine = engine.scalar

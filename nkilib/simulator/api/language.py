@@ -4,8 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..creation import empty_like, full, ndarray, ones, zeros, zeros_like
-from ..dtypes import (
+from ..language.constants import shared_constant, shared_identity_matrix
+from ..language.creation import empty_like, full, ndarray, ones, zeros, zeros_like
+from ..language.elementwise import logical_not, negative
+from ..language.functions import OPERATORS
+from ..language.linear import matmul, transpose
+from ..language.normalization import rms_norm, softmax
+from ..language.printing import device_print
+from ..language.programs import num_programs, program_id, program_ndim
+from ..language.random import dropout, rand, random_seed
+from ..language.ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
+from ..language.reductions import all_over as all
+from ..language.reductions import mean, var
+from ..language.reductions import prod_over as prod
+from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
+from ..language.shapes import broadcast_to, expand_dims, where
+from ..language.transfer import gather_flattened, load, load_transpose2d, store
+from ..language.trigonometry import cos, tan
+from ..target.tile_size import TileSize
+from ..tensors.indexing import DynamicSlice
+from ..tensors.registers import VirtualRegister
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import (
     DType,
     bfloat16,
     bool_,
@@ -26,28 +46,8 @@ from ..dtypes import (
     uint16,
     uint32,
 )
-from ..indexing import DynamicSlice
-from ..language.constants import shared_constant, shared_identity_matrix
-from ..language.elementwise import logical_not, negative
-from ..language.functions import OPERATORS
-from ..language.linear import matmul, transpose
-from ..language.normalization import rms_norm, softmax
-from ..language.printing import device_print
-from ..language.random import dropout, rand, random_seed
-from ..language.reductions import all_over as all
-from ..language.reductions import mean, var
-from ..language.reductions import prod_over as prod
-from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
-from ..language.shapes import broadcast_to, expand_dims, where
-from ..language.transfer import gather_flattened, load, load_transpose2d, store
-from ..language.trigonometry import cos, tan
-from ..memory import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
-from ..objects import NKIObject
-from ..programs import num_programs, program_id, program_ndim
-from ..ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
-from ..registers import VirtualRegister
-from ..tensor import NkiTensor
-from ..tile_size import TileSize
+from ..terms.objects import NKIObject
+from ..terms.regions import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
 from .aliases import alias
 
 sbuf = MemoryRegion.sbuf

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..dtypes import DType
-from ..launch import Kernel, jit, simulate
+from ..launch.kernel import Kernel, jit, simulate
+from ..terms.dtypes import DType
 from . import collectives, isa, language
 from .aliases import alias
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..creation import full, ndarray
-from ..errors import NkiValidationError
-from ..layout import Layout
-from ..memory import MemoryRegion
-from ..partitions import start_partition
-from ..tensor import NkiTensor
-from ..tile_size import TileSize
+from .. import engines as nisa
+from ..target.tile_size import TileSize
+from ..tensors.partitions import start_partition
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.errors import NkiValidationError
+from ..terms.layout import Layout
+from ..terms.regions import MemoryRegion
+from .creation import full, ndarray
 from .tiles import cast_copy, new_tile
 
 # Types that the Tensor engine multiplies by one without changing them; the others take a detour.

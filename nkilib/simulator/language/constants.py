@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..core import current_core
-from ..dtypes import DType, as_dtype
-from ..errors import NkiValidationError
-from ..generations import PARTITIONS
-from ..language_function import language_function
-from ..memory import MemoryRegion
-from ..storage import Storage
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..machine.core import current_core
+from ..memory.storage import Storage
+from ..target.limits import PARTITIONS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
+from .located import language_function
 from .tiles import new_tile
 
 # "Supported element types" of shared_constant; of the packed types numpy has no arrays.
@@ -43,8 +43,7 @@ def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiT
     core = current_core("nl.shared_constant")
     array = _as_array(constant)
     dtype = _constant_type(array)
-    key = ("constant", core.shared_constants)
-    core.shared_constants += 1
+    key = ("constant", core.next_shared_constant())
     tensor = _shared(key, array, dtype)
     is_alike = tensor.shape == array.shape and tensor.dtype == dtype
     if not is_alike or (core.launch.cores > 1 and not _same_bytes(tensor.array, _held(array, dtype))):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..api import isa as nisa
-from ..dtypes import bool_
-from ..errors import NkiValidationError
-from ..language_function import language_function
-from ..memory import MemoryRegion
-from ..operators import OPERATORS
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import bool_
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
 from .binary import binary
+from .located import language_function
 from .tiles import TileOrNumber, as_tile, result_tile
 
 _BINARY_RULES = """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..dtypes import as_dtype
-from ..errors import NkiValidationError
-from ..language_function import language_function
-from ..operators import OPERATORS
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.dtypes import as_dtype
+from ..terms.errors import NkiValidationError
 from .binary import binary
 from .elementwise import activated, reciprocal
+from .located import language_function
 from .reductions import Axes, first_reduced, reduced
 from .tiles import as_tile, is_number, new_tile
 

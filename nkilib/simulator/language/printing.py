@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..core import current_core
-from ..errors import NkiValidationError
-from ..language_function import language_function
-from ..memory import MemoryRegion
-from ..operands import resolve_scalar_offset
-from ..tensor import NkiTensor
+from ..isa.offsets import resolve_scalar_offset
+from ..machine.core import current_core
+from ..tensors.tensor import NkiTensor
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
+from .located import language_function
 
 
 @language_function

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes as dt
-from ..dtypes import DType
-from ..errors import NkiValidationError
+from ..terms import dtypes as dt
+from ..terms.dtypes import DType
+from ..terms.errors import NkiValidationError
 
 _SIGNED = {1: dt.int8, 2: dt.int16, 4: dt.int32}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..creation import ndarray
-from ..errors import NkiValidationError
-from ..generations import PARTITIONS
-from ..language_function import language_function
-from ..memory import HBM, MemoryRegion
-from ..operators import OPERATORS
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
+from ..target.limits import PARTITIONS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.errors import NkiValidationError
+from ..terms.regions import HBM, MemoryRegion
+from .creation import ndarray
+from .located import language_function
 from .tiles import as_tile, cast_copy, new_tile
 
 # Significant bits of the types, and the integers of the same width.

@@ -7,14 +7,14 @@ from math import prod
 from operator import index
 from typing import Any
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..dtypes import DType, as_dtype
-from ..errors import NkiValidationError
-from ..language_function import language_function
-from ..operators import OPERATORS
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError
 from .binary import binary
+from .located import language_function
 from .tiles import as_tile, new_tile
 
 # An axis or several, counted from the end where negative.

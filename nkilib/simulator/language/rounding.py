@@ -9,14 +9,14 @@ from __future__ import annotations
 from math import copysign, inf
 from typing import Any
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..errors import NkiValidationError
-from ..language_function import language_function
-from ..operators import OPERATORS
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.errors import NkiValidationError
 from .binary import binary, result_type
 from .elementwise import activated
+from .located import language_function
 from .tiles import TileOrNumber, as_tile, cast_copy, is_number, new_tile
 
 # From here on every float32 is an integer.

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..creation import full
-from ..description import describe_stranger
-from ..dtypes import DType, as_dtype
-from ..errors import NkiValidationError
-from ..integers import as_integers
-from ..language_function import language_function
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
+from ..terms.description import describe_stranger
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError
+from ..terms.integers import as_integers
 from .binary import binary, result_type
 from .broadcasting import broadcast, common_shape
+from .creation import full
+from .located import language_function
 from .tiles import TileOrNumber, as_tile, cast_copy, in_sbuf, is_number, new_tile
 
 _PREDICATES = frozenset({dt.uint8, dt.uint16, dt.uint32})

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..api import isa as nisa
-from ..creation import ndarray
-from ..description import describe_stranger
-from ..dtypes import DType, as_dtype
-from ..errors import NkiValidationError
-from ..memory import MemoryRegion
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..tensors.tensor import NkiTensor
+from ..terms.description import describe_stranger
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
+from .creation import ndarray
 
 # An element-wise operand: a tile, or a number that stands for a tile of it.
 TileOrNumber = NkiTensor | int | float
@@ -40,7 +40,7 @@ def as_tile(name: str, value: Any) -> NkiTensor:
 def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
     """An unwritten tile in SBUF."""
     tile = ndarray(shape, dtype, MemoryRegion.sbuf)
-    tile.is_computed = True
+    tile.mark_computed()
     return tile
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..api import isa as nisa
-from ..description import describe_stranger
-from ..dtypes import as_dtype, int32, uint32
-from ..errors import NkiValidationError
-from ..language_function import language_function
-from ..memory import HBM, MemoryRegion
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..tensors.tensor import NkiTensor
+from ..terms.description import describe_stranger
+from ..terms.dtypes import as_dtype, int32, uint32
+from ..terms.errors import NkiValidationError
+from ..terms.regions import HBM, MemoryRegion
+from .located import language_function
 from .tiles import as_tile, cast_copy, in_sbuf, new_tile, result_tile
 
 _MATRIX = 2

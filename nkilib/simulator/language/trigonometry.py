@@ -10,14 +10,14 @@ from __future__ import annotations
 from math import pi
 from typing import Any
 
-from .. import dtypes as dt
-from ..api import isa as nisa
-from ..creation import full
-from ..language_function import language_function
-from ..operators import OPERATORS
-from ..tensor import NkiTensor
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
+from ..tensors.tensor import NkiTensor
+from ..terms import dtypes as dt
 from .binary import binary
+from .creation import full
 from .elementwise import reciprocal
+from .located import language_function
 from .tiles import as_tile, new_tile, result_tile
 
 # 2 pi = 6.28125 + 127 / 65536 + the rest; the first two have 8 significant bits at most, so that their products with a

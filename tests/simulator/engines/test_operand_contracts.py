@@ -12,8 +12,8 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
-from nkilib.simulator.dtypes import ALL_DTYPES
-from nkilib.simulator.instruction import REGISTRY
+from nkilib.simulator.machine.issue import REGISTRY
+from nkilib.simulator.terms.dtypes import ALL_DTYPES
 
 from ..kernels import execute, tile
 

@@ -11,18 +11,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions, check_options
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.keywords import numbers
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
-from nkilib.torch.dispatch.options import values_of
 from nkilib.torch.dispatch.reductions import check_reduction
-from nkilib.torch.functions.cross_entropy.options import (
-    ARGMAX_CLASSES_MAX,
-    LossOptions,
-    RecipeOptions,
-    check_options,
-)
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
@@ -48,8 +43,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) 
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
     try:
-        # Kernels get class indices of 32 bits, and an ignore_index to match.
-        check_options(str(caller), LossOptions(**{**values_of(options), "ignore_index": -100}))
+        check_options(str(caller), options)
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
@@ -166,9 +160,9 @@ def check_outputs(caller: Caller, classes: int) -> None:
     Raises:
         ValueError: there are more than 2^24.
     """
-    if classes > ARGMAX_CLASSES_MAX:
+    if classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
-            f"{caller}: return_outputs is for at most {ARGMAX_CLASSES_MAX} classes, got {classes}; leave it off"
+            f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {classes}; leave it off"
         )
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.reductions import reduced
-from nkilib.torch.functions.cross_entropy.options import LossOptions
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
 from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 

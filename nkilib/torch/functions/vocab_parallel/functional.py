@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.dispatch.options import values_of
@@ -22,7 +23,6 @@ from nkilib.torch.functions.cross_entropy.checks import (
     checked_options,
 )
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CALLER
-from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import shards_of_ranks

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch import CrossEntropyOutputs, cross_entropy, vocab_parallel_cross_entropy
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL
-from nkilib.torch.functions.cross_entropy.options import LossOptions
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
 from nkilib.torch.functions.vocab_parallel import statistics
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards

@@ -1,0 +1,13 @@
+"""What kernels over the rows of a matrix share: NKI code may call everything here.
+
+A row is worked on in a partition, ``batches`` of rows at a time, and in ``chunks`` of its columns, so that no kernel
+needs a whole row on chip. From the bottom up:
+
+- :mod:`.checks`: what a kernel accepts, as assertions that ``python -O`` keeps;
+- :mod:`.tiles`: small tiles, a number a row, and arithmetic on them;
+- :mod:`.batches`: the rows of a core, in batches, and in groups of batches;
+- :mod:`.sbuf`: how a partition of SBUF is divided;
+- :mod:`.stream`: chunks of one matrix or of several, loaded ahead of the computation;
+- :mod:`.elements`: gather and scatter of one element a row;
+- :mod:`.statistics`, :mod:`.moments`, :mod:`.argmax`: what is gathered chunk by chunk, and combined a row.
+"""

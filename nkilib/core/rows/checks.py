@@ -1,0 +1,118 @@
+"""What kernels accept. Everything else is refused by these, before the first instruction.
+
+A kernel is traced as Python, in which ``python -O`` drops every ``assert``; so the error is raised by a call. Each
+message names the function, what is required, what came and what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sbuf import SbufPlan, dtype_bytes
+from nkilib.nki import nisa, nl
+
+# A free axis of an instruction has a 16-bit size (nki/guides/architecture/trainium_inferentia2_arch.rst).
+FREE_AXIS_MAX = 65535
+# Bound on rows * chunk_size * bytes of a batch that the published API states.
+BATCH_BYTES_MAX = 24 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the rows of a kernel are called in its messages.
+
+    Attributes:
+        row: what a row is, as in "vocabulary size".
+        rows_per_batch: the name of that argument.
+    """
+
+    row: str
+    rows_per_batch: str
+
+
+def require(is_met: bool, message: str) -> None:
+    """Refuse an argument.
+
+    Raises:
+        AssertionError: with ``message``, unless the requirement is met.
+    """
+    if not is_met:
+        raise AssertionError(message)
+
+
+def require_flag(function: str, name: str, flag: bool) -> None:
+    """True or False."""
+    require(flag in (True, False), f"{function}: {name} must be True or False, got {flag}")
+
+
+def require_indirect_dma(function: str) -> None:
+    """A generation with DMA by a vector offset."""
+    require(
+        nisa.get_nc_version() != nisa.nc_version.gen2,
+        f"{function}: needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1",
+    )
+
+
+def require_float_type(function: str, name: str, dtype: nl.DType) -> None:
+    """One of the two types that the kernels compute in."""
+    require(
+        dtype in (nl.bfloat16, nl.float32),
+        f"{function}: {name} must be nl.bfloat16 or nl.float32, got {dtype}; use one of the two",
+    )
+
+
+def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, length: int, like: str) -> None:
+    """A float32 for each of ``length``; ``like`` is what the vector is flattened as."""
+    if vector_hbm is None:
+        raise AssertionError(f"{function}: {name} must be a tensor of shape ({length},), got None")
+    require(
+        tuple(vector_hbm.shape) == (length,),
+        f"{function}: {name} must have shape ({length},), got {vector_hbm.shape}; flatten it as {like}",
+    )
+    require(
+        vector_hbm.dtype == nl.float32,
+        f"{function}: {name} must be float32, got {vector_hbm.dtype}; cast it to float32",
+    )
+
+
+def require_rows_per_batch(function: str, name: str, rows: int) -> None:
+    """One row a partition; ``name`` is that of the argument."""
+    partitions = nl.tile_size.pmax
+    require(
+        isinstance(rows, int) and 0 < rows <= partitions,
+        f"{function}: {name} must be an integer from 1 to {partitions}, got {rows}",
+    )
+
+
+def require_chunk_size(
+    function: str, chunk_size: int, row_size: int, rows_per_batch: int, dtype: nl.DType, plan: SbufPlan, words: Words
+) -> None:
+    """A chunk that an instruction takes, and that fits a partition with what stands beside it."""
+    nbytes = dtype_bytes(dtype)
+    fitting = plan.largest_chunk(dtype)
+    largest = min(row_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // (rows_per_batch * nbytes))
+    fits = f"the largest chunk_size that fits is {largest}"
+    require(
+        isinstance(chunk_size, int) and chunk_size > 0,
+        f"{function}: chunk_size must be a positive integer, got {chunk_size}; the largest that fits is {largest}",
+    )
+    require(
+        chunk_size <= row_size,
+        f"{function}: chunk_size must be at most the {words.row} size {row_size}, got {chunk_size}; "
+        f"pass chunk_size={largest}",
+    )
+    require(
+        chunk_size <= FREE_AXIS_MAX,
+        f"{function}: chunk_size must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, "
+        f"got {chunk_size}; the largest that fits is {largest}",
+    )
+    require(
+        rows_per_batch * chunk_size * nbytes <= BATCH_BYTES_MAX,
+        f"{function}: {words.rows_per_batch} * chunk_size * bytes of dtype must be at most {BATCH_BYTES_MAX}, "
+        f"got {rows_per_batch} * {chunk_size} * {nbytes}; {fits}",
+    )
+    if plan.num_scratch == 0:
+        takes = f"takes {chunk_size * nbytes} bytes of an SBUF partition, which has {plan.bytes_that_fit} for it"
+    else:
+        takes = f"and {plan.num_scratch} of float32 beside each do not fit an SBUF partition"
+    require(chunk_size <= fitting, f"{function}: a chunk of {chunk_size} elements of {dtype} {takes}; {fits}")

@@ -1,0 +1,91 @@
+"""How a partition of SBUF is divided: chunk buffers as large as asked for, scratch beside them, and small tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.nki import nl
+
+# One chunk is loaded, one is Vector's, one Scalar's or stored; a fourth buffer covers the latencies between them. More
+# buy nothing.
+MAX_CHUNK_BUFFERS = 4
+# Scratch is float32.
+SCRATCH_BYTES = 4
+
+
+def dtype_bytes(dtype: nl.DType) -> int:
+    """Bytes of an element of bfloat16 or float32."""
+    return 4 if dtype == nl.float32 else 2
+
+
+@dataclass(frozen=True)
+class TileRing:
+    """Tiles of a chunk's size that the chunks take in turn; none where a kernel needs none."""
+
+    tiles_sbuf: list[nl.NkiTensor]
+
+    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The one for chunk number ``load`` of the core, of the shape of another tile of that chunk."""
+        rows, columns = like_sbuf.shape
+        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+
+
+@dataclass(frozen=True)
+class SbufPlan:
+    """What a kernel wants of a partition, whatever its chunk size is.
+
+    Attributes:
+        small_bytes: set aside for small tiles, with room for alignment.
+        num_scratch: float32 tiles of a chunk's size that a chunk needs beside its buffer.
+    """
+
+    small_bytes: int
+    num_scratch: int = 0
+
+    @property
+    def bytes_that_fit(self) -> int:
+        """Bytes of a partition that chunk buffers and scratch may take."""
+        return nl.tile_size.sbuf_fmax_bytes - self.small_bytes
+
+    def largest_chunk(self, dtype: nl.DType) -> int:
+        """Columns of the largest chunk of which one buffer fits together with its scratch."""
+        return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * SCRATCH_BYTES)
+
+    def divided(self, rows: int, chunk_size: int, dtype: nl.DType, loads: int) -> DividedSbuf:
+        """The plan for chunks [rows, chunk_size] of ``dtype``, of which the core loads ``loads``."""
+        scratch_bytes = self.num_scratch * chunk_size * SCRATCH_BYTES
+        chunk_bytes = chunk_size * dtype_bytes(dtype)
+        # Two of each scratch tile, where they leave room for two chunk buffers.
+        turns = 2 if loads > 1 and 2 * (scratch_bytes + chunk_bytes) <= self.bytes_that_fit else 1
+        fitting = (self.bytes_that_fit - turns * scratch_bytes) // chunk_bytes
+        return DividedSbuf(rows, chunk_size, dtype, turns, max(1, min(MAX_CHUNK_BUFFERS, fitting, loads)))
+
+
+@dataclass(frozen=True)
+class DividedSbuf:
+    """A plan for chunks of one size.
+
+    Attributes:
+        rows, chunk_size, dtype: of a chunk.
+        turns: tiles in a ring of scratch.
+        chunk_buffers: as many as fit, at most one for each load: with two or more, loads and stores run beside the
+            computation.
+    """
+
+    rows: int
+    chunk_size: int
+    dtype: nl.DType
+    turns: int
+    chunk_buffers: int
+
+    def buffers(self) -> list[nl.NkiTensor]:
+        """The chunk buffers."""
+        return self._tiles(self.chunk_buffers, self.dtype)
+
+    def ring(self, is_needed: bool) -> TileRing:
+        """One of the plan's scratch tiles; an empty ring if it is not needed."""
+        return TileRing(self._tiles(self.turns if is_needed else 0, nl.float32))
+
+    def _tiles(self, count: int, dtype: nl.DType) -> list[nl.NkiTensor]:
+        shape = (self.rows, self.chunk_size)
+        return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)]

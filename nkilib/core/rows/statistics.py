@@ -1,0 +1,203 @@
+"""Maximum and sum of exponentials of every row, gathered chunk by chunk.
+
+For chunk k let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k of m_k,
+
+    sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m),
+
+so that chunks need not know of each other (Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). The pairs
+(m_k, s_k) of all chunks of a group of batches stand in two tiles ``[rows, batches, columns]``, and one instruction
+combines those of the whole group: nothing of shape [P, 1] stands between a chunk and the next one, and few logs are
+taken.
+
+A batch of more than ``STATISTICS_COLUMNS`` chunks is alone in its group; whenever its columns are full, they are
+combined into column 0.
+
+The tiles hold -m_k, which is what the ``bias`` of an activation wants. It is clamped to the finite float32 range: a
+chunk of -inf alone then gives exp(-inf - lowest) = 0, not NaN from inf - inf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
+from nkilib.nki import nisa, nl
+
+# Columns of the tiles of per-chunk statistics, which the batches of a group share.
+STATISTICS_COLUMNS = 128
+
+
+def most_batches_of_group(num_chunks: int) -> int:
+    """How many batches of so many chunks a row share the columns of the statistics."""
+    return max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // num_chunks))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands that is known of a chunk: its batch in the group, and its column."""
+
+    batch: int
+    column: int
+
+    def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """There, in a tile [rows, batches, columns]: a view [rows, 1]."""
+        return tile_sbuf[:, self.batch, self.column : self.column + 1]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How a group of batches keeps what is known of each of its chunks.
+
+    Attributes:
+        rows, batches: of the group.
+        count: columns, at least two where a row has more chunks than columns.
+    """
+
+    rows: int
+    batches: int
+    count: int
+
+    @classmethod
+    def of_group(cls, group: BatchGroup, num_chunks: int) -> Columns:
+        """For rows of so many chunks."""
+        return cls(group.rows, group.batches, min(num_chunks, STATISTICS_COLUMNS))
+
+    def tile(self) -> nl.NkiTensor:
+        """A float32 number for each chunk: [rows, batches, count]."""
+        return nl.ndarray((self.rows, self.batches, self.count), dtype=nl.float32, buffer=nl.sbuf)
+
+    def row_tile(self, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """A number for each row: [rows, batches]."""
+        return nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
+
+    def place(self, batch: int, chunk: int) -> Place:
+        """Where chunk number ``chunk`` of the rows of a batch stands."""
+        return Place(batch, self._column(chunk))
+
+    def _column(self, chunk: int) -> int:
+        """Column 0 for chunk 0, and later for what was combined; the other chunks take the other columns in turn."""
+        return 0 if chunk == 0 else 1 + (chunk - 1) % (self.count - 1)
+
+    def in_use(self, tile_sbuf: nl.NkiTensor, chunks: int) -> nl.NkiTensor:
+        """The part of a tile that holds something once ``chunks`` chunks of each row have gone through."""
+        return tile_sbuf[:, :, 0 : 1 + self._column(chunks - 1)]
+
+    def are_full(self, chunk: int) -> bool:
+        """Whether the chunks before have to be combined into column 0, before a chunk that finds no column."""
+        return chunk >= self.count and self._column(chunk) == 1
+
+    def restart(self, tile_sbuf: nl.NkiTensor, row_sbuf: nl.NkiTensor) -> None:
+        """Put what was combined into column 0; full columns are those of a single batch."""
+        nisa.tensor_copy(dst=tile_sbuf[:, 0, 0:1], src=row_sbuf)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Maxima and sums of a group of batches, float32 but for ``exact_neg_max_sbuf``.
+
+    Attributes:
+        columns: how the tiles of chunks are laid out.
+        neg_max_sbuf, sums_sbuf, weights_sbuf: -m_k, s_k and exp(m_k - m), [rows, batches, columns].
+        exact_neg_max_sbuf: -m_k of one chunk, not clamped, in the type of the chunk, [rows, 1].
+        row_neg_max_sbuf, row_sum_sbuf, log_sum_sbuf: -m, d and log d of rows, [rows, batches].
+    """
+
+    columns: Columns
+    neg_max_sbuf: nl.NkiTensor
+    sums_sbuf: nl.NkiTensor
+    weights_sbuf: nl.NkiTensor
+    exact_neg_max_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    row_sum_sbuf: nl.NkiTensor
+    log_sum_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, columns: Columns, dtype: nl.DType) -> Statistics:
+        """For chunks of ``dtype``."""
+        return cls(
+            columns,
+            neg_max_sbuf=columns.tile(),
+            sums_sbuf=columns.tile(),
+            weights_sbuf=columns.tile(),
+            exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
+            row_neg_max_sbuf=columns.row_tile(),
+            row_sum_sbuf=columns.row_tile(),
+            log_sum_sbuf=columns.row_tile(),
+        )
+
+    def take_maximum(self, chunk_sbuf: nl.NkiTensor, place: Place, scale: float = 1.0) -> None:
+        """-m_k of one chunk, exactly and clamped; of elements that are the chunk times ``scale``, at most that."""
+        # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
+        # type.
+        nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
+        if scale == 1.0:
+            nisa.tensor_scalar(
+                dst=place.of(self.neg_max_sbuf),
+                data=self.exact_neg_max_sbuf,
+                op0=nl.minimum,
+                operand0=FLOAT32_HIGHEST,
+                op1=nl.maximum,
+                operand1=FLOAT32_LOWEST,
+            )
+        else:
+            nisa.tensor_scalar(
+                dst=place.of(self.neg_max_sbuf),
+                data=self.exact_neg_max_sbuf,
+                op0=nl.multiply,
+                operand0=scale,
+                op1=nl.minimum,
+                operand1=FLOAT32_HIGHEST,
+            )
+
+    def take_sum(
+        self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place, scale: float = 1.0
+    ) -> None:
+        """s_k of one chunk, whose maximum is there. The exponentials may be written over the chunk."""
+        nisa.activation(
+            dst=exponentials_sbuf,
+            op=nl.exp,
+            data=chunk_sbuf,
+            bias=place.of(self.neg_max_sbuf),
+            scale=scale,
+            reduce_op=nl.add,
+            reduce_res=place.of(self.sums_sbuf),
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    def restart(self) -> None:
+        """Put -m and d of the chunks so far into column 0."""
+        self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
+        self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
+
+    def take_distances(self, chunks: int) -> nl.NkiTensor:
+        """-m = min of -m_k, and m_k - m, which are returned and take the place of the weights.
+
+        Needs no sums: issued right after the last of ``chunks`` chunks of a row, it keeps no engine waiting.
+        """
+        neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
+        distances_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
+        nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
+        nisa.tensor_tensor(
+            dst=distances_sbuf,
+            data1=self.row_neg_max_sbuf.expand_dim(2).broadcast(2, distances_sbuf.shape[2]),
+            data2=neg_max_sbuf,
+            op=nl.subtract,
+        )
+        return distances_sbuf
+
+    def take_weights(self, chunks: int) -> None:
+        """The weights exp(m_k - m), once the distances are there."""
+        weights_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
+        nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf)
+
+    def combine_sums(self, chunks: int) -> None:
+        """d = sum of s_k * exp(m_k - m). Vector waits here until Scalar is done with the last chunk and the weights."""
+        sums_sbuf = self.columns.in_use(self.sums_sbuf, chunks)
+        weights_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
+        nisa.tensor_tensor(dst=weights_sbuf, data1=weights_sbuf, data2=sums_sbuf, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=weights_sbuf, axis=2)
+
+    def take_logs(self) -> None:
+        """log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

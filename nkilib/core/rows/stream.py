@@ -1,0 +1,101 @@
+"""Loads of chunks ahead of the computation: each queue and each engine runs its instructions in the order of issue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.batches import Batch
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some columns of the rows of a batch.
+
+    Attributes:
+        load: its number among all chunks of the core.
+        batch: its rows.
+        number: in its row, from 0.
+        start, end: its columns.
+    """
+
+    load: int
+    batch: Batch
+    number: int
+    start: int
+    end: int
+
+    @property
+    def columns(self) -> int:
+        """How many."""
+        return self.end - self.start
+
+    def of(self, matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """The part of a matrix that the chunk is, a view."""
+        first = self.batch.first
+        return matrix_hbm[first : first + self.batch.span : self.batch.cores, self.start : self.end]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A matrix as the chunks that a core takes one after the other, and the buffers that they take in turn.
+
+    Attributes:
+        matrix_hbm: [N, columns].
+        batches: of the core, in the order of its visits; a batch may be visited more than once.
+        buffers_sbuf: one or more tiles [rows, columns of a chunk].
+    """
+
+    matrix_hbm: nl.NkiTensor
+    batches: list[Batch]
+    buffers_sbuf: list[nl.NkiTensor]
+
+    @property
+    def chunk_size(self) -> int:
+        """Columns of a chunk but for the last one of a row, which may have fewer."""
+        return self.buffers_sbuf[0].shape[1]
+
+    @property
+    def num_chunks(self) -> int:
+        """Of a row."""
+        return div_ceil(self.matrix_hbm.shape[1], self.chunk_size)
+
+    @property
+    def loads(self) -> int:
+        """Chunks of the core."""
+        return len(self.batches) * self.num_chunks
+
+    def chunk(self, load: int) -> Chunk:
+        """Chunk number ``load`` of the core, counted over all batches."""
+        visit, number = divmod(load, self.num_chunks)
+        start = number * self.chunk_size
+        end = min(start + self.chunk_size, self.matrix_hbm.shape[1])
+        return Chunk(load, self.batches[visit], number, start, end)
+
+    def loaded(self, load: int) -> nl.NkiTensor:
+        """A chunk on chip; also issues the loads of later ones, for which there are buffers.
+
+        The chunks take the buffers in turn. Of three or more, one is left to the chunk before, which is still computed
+        on or stored: a load that waits for it would hold up whatever its queue has to do next.
+
+        Args:
+            load: which one; to be called with 0, 1, 2, ...
+
+        Returns:
+            tile [rows, columns of the chunk].
+        """
+        buffers = len(self.buffers_sbuf)
+        in_flight = max(min(2, buffers), buffers - 1)
+        first = 0 if load == 0 else load + in_flight - 1
+        for number in range(first, min(load + in_flight, self.loads)):
+            nisa.dma_copy(dst=self.on_chip(number), src=self.chunk(number).of(self.matrix_hbm))
+        return self.on_chip(load)
+
+    def on_chip(self, load: int) -> nl.NkiTensor:
+        """The tile that chunk number ``load`` is loaded into."""
+        chunk = self.chunk(load)
+        buffer_sbuf = self.buffers_sbuf[load % len(self.buffers_sbuf)]
+        if buffer_sbuf.shape == (chunk.batch.rows, chunk.columns):
+            return buffer_sbuf
+        return buffer_sbuf[0 : chunk.batch.rows, 0 : chunk.columns]

@@ -1,0 +1,160 @@
+"""The backward on one core: one exponential an element, and the gradient at the targets beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.elements import row_elements
+from nkilib.core.rows.sbuf import TileRing
+from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, FactorRings, Sums
+from nkilib.experimental.loss.cross_entropy.coefficients import (
+    Coefficients,
+    TargetCoefficients,
+    UniformCoefficients,
+)
+from nkilib.experimental.loss.cross_entropy.options import Launch, Options
+from nkilib.experimental.loss.cross_entropy.preparation import Preparation, make_preparation
+from nkilib.experimental.loss.cross_entropy.softcap import capped_softmax, through_cap
+from nkilib.experimental.loss.cross_entropy.upstream import UniformUpstream, Upstream
+from nkilib.nki import nisa, nl
+
+
+def backward_of_core(launch: Launch, options: Options, upstream: Upstream, grad_logits_hbm: nl.NkiTensor) -> None:
+    """The gradient of the positions of this core; ``grad_logits`` may be the logits."""
+    batches = launch.batches()
+    if batches:
+        _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)
+
+
+@dataclass(frozen=True)
+class _GatheredTarget:
+    """The logits of a batch's targets, before a store may overwrite them.
+
+    Attributes:
+        coefficients: of the batch.
+        logit_sbuf: [rows, 1].
+        gather: that fetches them.
+    """
+
+    coefficients: UniformCoefficients | TargetCoefficients
+    logit_sbuf: nl.NkiTensor
+    gather: nisa.NkiInstruction
+
+
+@dataclass
+class _BatchState:
+    """A batch whose chunks come, and then its targets' gradient.
+
+    Attributes:
+        batch: its positions.
+        coefficients: made before its first chunk.
+        stores: of its chunks.
+        target: gathered beside its first chunk; None for class probabilities.
+    """
+
+    batch: Batch
+    coefficients: Coefficients
+    stores: list[nisa.NkiInstruction] = field(default_factory=list)
+    target: _GatheredTarget | None = None
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """What all chunks have in common.
+
+    Attributes:
+        launch, options: of the kernel.
+        logits: the chunks.
+        factors: of the classes.
+        exponentials, squares: scratch, for what its name says.
+        preparation: of the coefficients.
+    """
+
+    launch: Launch
+    options: Options
+    logits: Stream
+    factors: ClassFactors
+    exponentials: TileRing
+    squares: TileRing
+    preparation: Preparation
+
+    @classmethod
+    def make(cls, launch: Launch, options: Options, upstream: Upstream, batches: list[Batch]) -> _Backward:
+        sbuf = launch.divided(options.backward_plan, batches)
+        of_exponentials, squares = sbuf.ring(not options.is_plain), sbuf.ring(options.softcap is not None)
+        rings = FactorRings.make(sbuf, options)
+        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        factors = ClassFactors.make(launch, options, logits, rings, _what_is_summed(options, upstream))
+        preparation = make_preparation(launch, options, upstream, factors)
+        return cls(launch, options, logits, factors, of_exponentials, squares, preparation)
+
+    def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
+        """Go through all chunks. A batch is prepared beside the first chunk of the one before."""
+        chunks, batches = self.logits.num_chunks, self.logits.batches
+        # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
+        early = chunks - 1 if self.factors.sums is Sums.POSITIONS else 0
+        coefficients = self.preparation.prepared(0, batches[0])
+        previous = None
+        for number, batch in enumerate(batches):
+            state = _BatchState(batch, coefficients)
+            for load in range(number * chunks, (number + 1) * chunks):
+                chunk, chunk_sbuf = self.logits.chunk(load), self.logits.loaded(load)
+                self._take_gradient(state.coefficients, chunk, chunk_sbuf)
+                if chunk.number == 0:
+                    state.target = self._gathered(state)
+                if chunk.number == early and number + 1 < len(batches):
+                    coefficients = self.preparation.prepared(number + 1, batches[number + 1])
+                store = nisa.dma_copy(dst=chunk.of(grad_logits_hbm), src=chunk_sbuf)
+                state.stores.append(store)
+                if state.target is not None:
+                    store.depends_on(state.target.gather)  # in place it overwrites the target's logit
+                # Later than its last store, so that the scatter need not wait for it, nor Scalar for the gather.
+                if previous is not None and chunk.number == min(1, chunks - 1):
+                    self._scatter(previous, grad_logits_hbm)
+            previous = state
+        if previous is not None:
+            self._scatter(previous, grad_logits_hbm)
+
+    def _take_gradient(self, coefficients: Coefficients, chunk: Chunk, chunk_sbuf: nl.NkiTensor) -> None:
+        """The gradient of a chunk of logits, where they stand: in float32, rounded once, when it is written there."""
+        if isinstance(coefficients, UniformCoefficients):
+            nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
+            return
+        exponentials_sbuf = self.exponentials.tile(chunk.load, chunk_sbuf)
+        if self.options.softcap is None:
+            nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
+            coefficients.apply(chunk_sbuf, exponentials_sbuf, self.factors.loaded(chunk.load))
+            return
+        squares_sbuf = self.squares.tile(chunk.load, chunk_sbuf)
+        capped_softmax(exponentials_sbuf, squares_sbuf, chunk_sbuf, coefficients.bias_sbuf, self.options.softcap)
+        coefficients.apply(exponentials_sbuf, exponentials_sbuf, self.factors.loaded(chunk.load))
+        through_cap(chunk_sbuf, exponentials_sbuf, squares_sbuf)
+
+    def _gathered(self, state: _BatchState) -> _GatheredTarget | None:
+        coefficients = state.coefficients
+        if not isinstance(coefficients, UniformCoefficients | TargetCoefficients):
+            return None
+        logit_sbuf = nl.ndarray((state.batch.rows, 1), dtype=self.launch.dtype, buffer=nl.sbuf)
+        elements_hbm = row_elements(self.launch.logits_hbm, coefficients.index_sbuf, state.batch)
+        return _GatheredTarget(coefficients, logit_sbuf, nisa.dma_copy(dst=logit_sbuf, src=elements_hbm))
+
+    def _scatter(self, state: _BatchState, grad_logits_hbm: nl.NkiTensor) -> None:
+        """Put the gradient at the targets of a batch over what the batch's stores have put there."""
+        if state.target is None:
+            return
+        coefficients = state.target.coefficients
+        gradient_sbuf = coefficients.at_target(state.target.logit_sbuf, self.launch.dtype)
+        elements_hbm = row_elements(grad_logits_hbm, coefficients.index_sbuf, state.batch)
+        scatter = nisa.dma_copy(dst=elements_hbm, src=gradient_sbuf)
+        for store in state.stores:
+            scatter.depends_on(store)
+
+
+def _what_is_summed(options: Options, upstream: Upstream) -> Sums:
+    if isinstance(upstream, UniformUpstream):
+        return Sums.NOTHING
+    if options.has_probabilities:
+        return Sums.POSITIONS if upstream.target_weight_hbm is None else Sums.NOTHING
+    return Sums.CLASSES if options.needs_class_weights and upstream.weight_sum is None else Sums.NOTHING

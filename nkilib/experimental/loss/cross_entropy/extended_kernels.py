@@ -1,0 +1,172 @@
+"""Cross-entropy with the options of training recipes. What is off costs nothing but a mask for ignored positions."""
+
+from __future__ import annotations
+
+from nkilib.core.rows.checks import require_flag
+from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
+from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.cross_entropy.options import Launch, LossOptions, Wanted
+from nkilib.experimental.loss.cross_entropy.results import Results
+from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.cross_entropy.validation import validate_tiles, validate_upstream, validated_options
+from nkilib.nki import nl
+
+
+def extended_cross_entropy_forward(
+    logits_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None = None,
+    positions_per_batch: int = 32,
+    chunk_size: int = 8192,
+    dtype: nl.DType = nl.bfloat16,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    with_argmax: bool = False,
+    with_entropy: bool = False,
+    first_class: int = 0,
+    num_classes: int | None = None,
+    with_distance_sum: bool = False,
+    with_log_sum: bool = False,
+) -> tuple[nl.NkiTensor, ...]:
+    """Cross-entropy loss of every position with class weights, label smoothing, z-loss and a cap of the logits.
+
+    With z the logits, or ``c * tanh(logits / c)`` for a cap c, lse the log-sum-exp of z, w the class weights (1 without
+    any), e the label smoothing, s the factor of the squared log-sum-exp and V the number of classes, the loss is::
+
+        (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
+
+    and 0 where the target t is ``ignore_index``. For class probabilities y it is, with y' = (1 - e) * y + e / V::
+
+        sum_k w[k] * y'[k] * (lse - z[k]) + s * lse^2
+
+    Without s this is ``F.cross_entropy(z, targets, weight, reduction="none", ...)`` of PyTorch. Launch as the plain
+    kernel.
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: classes of the logits (V > 0).
+
+    Args:
+        logits_hbm: [N, V], bfloat16 or float32, in HBM.
+        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; another value is an out-of-range access of
+            the DMA engine. Or class probabilities, [N, V], float32 or bfloat16.
+        class_weight_hbm: [V], float32, in HBM.
+        positions_per_batch: positions that are worked on at a time, 1 to 128.
+        chunk_size: classes that are worked on at a time, 1 to min(V, 65535); a chunk and the tiles that the options
+            need beside it fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits whatever the options are.
+        dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded.
+        ignore_index: target of positions that do not count, an integer of 32 bits.
+        label_smoothing: e, in [0, 1]; arXiv 1512.00567.
+        logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is.
+        lse_square_scale: s, from 0 to 1e30; arXiv 2204.02311.
+        with_argmax: also return the first class of the largest logit; V there at most 2^24.
+        with_entropy: also return the entropy of the softmax.
+        first_class: class of the first column, where the logits are a shard of the vocabulary. Targets and argmax count
+            over all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
+        num_classes: of all shards; None: V.
+        with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m; for probabilities
+            ``sum_k w[k] y'[k] (m - z[k])``.
+        with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that combine these
+            instead of lse lose nothing to the rounding of large logits.
+
+    Returns:
+        Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` of
+        probabilities, 0 where the position is ignored or the class in another shard; position_weight, ``w[t]`` or 0
+        likewise, or ``sum_k w[k] y'[k]``. Then what was asked for: argmax (int32; num_classes in a row with a NaN),
+        entropy, distance_sum, maximum and log_sum.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "extended_cross_entropy_forward"
+    launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum)
+    options = validated_options(launch, recipe, first_class, num_classes, wanted)
+    validate_tiles(launch, options.forward_plan)
+    results = Results.of_options(launch.num_positions, options)
+    forward_of_core(launch, options, results)
+    return results.returned()
+
+
+def extended_cross_entropy_backward(
+    logits_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    lse_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    grad_lse_hbm: nl.NkiTensor | None = None,
+    grad_logprob_hbm: nl.NkiTensor | None = None,
+    class_weight_hbm: nl.NkiTensor | None = None,
+    positions_per_batch: int = 32,
+    chunk_size: int = 8192,
+    dtype: nl.DType = nl.bfloat16,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    inplace: bool = False,
+    first_class: int = 0,
+    num_classes: int | None = None,
+    target_weight_hbm: nl.NkiTensor | None = None,
+    weight_sum: float | None = None,
+    maximum_hbm: nl.NkiTensor | None = None,
+    log_sum_hbm: nl.NkiTensor | None = None,
+) -> nl.NkiTensor:
+    """Gradient with respect to the logits of what the forward returns.
+
+    Of the loss, of lse, and of the target's log-probability ``z[t] - lse``, each times the gradient that comes to it.
+    The row of an ignored position is ``grad_lse * softmax``, 0 without it. In PyTorch, with the forward's results::
+
+        torch.autograd.grad((loss, lse, logprob), logits, (grad_loss, grad_lse, grad_logprob))
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: classes of the logits (V > 0).
+
+    Args:
+        logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, ignore_index,
+            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: as in the forward. The tiling
+            need not be the same.
+        lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
+        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
+        grad_lse_hbm: [N], float32, in HBM: gradient of each lse.
+        grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability; not with class probabilities.
+        inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
+        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know; of
+            probabilities ``sum_k w[k] y'[k]``, the forward's position_weight, which otherwise takes another pass over
+            them.
+        weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot. Not looked at
+            for probabilities.
+        maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
+            shards. With them the softmax loses nothing to the rounding of a large lse.
+
+    Returns:
+        grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "extended_cross_entropy_backward"
+    launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    upstream = PositionUpstream(
+        lse_hbm,
+        grad_loss_hbm,
+        grad_lse_hbm,
+        grad_logprob_hbm,
+        target_weight_hbm,
+        weight_sum,
+        maximum_hbm,
+        log_sum_hbm,
+    )
+    options = validated_options(launch, recipe, first_class, num_classes)
+    require_flag(function, "inplace", inplace)
+    validate_upstream(launch, options, upstream)
+    validate_tiles(launch, options.backward_plan)
+    grad_logits_hbm = logits_hbm
+    if not inplace:
+        grad_logits_hbm = nl.ndarray(logits_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_hbm")
+    backward_of_core(launch, options, upstream, grad_logits_hbm)
+    return grad_logits_hbm

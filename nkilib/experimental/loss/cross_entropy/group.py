@@ -1,0 +1,115 @@
+"""What the forward gathers of a group of batches, whose results are made at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.argmax import Argmax
+from nkilib.core.rows.batches import BatchGroup
+from nkilib.core.rows.moments import FirstMoment, Moments
+from nkilib.core.rows.statistics import Columns, Statistics
+from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
+from nkilib.nki import nl
+
+
+@dataclass(frozen=True)
+class TargetValues:
+    """What is gathered at the targets of a group: tiles [rows, batches].
+
+    Attributes:
+        logits_sbuf: the logits, in the type of the chunks.
+        masks: which targets count; None where all do.
+        weights_sbuf: float32 weights of the classes that the targets, moved where they have to be, stand for; None
+            without class weights.
+    """
+
+    logits_sbuf: nl.NkiTensor
+    masks: TargetMasks | None
+    weights_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(cls, columns: Columns, dtype: nl.DType, options: Options) -> TargetValues:
+        """Not written yet."""
+        return cls(
+            columns.row_tile(dtype),
+            None if options.is_plain else TargetMasks.make(columns.rows, columns.batches),
+            columns.row_tile() if options.is_weighted else None,
+        )
+
+    def masks_of_batch(self, batch: int) -> TargetMasks | None:
+        """The masks of one batch of the group."""
+        return None if self.masks is None else self.masks.of_batch(batch)
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is gathered of a group of batches; None for what nobody asks for.
+
+    Attributes:
+        batches: of the group.
+        statistics, moments, argmax: chunk by chunk.
+        exact_neg_max_sbuf: where an argmax is asked for, minus the maximum of one chunk of logits, [rows, 1].
+        targets: None for class probabilities.
+    """
+
+    batches: BatchGroup
+    statistics: Statistics
+    moments: Moments | None
+    argmax: Argmax | None
+    exact_neg_max_sbuf: nl.NkiTensor
+    targets: TargetValues | None
+
+    @classmethod
+    def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> Group:
+        """For rows of so many chunks of ``dtype``."""
+        columns = Columns.of_group(batches, num_chunks)
+        is_capped = options.softcap is not None
+        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype)
+        exact_neg_max_sbuf = statistics.exact_neg_max_sbuf
+        if is_capped and options.wanted.argmax:
+            exact_neg_max_sbuf = nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf)
+        return cls(
+            batches,
+            statistics,
+            Moments.make(columns, options.sums_classes, options.wanted.entropy),
+            Argmax.make(columns, options.classes.total, dtype) if options.wanted.argmax else None,
+            exact_neg_max_sbuf,
+            None if options.has_probabilities else TargetValues.make(columns, dtype, options),
+        )
+
+    @property
+    def first_moment(self) -> FirstMoment:
+        """What is summed over the classes of each row.
+
+        Raises:
+            ValueError: nothing is.
+        """
+        if self.moments is None or self.moments.first is None:
+            raise ValueError("cross_entropy: no option sums over the classes")
+        return self.moments.first
+
+    def take_weights(self, chunks: int) -> None:
+        """How the chunks of each row are to be weighted, when ``chunks`` of them have gone through."""
+        distances_sbuf = self.statistics.take_distances(chunks)
+        if self.moments is not None:
+            self.moments.keep_distances(distances_sbuf, chunks)
+        self.statistics.take_weights(chunks)
+
+    def combine(self, chunks: int) -> None:
+        """What was gathered of chunks becomes that of rows, once the weights are there."""
+        if self.moments is not None:
+            self.moments.combine(self.statistics, chunks)
+        if self.argmax is not None:
+            self.argmax.combine(chunks)
+        self.statistics.combine_sums(chunks)
+
+    def restart(self, chunks: int) -> None:
+        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        self.take_weights(chunks)
+        self.combine(chunks)
+        self.statistics.restart()
+        if self.moments is not None:
+            self.moments.restart()
+        if self.argmax is not None:
+            self.argmax.restart()

@@ -1,0 +1,371 @@
+"""Which positions_per_batch and chunk_size to launch the kernels with: arithmetic only, for host code.
+
+The time of a launch is estimated for each of some thirty chunk sizes, and the least one is taken. The estimate knows
+what a larger chunk costs (the first load and the last chunk overlap with nothing) and what it saves (each chunk has
+fixed costs). It stands for differences between tilings, not for times: terms that all tilings share are left out.
+``nkilib.simulator.profile`` models times; the tests compare the choice with it.
+
+Batches are of 128 positions always: every engine takes as long for one position as for 128.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import index
+from typing import Any, NamedTuple
+
+from nkilib.core.cores import positions_of_core
+from nkilib.core.rows.batches import GROUP_BATCHES_MAX
+from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES
+from nkilib.core.rows.statistics import STATISTICS_COLUMNS
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN
+
+# Kernels are launched on the two cores of a logical NeuronCore.
+CORES = 2
+POSITIONS_PER_BATCH = 128
+# Equal chunks, from one to so many a row, leave no short one at the end. A short one at the end may be better: what
+# comes after it is short as well, which only some round sizes offer.
+_MOST_EQUAL_CHUNKS = 16
+_ROUND_SIZES = (2048, 4096, 8192, 16384, 32768, 40960, 49152, FREE_AXIS_MAX)
+
+# Each of the 16 DMA engines serves so many partitions.
+_PARTITIONS_OF_DMA_ENGINE = 8
+# Nanoseconds, the same for trn2 and trn3: a row of a DMA at least; from the trigger to the first byte; from the last
+# byte to the consumer; between two triggers; loading an activation table; a result until another engine can use it.
+_DMA_ROW, _DMA_FIXED, _DMA_TO_CONSUMER, _DMA_TRIGGER = 58.0, 1000.0, 300.0, 600.0
+_TABLE, _VECTOR_RESULT, _SCALAR_RESULT, _SYNC = 1280.0, 150.0, 300.0, 60.0
+# Cycles: between two instructions; the least that one takes; reading a sum out of the accumulators.
+_ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
+
+# What remains was fitted to the simulator's profiles of some two hundred launches of all sizes on trn2, in nanoseconds.
+# Logs and results of a group of batches.
+_GROUP = 3500.0
+# Of two tilings that are nearly alike, the one of fewer chunks is faster.
+_CHUNK = 20.0
+# Where the results of the last group but one are taken beside a single chunk, or beside more than two.
+_GROUP_BESIDE_ONE_CHUNK, _GROUP_BESIDE_MANY = 1500.0, 1000.0
+# How much later than its chunks a gather may end without delaying the losses.
+_GATHER_SLACK = 2500.0
+# In place, the first store waits for the gather; two chunks that are loaded meanwhile cover part of that.
+_FIRST_STORE, _IDLE_BEFORE_STORES = 7300.0, 4000.0
+# The first exponential waits for two activation tables.
+_FIRST_EXPONENTIAL = 1500.0
+
+# In the backward, of two tilings that are nearly alike, the one that waits less for a long first load is faster.
+_SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
+# In the backward, loads wait for stores where buffers are few.
+_OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
+
+
+# Of tilings whose estimates differ by less than that, the largest chunks are taken: they need the fewest instructions.
+_AS_GOOD = 1.001
+
+
+class Tiling(NamedTuple):
+    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+
+    Attributes:
+        positions_per_batch: positions that are worked on at a time.
+        chunk_size: vocabulary entries that are worked on at a time.
+    """
+
+    positions_per_batch: int
+    chunk_size: int
+
+
+class _Machine(NamedTuple):
+    """A generation: usable SBUF bytes of a partition, nanoseconds of a cycle, and of a byte on a DMA engine.
+
+    Copied from ``nkilib/simulator/hardware``, which a device does without; a test compares the two.
+    """
+
+    sbuf_bytes: int
+    vector_ns: float
+    scalar_ns: float
+    dma_byte_ns: float
+    scalar_bf16_per_cycle: int
+
+
+_MACHINES = {
+    "trn2": _Machine(212_984, 1 / 0.96, 1 / 1.2, 1 / 23.0, 1),
+    "trn3": _Machine(245_752, 1 / 1.2, 1 / 1.2, 1 / 33.0, 2),
+}
+
+
+class _Tiles(NamedTuple):
+    """What an element of a chunk takes of a partition beside the chunk buffers, in bytes.
+
+    Attributes:
+        small: set aside for small tiles, whatever the chunk size is.
+        most: scratch of a launch with every option: it has to fit.
+        usual: scratch of a launch with none: what it leaves are chunk buffers.
+    """
+
+    small: int
+    most: int
+    usual: int
+
+
+_PLAIN_TILES = _Tiles(PLAIN_PLAN.small_bytes, 0, 0)
+_EXTENDED_TILES = {
+    "forward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 0),
+    # The exponentials of two chunks. The backward could do with one tile less, but two of each are faster than one.
+    "backward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 2 * SCRATCH_BYTES),
+}
+
+_ITEMSIZES = {"bfloat16": 2, "float32": 4}
+_DIRECTIONS = ("forward", "backward")
+
+
+def choose_tiling(
+    num_positions: int, vocab_size: int, dtype: Any, direction: str, target: str = "trn2", *, extended: bool = False
+) -> Tiling:
+    """The tiling with which a kernel is modelled to be fastest on two cores, or nearly.
+
+    Modelled, not measured: within 3% of the best tiling of a search on trn2, in a few launches of some 20 us within 4%.
+    Repeated calls are looked up.
+
+    Example::
+
+        tiling = choose_tiling(4096, 128256, nl.bfloat16, "forward")
+        loss, lse = cross_entropy_forward[2](logits, targets, **tiling._asdict())
+
+    Args:
+        num_positions: N, rows of the logits.
+        vocab_size: V, columns of the logits.
+        dtype: bfloat16 or float32, of the logits and of the tiles: as NKI, numpy, torch or a string names it.
+        direction: ``"forward"`` or ``"backward"``.
+        target: ``"trn2"`` or ``"trn3"``.
+        extended: for the extended kernels. Their options need up to 20 bytes of a partition more for each entry of a
+            chunk; the choice fits whichever are on, and is the fastest one where none is.
+
+    Returns:
+        What the kernels accept for logits [N, V] on the target.
+
+    Raises:
+        TypeError: if a size is no integer.
+        ValueError: if a size is out of range, or if ``dtype``, ``direction`` or ``target`` is unknown.
+    """
+    positions = _size("num_positions", num_positions)
+    entries = _size("vocab_size", vocab_size)
+    if entries > INDEX_LIMIT:
+        raise ValueError(
+            f"choose_tiling: vocab_size must be at most {INDEX_LIMIT}, the reach of an int32 index, got {entries}; "
+            f"split the vocabulary"
+        )
+    name = _dtype_name(dtype)
+    if name not in _ITEMSIZES:
+        raise ValueError(
+            f"choose_tiling: dtype must be bfloat16 or float32, got {dtype!r}; pass the dtype of the kernel's tiles"
+        )
+    if not isinstance(direction, str) or direction not in _DIRECTIONS:
+        raise ValueError(
+            f'choose_tiling: direction must be "forward" or "backward", got {direction!r}; name the kernel to launch'
+        )
+    if not isinstance(target, str) or target not in _MACHINES:
+        raise ValueError(
+            f'choose_tiling: target must be "trn2" or "trn3", got {target!r}; the kernels need trn2 or newer, because '
+            f"gather and scatter with a vector offset do"
+        )
+    return _chosen(positions, entries, name, direction, target, bool(extended))
+
+
+def _size(name: str, value: Any) -> int:
+    try:
+        size = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        size = None
+    if size is None:
+        raise TypeError(f"choose_tiling: {name} must be an integer, got {value!r}; pass a dimension of the logits")
+    if size <= 0:
+        raise ValueError(f"choose_tiling: {name} must be at least 1, got {size}; launch nothing for empty logits")
+    return size
+
+
+def _dtype_name(dtype: Any) -> str:
+    """The last part of a type's name, whichever library it is of: none of them has to be installed."""
+    if isinstance(dtype, str):
+        return str(dtype)
+    return str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
+
+
+@lru_cache(maxsize=1024)
+def _chosen(num_positions: int, vocab_size: int, dtype: str, direction: str, target: str, extended: bool) -> Tiling:
+    machine = _MACHINES[target]
+    tiles = _EXTENDED_TILES[direction] if extended else _PLAIN_TILES
+    estimate = _forward_ns if direction == "forward" else _backward_ns
+
+    estimates = {
+        size: estimate(_launch(machine, num_positions, vocab_size, dtype, size, tiles), machine)
+        for size in _chunk_sizes(vocab_size, dtype, machine, tiles)
+    }
+    least = min(estimates.values())
+    return Tiling(POSITIONS_PER_BATCH, max(size for size, time in estimates.items() if time <= _AS_GOOD * least))
+
+
+def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) -> set[int]:
+    """Chunk sizes that the kernels accept with 128 positions a batch."""
+    itemsize = _ITEMSIZES[dtype]
+    fitting = (machine.sbuf_bytes - tiles.small) // (itemsize + tiles.most)
+    largest = min(vocab_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // POSITIONS_PER_BATCH // itemsize)
+    equal = (div_ceil(vocab_size, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1))
+    return {size for size in (*equal, *_ROUND_SIZES) if size <= largest}
+
+
+class _Launch(NamedTuple):
+    """What the busiest core of a launch does; times in nanoseconds.
+
+    Attributes:
+        batches, rows: how many batches, and the positions of the first one.
+        chunk, last: elements of a chunk, and of the last one of a row.
+        chunks, loads: chunks of a row, and of all batches.
+        buffers: how many chunks are on chip at a time.
+        load, last_load, all_loads: how long the DMA engines work on the first chunk, the very last one, and all.
+        per_cycle: elements that Scalar takes a cycle.
+    """
+
+    batches: int
+    rows: int
+    chunk: int
+    last: int
+    chunks: int
+    loads: int
+    buffers: int
+    load: float
+    last_load: float
+    all_loads: float
+    per_cycle: int
+
+    def total(self, of_chunk: float, of_last: float) -> float:
+        """The sum over all chunks of all batches, of which the last one of a row takes ``of_last``."""
+        return self.batches * ((self.chunks - 1) * of_chunk + of_last)
+
+
+def _launch(
+    machine: _Machine, num_positions: int, vocab_size: int, dtype: str, chunk_size: int, tiles: _Tiles
+) -> _Launch:
+    itemsize = _ITEMSIZES[dtype]
+    positions = positions_of_core(num_positions, CORES, 0)
+    # Fewer where the index of an element would be too large: nkilib.core.rows.elements.
+    batch_rows = min(POSITIONS_PER_BATCH, (INDEX_LIMIT // vocab_size - 1) // CORES + 1)
+    batches = div_ceil(positions, batch_rows)
+    rows = min(positions, batch_rows)
+    chunks = div_ceil(vocab_size, chunk_size)
+    last = vocab_size - (chunks - 1) * chunk_size
+    row = max(_DMA_ROW, chunk_size * itemsize * machine.dma_byte_ns)
+    last_row = max(_DMA_ROW, last * itemsize * machine.dma_byte_ns)
+    # The busiest DMA engine works on so many rows of a chunk; the last batch may have fewer.
+    held = min(_PARTITIONS_OF_DMA_ENGINE, rows)
+    held_last = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
+    fitting = (machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual) // (chunk_size * itemsize)
+    return _Launch(
+        batches=batches,
+        rows=rows,
+        chunk=chunk_size,
+        last=last,
+        chunks=chunks,
+        loads=batches * chunks,
+        buffers=max(1, min(MAX_CHUNK_BUFFERS, fitting, batches * chunks)),
+        load=held * row,
+        last_load=held_last * last_row,
+        all_loads=((batches - 1) * held + held_last) * ((chunks - 1) * row + last_row),
+        per_cycle=machine.scalar_bf16_per_cycle if dtype == "bfloat16" else 1,
+    )
+
+
+def _forward_ns(launch: _Launch, machine: _Machine) -> float:
+    """The longest of: what each engine does in all, with what has to come before and after; and the turns of the
+    buffers."""
+
+    def maximum(elements: int) -> float:  # and the clamp, which waits for it
+        return (max(_LEAST, elements) + _LEAST + _ISSUE) * machine.vector_ns + _VECTOR_RESULT
+
+    def exponential(elements: int) -> float:
+        return (max(_LEAST, elements / launch.per_cycle) + _READ_SUM + _ISSUE) * machine.scalar_ns
+
+    vector, vector_last = maximum(launch.chunk), maximum(launch.last)
+    scalar, scalar_last = exponential(launch.chunk), exponential(launch.last)
+    # Of the last chunk but one: a short last chunk may have to wait for it.
+    vector_before, scalar_before = (vector, scalar) if launch.loads > 1 else (0.0, 0.0)
+    latency = _DMA_FIXED + _DMA_TO_CONSUMER
+    loads = max(launch.all_loads, _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
+    after_loads = max(
+        launch.last_load + vector_last + scalar_last,
+        vector_before + max(vector_last, scalar_before) + scalar_last,
+    )
+    after_maxima = max(scalar_last, scalar_before + scalar_last - vector_last)
+    streams = max(
+        latency + loads - launch.last_load + after_loads,
+        latency + launch.load + launch.total(vector, vector_last) + after_maxima,
+        latency + launch.load + vector + _TABLE + launch.total(scalar, scalar_last),
+    )
+    turn = latency + launch.load + vector + scalar + 2 * _SYNC
+    turns = _TABLE + div_ceil(launch.loads, launch.buffers) * turn
+    longest = max(streams, turns, _gather_ns(launch, machine))
+    return longest + _beside_groups(launch) + _groups_ns(launch, machine)
+
+
+def _beside_groups(launch: _Launch) -> float:
+    if launch.batches == 1 or launch.chunks == 2:
+        return 0.0
+    return _GROUP_BESIDE_ONE_CHUNK if launch.chunks == 1 else _GROUP_BESIDE_MANY
+
+
+def _gather_ns(launch: _Launch, machine: _Machine) -> float:
+    """When the targets' logits of a single batch must be there: its targets are loaded after its first chunks."""
+    if launch.batches > 1:
+        return 0.0
+    in_flight = max(min(2, launch.buffers), launch.buffers - 1)
+    targets = _DMA_FIXED + min(_PARTITIONS_OF_DMA_ENGINE, launch.rows) * _DMA_ROW + _DMA_TO_CONSUMER
+    indices = 7 * (_LEAST * machine.scalar_ns + _VECTOR_RESULT)  # GpSimd has the clock of Scalar
+    gather = 3 * _DMA_FIXED + div_ceil(launch.rows, 16) * _DMA_ROW + _DMA_TO_CONSUMER
+    return in_flight * max(_DMA_TRIGGER, launch.load) + targets + indices + gather - _GATHER_SLACK
+
+
+def _groups_ns(launch: _Launch, machine: _Machine) -> float:
+    """What combines chunks: the more chunks a row has, the fewer batches share it."""
+    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // launch.chunks))
+    groups = div_ceil(launch.batches - 1, most) + 1
+    columns = min(launch.chunks, STATISTICS_COLUMNS)
+    of_vector = 2 * max(_LEAST, columns) + 2 * max(_LEAST, 2 * columns)
+    combined = of_vector * machine.vector_ns + max(_LEAST, columns) * machine.scalar_ns
+    return groups * _GROUP + combined + launch.chunks * _CHUNK
+
+
+def _backward_ns(launch: _Launch, machine: _Machine) -> float:
+    """As the forward's, where loads and stores share the DMA engines, and the first store waits for the gather."""
+
+    def exponential(elements: int) -> float:
+        return (max(_LEAST, elements / launch.per_cycle) + _ISSUE) * machine.scalar_ns
+
+    scalar, scalar_last = exponential(launch.chunk), exponential(launch.last)
+    all_scalar = launch.total(scalar, scalar_last)
+    latency = _DMA_FIXED + _DMA_TO_CONSUMER
+    handover = _SCALAR_RESULT + _SYNC
+    first_trigger = 2 * _DMA_TRIGGER  # targets and log-sum-exps are loaded before
+    first_load = first_trigger + latency + launch.load
+    last_store = handover + latency + launch.last_load
+    transfers = 2 * launch.all_loads
+    gather = _FIRST_STORE + div_ceil(launch.rows, 16) * _DMA_ROW
+    first_store = max(gather, first_load + _FIRST_EXPONENTIAL + scalar + handover)
+    streams = max(
+        first_trigger + _DMA_FIXED + transfers + max(0.0, _IDLE_BEFORE_STORES - 2 * launch.load),
+        first_trigger + _DMA_FIXED + launch.all_loads + scalar_last + last_store + _FIRST_EXPONENTIAL,
+        first_load + all_scalar + last_store + _FIRST_EXPONENTIAL,
+        # A short last chunk is stored after the one before it.
+        first_load + all_scalar - scalar_last + launch.load + last_store + _FIRST_EXPONENTIAL,
+        first_trigger + _DMA_TRIGGER * (launch.loads - 1) + latency + launch.last_load + scalar_last + last_store,
+        first_store + _DMA_FIXED + transfers - min(launch.buffers * launch.load, launch.all_loads),
+    )
+    turn = 2 * (_DMA_FIXED + launch.load) + _DMA_TO_CONSUMER + scalar + handover
+    turns = div_ceil(launch.loads, launch.buffers)
+    after_gather = gather + latency + launch.load + (turns - 1) * turn if turns > 1 else 0.0
+    few = _OF_FEW_BUFFERS.get(launch.buffers, 1.0) if launch.buffers < launch.loads else 1.0
+    return max(streams, first_trigger + turns * turn, after_gather) * few + _long_load(launch)
+
+
+def _long_load(launch: _Launch) -> float:
+    return _SHARE_OF_LOAD * max(0.0, launch.load - _LONG_LOAD)

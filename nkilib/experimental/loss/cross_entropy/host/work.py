@@ -1,0 +1,110 @@
+"""What the kernels work on, whatever the tiling: from it the performance model knows how fast hardware could be.
+
+For host code, not for kernels. The least that has to be done for logits [N, V]:
+
+- forward: every logit crosses HBM once; one exponential and one maximum an element;
+- backward: every logit crosses HBM once, and every element of the gradient; one exponential an element. The target of
+  a row changes one element of it, so no pass over all elements is needed for it.
+
+The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nkilib.simulator.profiling.work import Work
+
+_INDEX_BYTES = 4  # a target is int32
+_FLOAT32_BYTES = 4
+
+
+def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -> Work:
+    """The work of ``cross_entropy_forward``, whose parameters it takes."""
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    tile = as_dtype(dtype)
+    lse = tile if lse_dtype is None else as_dtype(lse_dtype)
+    of_position = _INDEX_BYTES + tile.itemsize + lse.itemsize  # target in; loss and log-sum-exp out
+    return Work(
+        hbm_bytes=positions * (vocab_size * as_dtype(logits_hbm.dtype).itemsize + of_position),
+        exponentials=positions * vocab_size,
+        maxima=positions * vocab_size,
+        dtype=tile,
+    )
+
+
+def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool, **_: Any) -> Work:
+    """The work of ``cross_entropy_backward``, whose parameters it takes."""
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    logits = as_dtype(logits_hbm.dtype)
+    gradient = logits if inplace else as_dtype(dtype)
+    of_position = _INDEX_BYTES + as_dtype(lse_state_hbm.dtype).itemsize
+    return Work(
+        hbm_bytes=positions * (vocab_size * (logits.itemsize + gradient.itemsize) + of_position),
+        exponentials=positions * vocab_size,
+        dtype=as_dtype(dtype),
+    )
+
+
+def extended_forward_work(
+    logits_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, dtype: Any, logit_softcap: Any, **_: Any
+) -> Work:
+    """The work of ``extended_cross_entropy_forward``, whose parameters it takes.
+
+    Class probabilities and weights cross HBM once. A cap is one more activation function an element.
+    """
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    elements = positions * vocab_size
+    results = 4 * _FLOAT32_BYTES * positions  # loss, log-sum-exp, target's logit and weight
+    return Work(
+        hbm_bytes=_bytes(logits_hbm) + _bytes(targets_hbm) + _bytes(class_weight_hbm) + results,
+        exponentials=elements if logit_softcap is None else 2 * elements,
+        maxima=elements,
+        dtype=as_dtype(dtype),
+    )
+
+
+def extended_backward_work(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    class_weight_hbm: Any,
+    grad_lse_hbm: Any,
+    grad_logprob_hbm: Any,
+    dtype: Any,
+    logit_softcap: Any,
+    inplace: bool,
+    **_: Any,
+) -> Work:
+    """The work of ``extended_cross_entropy_backward``, whose parameters it takes."""
+    from nkilib.simulator.profiling.work import Work
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    elements = positions * vocab_size
+    gradient = as_dtype(logits_hbm.dtype) if inplace else as_dtype(dtype)
+    vectors = 2 * _FLOAT32_BYTES * positions  # log-sum-exp and gradient of the loss
+    for given in (targets_hbm, class_weight_hbm, grad_lse_hbm, grad_logprob_hbm):
+        vectors += _bytes(given)
+    return Work(
+        hbm_bytes=_bytes(logits_hbm) + elements * gradient.itemsize + vectors,
+        exponentials=elements if logit_softcap is None else 2 * elements,
+        dtype=as_dtype(dtype),
+    )
+
+
+def _bytes(array: Any) -> int:
+    """Bytes of an array in HBM, none for None."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return 0 if array is None else prod(array.shape) * as_dtype(array.dtype).itemsize

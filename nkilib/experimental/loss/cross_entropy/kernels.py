@@ -1,0 +1,120 @@
+"""Cross-entropy loss and its gradient for large vocabularies, where every target is a class and counts.
+
+Both work on batches of positions, one position a partition, and on chunks of the vocabulary, so that neither needs a
+whole row on chip. The forward reads the logits from HBM once, the backward reads and writes them once.
+"""
+
+from __future__ import annotations
+
+from nkilib.core.rows.checks import require, require_flag, require_float_type
+from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
+from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, Options
+from nkilib.experimental.loss.cross_entropy.results import Results, new_vector
+from nkilib.experimental.loss.cross_entropy.upstream import UniformUpstream
+from nkilib.experimental.loss.cross_entropy.validation import validate_arrays, validate_lse, validate_tiles
+from nkilib.nki import nl
+
+
+def cross_entropy_forward(
+    logits_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    positions_per_batch: int = 32,
+    chunk_size: int = 32768,
+    dtype: nl.DType = nl.bfloat16,
+    lse_dtype: nl.DType | None = None,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
+
+    Equivalent to ``F.cross_entropy(logits, targets, reduction="none")`` and ``torch.logsumexp(logits, 1)`` in PyTorch.
+    Launch with ``cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores, without ``[2]`` on one core.
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: vocabulary size (V > 0).
+
+    Args:
+        logits_hbm: [N, V], bfloat16 or float32, in HBM.
+        targets_hbm: [N], int32, in HBM; each in [0, V). Another value is an out-of-range access of the DMA engine.
+        positions_per_batch: positions that are worked on at a time, 1 to 128.
+        chunk_size: vocabulary entries that are worked on at a time, 1 to min(V, 65535), such that
+            ``positions_per_batch * chunk_size * bytes(dtype) <= 24 MiB`` and a chunk fits a partition of SBUF.
+        dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded, and of the loss. All statistics
+            are float32 whatever it is.
+        lse_dtype: bfloat16 or float32: type of the log-sum-exp; None means ``dtype``.
+
+    Returns:
+        loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
+        lse_state_hbm: [N], ``lse_dtype``: ``log(sum(exp(logits)))``.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "cross_entropy_forward"
+    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype)
+    lse_dtype = dtype if lse_dtype is None else lse_dtype
+    validate_arrays(launch, allow_probabilities=False)
+    require_float_type(function, "lse_dtype", lse_dtype)
+    options = _plain_options(launch)
+    validate_tiles(launch, options.forward_plan)
+    loss_hbm = new_vector("loss_hbm", launch.num_positions, dtype)
+    lse_state_hbm = new_vector("lse_state_hbm", launch.num_positions, lse_dtype)
+    forward_of_core(launch, options, Results(loss_hbm, lse_state_hbm))
+    return loss_hbm, lse_state_hbm
+
+
+def cross_entropy_backward(
+    logits_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    lse_state_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    positions_per_batch: int = 32,
+    chunk_size: int = 32768,
+    dtype: nl.DType = nl.bfloat16,
+    inplace: bool = True,
+) -> nl.NkiTensor:
+    """Gradient of the cross-entropy loss with respect to the logits: ``scale * (softmax - onehot)``.
+
+    Equivalent to the gradient of ``F.cross_entropy(logits, targets, reduction=reduction)`` in PyTorch. Launch as the
+    forward.
+
+    Dimensions:
+        N: positions, that is tokens (N > 0).
+        V: vocabulary size (V > 0).
+
+    Args:
+        logits_hbm: [N, V], bfloat16 or float32, in HBM: what the forward was given.
+        targets_hbm: [N], int32, in HBM: what the forward was given.
+        lse_state_hbm: [N], bfloat16 or float32, in HBM: the log-sum-exp from the forward. Its rounding is multiplied
+            into the gradient: bfloat16 changes exp(x - LSE) by up to 2^-9 of LSE, 6 percent for an LSE of 32. Ask the
+            forward for ``lse_dtype=nl.float32``.
+        reduction: ``"mean"`` (scale 1/N) or ``"sum"`` (scale 1).
+        positions_per_batch, chunk_size: as in the forward; they need not be the same.
+        dtype: bfloat16 or float32: type of the tiles and of the gradient. Everything of shape [P, 1] is float32.
+        inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
+
+    Returns:
+        grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "cross_entropy_backward"
+    launch = Launch(function, logits_hbm, targets_hbm, None, positions_per_batch, chunk_size, dtype)
+    validate_arrays(launch, allow_probabilities=False)
+    options = _plain_options(launch)
+    validate_tiles(launch, options.backward_plan)
+    validate_lse(launch, lse_state_hbm)
+    require(reduction in ("mean", "sum"), f'{function}: reduction must be "mean" or "sum", got {reduction}')
+    require_flag(function, "inplace", inplace)
+    grad_logits_hbm = logits_hbm
+    if not inplace:
+        grad_logits_hbm = nl.ndarray(logits_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_hbm")
+    scale = 1.0 / launch.num_positions if reduction == "mean" else 1.0
+    backward_of_core(launch, options, UniformUpstream(lse_state_hbm, scale), grad_logits_hbm)
+    return grad_logits_hbm
+
+
+def _plain_options(launch: Launch) -> Options:
+    """Every position counts, and there is nothing to choose."""
+    return Options(Classes(0, launch.vocab_size, launch.vocab_size), is_plain=True)

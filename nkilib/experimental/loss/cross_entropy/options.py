@@ -1,0 +1,230 @@
+"""What is known of a launch when its kernel is traced: every branch of the kernels is taken by one of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from nkilib.core.rows.batches import Batch, batches_of_core
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.elements import rows_per_batch
+from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
+
+# What stands beside the chunks of a kernel without options: five tiles of 128 float32 (two groups of batches overlap)
+# and tiles of at most GROUP_BATCHES_MAX columns, with room for alignment.
+_SMALL_BYTES = 4096
+# The same with every option: ten tiles of statistics instead of three. A chunk of 8192 float32 and all that may be
+# asked for still fits trn2.
+_SMALL_BYTES_OF_OPTIONS = 12288
+
+# Beyond it, products of options and logits may leave the range of float32.
+OPTION_MAX = 1e30
+SOFTCAP_MIN = 1e-30
+
+
+class RecipeOptions(TypedDict, total=False):
+    """The options of :class:`LossOptions` that ``torch.nn.functional.cross_entropy`` does not have, as keywords."""
+
+    logit_softcap: float | None
+    lse_square_scale: float
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What a training recipe chooses; the defaults are those of PyTorch.
+
+    Attributes:
+        ignore_index: target of positions that do not count.
+        label_smoothing: e, in [0, 1], the share of the target that is spread over all classes; arXiv 1512.00567.
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(x / c) of the logits x; None leaves them. arXiv 2408.00118.
+        lse_square_scale: s from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
+    """
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    logit_softcap: float | None = None
+    lse_square_scale: float = 0.0
+
+
+def check_options(function: str, options: LossOptions) -> None:
+    """Refuse options out of range; an ``ignore_index`` is the caller's to check, who knows the type of the targets.
+
+    Raises:
+        AssertionError: with function, requirement and value.
+    """
+    smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
+    require(
+        isinstance(smoothing, float | int) and 0.0 <= smoothing <= 1.0,
+        f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}",
+    )
+    require(
+        cap is None or (isinstance(cap, float | int) and SOFTCAP_MIN <= cap <= OPTION_MAX),
+        f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
+        f"pass None for no cap",
+    )
+    require(
+        isinstance(square, float | int) and 0.0 <= square <= OPTION_MAX,
+        f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}",
+    )
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Which classes the columns of the logits are.
+
+    Attributes:
+        first: class of the first column.
+        held: columns.
+        total: of all shards of the vocabulary.
+    """
+
+    first: int
+    held: int
+    total: int
+
+    @property
+    def is_shard(self) -> bool:
+        """The logits hold a part of the classes."""
+        return self.total != self.held
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which results of the forward are asked for beside those that it always gives."""
+
+    argmax: bool = False
+    entropy: bool = False
+    distance_sum: bool = False
+    log_sum: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags of the kernels.
+
+    Attributes:
+        classes: of the columns.
+        is_plain: every target is a class and counts, and there are no options: no masks, no coefficients.
+        is_weighted: there are class weights.
+        has_probabilities: targets are class probabilities.
+        recipe: of the loss.
+        wanted: of the forward.
+    """
+
+    classes: Classes
+    is_plain: bool = False
+    is_weighted: bool = False
+    has_probabilities: bool = False
+    recipe: LossOptions = field(default_factory=LossOptions)
+    wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def softcap(self) -> float | None:
+        """Of the logits."""
+        return self.recipe.logit_softcap
+
+    @property
+    def square(self) -> float:
+        """The factor of the squared log-sum-exp."""
+        return self.recipe.lse_square_scale
+
+    @property
+    def kept(self) -> float:
+        """1 - e of the label smoothing e."""
+        return 1.0 - self.recipe.label_smoothing
+
+    @property
+    def spread(self) -> float:
+        """e / classes."""
+        return self.recipe.label_smoothing / self.classes.total
+
+    @property
+    def sums_classes(self) -> bool:
+        """Something is summed over all classes, beside the exponentials: the loss, or the distances of a shard."""
+        return self.has_probabilities or self.spread != 0.0 or self.wanted.distance_sum
+
+    @property
+    def needs_class_weights(self) -> bool:
+        """The weights of all classes are needed, not those of the targets alone."""
+        return self.is_weighted and self.sums_classes
+
+    @property
+    def forward_plan(self) -> SbufPlan:
+        """Of the forward: scores, class weights, class probabilities, products and exponentials."""
+        return self._plan(
+            self.softcap is not None,
+            self.needs_class_weights,
+            self.has_probabilities,
+            self.needs_products,
+            self.wanted.entropy,
+        )
+
+    @property
+    def needs_products(self) -> bool:
+        """The forward multiplies the scores of a chunk with something."""
+        return self.sums_classes or self.wanted.entropy
+
+    @property
+    def backward_plan(self) -> SbufPlan:
+        """Of the backward: exponentials, squares, class weights and class probabilities."""
+        return self._plan(not self.is_plain, self.softcap is not None, self.needs_class_weights, self.has_probabilities)
+
+    def _plan(self, *scratch: bool) -> SbufPlan:
+        return SbufPlan(_SMALL_BYTES if self.is_plain else _SMALL_BYTES_OF_OPTIONS, sum(scratch))
+
+
+# A launch with every option: the most scratch that there can be. What a tiling is chosen for has to fit then, too.
+_EVERYTHING = Options(
+    Classes(0, 1, 2),
+    is_weighted=True,
+    has_probabilities=True,
+    recipe=LossOptions(label_smoothing=1.0, logit_softcap=1.0),
+    wanted=Wanted(entropy=True),
+)
+PLAIN_PLAN = Options(Classes(0, 1, 1), is_plain=True).forward_plan
+LARGEST_PLAN = _EVERYTHING.forward_plan
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The arguments that all kernels share.
+
+    Attributes:
+        function: that is named in errors.
+        logits_hbm: [N, V].
+        targets_hbm: [N] classes, or [N, V] class probabilities.
+        class_weight_hbm: [V], or None.
+        positions_per_batch, chunk_size: how the logits are cut up.
+        dtype: of the tiles.
+    """
+
+    function: str
+    logits_hbm: nl.NkiTensor
+    targets_hbm: nl.NkiTensor
+    class_weight_hbm: nl.NkiTensor | None
+    positions_per_batch: int
+    chunk_size: int
+    dtype: nl.DType
+
+    @property
+    def num_positions(self) -> int:
+        """N."""
+        return self.logits_hbm.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """V: columns of the logits."""
+        return self.logits_hbm.shape[1]
+
+    def batches(self) -> list[Batch]:
+        """Of the core that runs this; none where there are fewer positions than cores."""
+        cores = nl.num_programs()
+        rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
+        return batches_of_core(self.num_positions, cores, nl.program_id(), rows)
+
+    def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
+        """A plan for the chunks of the core's batches, at least one."""
+        loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
+        return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads)

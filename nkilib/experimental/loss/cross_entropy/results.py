@@ -1,0 +1,182 @@
+"""The results of the forward, of a group of batches at once: tiles [rows, batches] become vectors in HBM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from nkilib.core.rows.moments import FirstMoment
+from nkilib.core.rows.statistics import Statistics
+from nkilib.core.rows.tiles import (
+    cast,
+    constant,
+    difference,
+    float32_like,
+    product,
+    scaled,
+    selected,
+    with_nan_of_infinite,
+)
+from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
+from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.softcap import capped_logits
+from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Results:
+    """Vectors [N] in HBM, in the order in which a kernel returns them; None for what it does not return."""
+
+    loss_hbm: nl.NkiTensor
+    lse_hbm: nl.NkiTensor
+    target_logit_hbm: nl.NkiTensor | None = None
+    position_weight_hbm: nl.NkiTensor | None = None
+    argmax_hbm: nl.NkiTensor | None = None
+    entropy_hbm: nl.NkiTensor | None = None
+    distance_sum_hbm: nl.NkiTensor | None = None
+    maximum_hbm: nl.NkiTensor | None = None
+    log_sum_hbm: nl.NkiTensor | None = None
+
+    @classmethod
+    def of_options(cls, num_positions: int, options: Options) -> Results:
+        """Those of the extended forward."""
+
+        def vector(name: str, is_wanted: bool = True, dtype: nl.DType = nl.float32) -> nl.NkiTensor | None:
+            return new_vector(name, num_positions, dtype) if is_wanted else None
+
+        wanted = options.wanted
+        return cls(
+            loss_hbm=new_vector("loss_hbm", num_positions, nl.float32),
+            lse_hbm=new_vector("lse_hbm", num_positions, nl.float32),
+            target_logit_hbm=vector("target_logit_hbm"),
+            position_weight_hbm=vector("position_weight_hbm"),
+            argmax_hbm=vector("argmax_hbm", wanted.argmax, nl.int32),
+            entropy_hbm=vector("entropy_hbm", wanted.entropy),
+            distance_sum_hbm=vector("distance_sum_hbm", wanted.distance_sum),
+            maximum_hbm=vector("maximum_hbm", wanted.log_sum),
+            log_sum_hbm=vector("log_sum_hbm", wanted.log_sum),
+        )
+
+    def returned(self) -> tuple[nl.NkiTensor, ...]:
+        """What a kernel returns."""
+        vectors: list[nl.NkiTensor | None] = [getattr(self, each.name) for each in fields(self)]
+        return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
+
+
+def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
+    """A result [N]."""
+    return nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name)
+
+
+def store_results(group: Group, results: Results, options: Options) -> None:
+    """Compute and store the results of a group of batches, whose log d is there."""
+    statistics, moments = group.statistics, group.moments
+    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.row_neg_max_sbuf)
+    if group.targets is None:
+        of_targets = _of_probabilities(group.first_moment, statistics)
+    else:
+        of_targets = _of_classes(group, group.targets, options)
+    masks = None if group.targets is None else group.targets.masks
+    found: list[tuple[nl.NkiTensor | None, nl.NkiTensor]] = [
+        (results.loss_hbm, _loss(of_targets.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
+        (results.lse_hbm, lse_sbuf),
+    ]
+    if results.target_logit_hbm is not None:
+        found.append((results.target_logit_hbm, _where_held(of_targets.logit_sbuf, masks)))
+        weight_sbuf = of_targets.weight_sbuf
+        weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
+        found.append((results.position_weight_hbm, _where_held(weight_sbuf, masks)))
+    if group.argmax is not None:
+        found.append((results.argmax_hbm, group.argmax.row_found_sbuf))
+    if moments is not None and moments.entropy is not None:
+        found.append((results.entropy_hbm, moments.entropy.entropies(statistics)))
+    if results.distance_sum_hbm is not None:
+        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -1.0)))
+    if results.maximum_hbm is not None:
+        found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -1.0)))
+        found.append((results.log_sum_hbm, statistics.log_sum_sbuf))
+    for vector_hbm, tile_sbuf in found:
+        if vector_hbm is not None:
+            group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+
+
+@dataclass(frozen=True)
+class _OfTargets:
+    """What the targets of a group give, before masks and the squared log-sum-exp: float32 tiles [rows, batches].
+
+    Attributes:
+        loss_sbuf: the loss.
+        logit_sbuf: z[t], or the sum of f z for probabilities with factors f; may have another type.
+        weight_sbuf: w[t], or the sum of f; None where it is 1.
+    """
+
+    loss_sbuf: nl.NkiTensor
+    logit_sbuf: nl.NkiTensor
+    weight_sbuf: nl.NkiTensor | None
+
+
+def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTargets:
+    """(1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), and z[t] and w[t].
+
+    The loss does not go through the lse: it is log d - (z[t] - m). Where logits are large, lse - z[t] would cancel what
+    the rounding of the lse has left of log d.
+    """
+    statistics = group.statistics
+    logit_sbuf = targets.logits_sbuf
+    if options.softcap is not None:
+        logit_sbuf = float32_like(targets.logits_sbuf)
+        capped_logits(logit_sbuf, targets.logits_sbuf, options.softcap)
+    loss_sbuf = float32_like(logit_sbuf)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=statistics.log_sum_sbuf, data2=loss_sbuf, op=nl.subtract)
+    if targets.weights_sbuf is not None:
+        nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=targets.weights_sbuf, op=nl.multiply)
+    if options.spread != 0.0:
+        spread_sbuf = _spread_loss(group.first_moment, statistics)
+        nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.multiply, operand0=options.kept)
+        nisa.scalar_tensor_tensor(
+            dst=loss_sbuf, data=spread_sbuf, op0=nl.multiply, operand0=options.spread, op1=nl.add, operand1=loss_sbuf
+        )
+    return _OfTargets(loss_sbuf, logit_sbuf, targets.weights_sbuf)
+
+
+def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
+    """The sums of f * (lse - z), of f * z = G + F * m, and of f."""
+    negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
+    return _OfTargets(
+        _spread_loss(first, statistics), difference(first.row_first_sbuf, negated_sbuf), first.row_factors_sbuf
+    )
+
+
+def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
+    """Sum of f * (lse - z) = F * log d - G: large logits have cancelled in G already."""
+    loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first.row_first_sbuf, op=nl.subtract)
+    return loss_sbuf
+
+
+def _loss(
+    loss_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, masks: TargetMasks | None, dtype: nl.DType, options: Options
+) -> nl.NkiTensor:
+    """loss + s * lse^2, and 0 where the target is ignored.
+
+    A row with a +inf has lse +inf and, as in PyTorch, loss NaN.
+    """
+    total_sbuf = with_nan_of_infinite(loss_sbuf, lse_sbuf, dtype)
+    if options.square != 0.0:
+        square_sbuf = float32_like(lse_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=square_sbuf,
+            data=lse_sbuf,
+            op0=nl.multiply,
+            operand0=options.square,
+            op1=nl.multiply,
+            operand1=lse_sbuf,
+        )
+        nisa.tensor_tensor(dst=total_sbuf, data1=total_sbuf, data2=square_sbuf, op=nl.add)
+    return total_sbuf if masks is None else selected(total_sbuf, masks.valid_sbuf)
+
+
+def _where_held(values_sbuf: nl.NkiTensor, masks: TargetMasks | None) -> nl.NkiTensor:
+    """The values in float32, and 0 at targets that do not count, or whose class another shard holds."""
+    return values_sbuf if masks is None else selected(cast(values_sbuf, nl.float32), masks.held_sbuf)

@@ -1,0 +1,91 @@
+"""What the backward is given beside the logits and their targets, and the softmax that it makes of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.tiles import float32_like, product, scaled, with_nan_of_infinite
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class UniformUpstream:
+    """The same gradient for all losses.
+
+    Attributes:
+        lse_hbm: log-sum-exp, [N].
+        scale: the gradient of each loss.
+    """
+
+    lse_hbm: nl.NkiTensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class PositionUpstream:
+    """A gradient for each result of each position: vectors [N] in HBM, None for what there is not.
+
+    Attributes:
+        lse_hbm: log-sum-exp.
+        grad_loss_hbm: gradient of each loss.
+        grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
+        target_weight_hbm: ``w[t]``, or of probabilities the sum of the factors.
+        weight_sum: the sum of all class weights, a number.
+        maximum_hbm, log_sum_hbm: what lse is the sum of.
+    """
+
+    lse_hbm: nl.NkiTensor
+    grad_loss_hbm: nl.NkiTensor
+    grad_lse_hbm: nl.NkiTensor | None
+    grad_logprob_hbm: nl.NkiTensor | None
+    target_weight_hbm: nl.NkiTensor | None
+    weight_sum: float | None
+    maximum_hbm: nl.NkiTensor | None
+    log_sum_hbm: nl.NkiTensor | None
+
+
+Upstream = UniformUpstream | PositionUpstream
+
+
+@dataclass(frozen=True)
+class SoftmaxTerms:
+    """What makes a softmax of exponentials: float32 [rows, 1].
+
+    Attributes:
+        lse_sbuf: log-sum-exp.
+        bias_sbuf: exp(z + bias) is the softmax times the sum of exp(z - m), or the softmax itself.
+        inverse_sbuf: 1 over that sum, or None.
+    """
+
+    lse_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    inverse_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def load(cls, upstream: PositionUpstream, batch: Batch) -> SoftmaxTerms:
+        """Of a batch.
+
+        Of large logits lse has lost its last digits. The maximum is one of them, and z - m exact.
+        """
+        lse_sbuf = batch.loaded(upstream.lse_hbm)
+        if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), None)
+        negated_sbuf = scaled(batch.loaded(upstream.maximum_hbm), -1.0)
+        inverse_sbuf = batch.loaded(upstream.log_sum_hbm)
+        nisa.activation(dst=inverse_sbuf, op=nl.exp, data=inverse_sbuf, scale=-1.0)
+        return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf)
+
+    def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The values times ``inverse``."""
+        return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
+
+
+def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
+    """``added - LSE``, float32 [rows, 1], the bias of a softmax.
+
+    Where the LSE is infinite the bias is NaN, and with it the row's gradient, as PyTorch has it.
+    """
+    bias_sbuf = float32_like(lse_sbuf)
+    nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)
+    return with_nan_of_infinite(bias_sbuf, lse_sbuf, nl.float32)

@@ -1,0 +1,209 @@
+"""What the kernels accept. Everything else is refused here, before the first instruction."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
+from nkilib.core.rows.checks import (
+    Words,
+    require,
+    require_chunk_size,
+    require_flag,
+    require_float_type,
+    require_indirect_dma,
+    require_rows_per_batch,
+    require_vector,
+)
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.rows.sbuf import SbufPlan
+from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted, check_options
+from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.nki import nl
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+_WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
+
+
+def validated_options(
+    launch: Launch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
+) -> Options:
+    """The options of an extended kernel, whose tiles may still be too large: :func:`validate_tiles`.
+
+    Raises:
+        AssertionError: an array, an option or a result is not accepted; with function, requirement, value and remedy.
+    """
+    function = launch.function
+    has_probabilities = len(launch.targets_hbm.shape) == 2
+    validate_arrays(launch, allow_probabilities=True)
+    if launch.class_weight_hbm is not None:
+        require_vector(function, "class_weight_hbm", launch.class_weight_hbm, launch.vocab_size, "the logits")
+    classes = _validated_classes(launch, first_class, num_classes)
+    require(
+        isinstance(recipe.ignore_index, int) and INT32_MIN <= recipe.ignore_index <= INT32_MAX,
+        f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {recipe.ignore_index}",
+    )
+    check_options(function, recipe)
+    wanted = wanted or Wanted()
+    for each in fields(wanted):
+        require_flag(function, f"with_{each.name}", getattr(wanted, each.name))
+    require(
+        not wanted.argmax or classes.total <= ARGMAX_COLUMNS_MAX,
+        f"{function}: with_argmax must be False for more than {ARGMAX_COLUMNS_MAX} classes, which are counted in "
+        f"float32, got {classes.total} classes; take the argmax elsewhere",
+    )
+    is_weighted = launch.class_weight_hbm is not None
+    return Options(classes, False, is_weighted, has_probabilities, recipe, wanted)
+
+
+def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
+    """Refuse logits, targets and a type of tiles that no kernel takes.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function = launch.function
+    require_indirect_dma(function)
+    _validate_logits(function, launch.logits_hbm)
+    require_float_type(function, "logits_hbm.dtype", launch.logits_hbm.dtype)
+    if allow_probabilities and len(launch.targets_hbm.shape) == 2:
+        require(
+            tuple(launch.targets_hbm.shape) == tuple(launch.logits_hbm.shape),
+            f"{function}: class probabilities must have the shape of logits_hbm, {launch.logits_hbm.shape}, "
+            f"got {launch.targets_hbm.shape}; flatten them as the logits",
+        )
+        require_float_type(function, "targets_hbm.dtype of class probabilities", launch.targets_hbm.dtype)
+    else:
+        _validate_class_targets(launch)
+    require_float_type(function, "dtype", launch.dtype)
+
+
+def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
+    """Refuse sizes of batches and chunks whose tiles the machine does not take.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    require_rows_per_batch(launch.function, _WORDS.rows_per_batch, launch.positions_per_batch)
+    require_chunk_size(
+        launch.function,
+        launch.chunk_size,
+        launch.vocab_size,
+        launch.positions_per_batch,
+        launch.dtype,
+        plan,
+        _WORDS,
+    )
+
+
+def validate_lse(launch: Launch, lse_state_hbm: nl.NkiTensor) -> None:
+    """Refuse what is not the log-sum-exp of the plain forward.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function, num_positions = launch.function, launch.num_positions
+    require(
+        tuple(lse_state_hbm.shape) == (num_positions,),
+        f"{function}: lse_state_hbm must have shape ({num_positions},), one value for each row of logits_hbm, "
+        f"got {lse_state_hbm.shape}; pass the second result of cross_entropy_forward",
+    )
+    require_float_type(function, "lse_state_hbm.dtype", lse_state_hbm.dtype)
+
+
+def validate_upstream(launch: Launch, options: Options, upstream: PositionUpstream) -> None:
+    """Refuse upstream gradients and statistics that do not fit each other, the logits or the options.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function = launch.function
+    for name in ("lse", "maximum", "log_sum", "grad_loss", "grad_lse", "grad_logprob", "target_weight"):
+        vector_hbm = getattr(upstream, f"{name}_hbm")
+        if vector_hbm is not None or name in ("lse", "grad_loss"):
+            require_vector(function, f"{name}_hbm", vector_hbm, launch.num_positions, "the logits")
+    require(
+        (upstream.maximum_hbm is None) == (upstream.log_sum_hbm is None),
+        f"{function}: maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
+    )
+    require(
+        upstream.grad_logprob_hbm is None or not options.has_probabilities,
+        f"{function}: grad_logprob_hbm must be None for class probabilities, which have no log-probability of a target",
+    )
+    require(
+        upstream.weight_sum is None or isinstance(upstream.weight_sum, float | int),
+        f"{function}: weight_sum must be a number or None, got {upstream.weight_sum}; pass float(class_weight.sum())",
+    )
+    if options.classes.is_shard:
+        _validate_sums_of_shards(function, options, upstream)
+
+
+def _validate_sums_of_shards(function: str, options: Options, upstream: PositionUpstream) -> None:
+    """What a shard cannot know has to be given."""
+    remedy = "needs target_weight_hbm, got None; pass the sum of the position_weight of all shards"
+    has_target_weight = upstream.target_weight_hbm is not None
+    if options.has_probabilities:
+        require(has_target_weight, f"{function}: a shard of class probabilities {remedy}")
+    elif options.is_weighted:
+        require(has_target_weight, f"{function}: a shard of weighted classes {remedy}")
+        require(
+            options.spread == 0.0 or upstream.weight_sum is not None,
+            f"{function}: a shard of weighted classes needs weight_sum for label_smoothing, got None; "
+            f"pass the sum of the class weights of all shards",
+        )
+
+
+def _validate_logits(function: str, logits_hbm: nl.NkiTensor) -> None:
+    """Two dimensions, of sizes that can be indexed."""
+    shape = logits_hbm.shape
+    require(
+        len(shape) == 2,
+        f"{function}: logits_hbm must be 2-D [num_positions, vocab_size], got shape {shape}; "
+        f"reshape [batch, sequence, vocab_size] to [batch * sequence, vocab_size]",
+    )
+    require(
+        shape[0] > 0 and shape[1] > 0,
+        f"{function}: logits_hbm must have at least one row and one column, got shape {shape}",
+    )
+    require(
+        shape[1] <= INDEX_LIMIT,
+        f"{function}: vocab_size must be at most {INDEX_LIMIT}, the reach of an int32 index, got {shape[1]}",
+    )
+
+
+def _validate_class_targets(launch: Launch) -> None:
+    """One int32 for each position."""
+    function, num_positions, targets_hbm = launch.function, launch.num_positions, launch.targets_hbm
+    require(
+        tuple(targets_hbm.shape) == (num_positions,),
+        f"{function}: targets_hbm must have shape ({num_positions},), one class for each row of logits_hbm, "
+        f"got {targets_hbm.shape}; flatten the targets as the logits",
+    )
+    require(
+        targets_hbm.dtype == nl.int32,
+        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
+    )
+
+
+def _validated_classes(launch: Launch, first_class: int, num_classes: int | None) -> Classes:
+    function, vocab_size = launch.function, launch.vocab_size
+    require(
+        isinstance(first_class, int) and first_class >= 0,
+        f"{function}: first_class must be an integer of at least 0, got {first_class}",
+    )
+    last = INDEX_LIMIT if num_classes is None else num_classes
+    require(
+        isinstance(last, int) and last <= INDEX_LIMIT,
+        f"{function}: num_classes must be an integer of at most {INDEX_LIMIT} or None, got {num_classes}",
+    )
+    require(
+        num_classes is not None or first_class == 0,
+        f"{function}: first_class must be 0 without num_classes, got {first_class}; pass num_classes of all shards",
+    )
+    require(
+        first_class + vocab_size <= last,
+        f"{function}: the columns must be classes below num_classes = {last}, got classes {first_class} to "
+        f"{first_class + vocab_size - 1}; pass num_classes of all shards",
+    )
+    return Classes(first_class, vocab_size, vocab_size if num_classes is None else num_classes)

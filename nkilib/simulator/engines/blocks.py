@@ -1,0 +1,143 @@
+"""Row blocks: an instruction works on a few partitions at a time, so that its float32 temporaries stay in cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.core import Core
+from ..numerics.casts import FLOAT32, copy_as_float32, store_float
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import tfloat32
+
+# 512 Ki float32 values are 2 MiB, the size of a server core's second-level cache: the interpreter's own cost of a block
+# is small beside the work, and two cores seldom wait for each other's. 256 Ki are level on one core and up to 5% slower
+# on two.
+BLOCK_ELEMENTS = 512 * 1024
+# Smaller contents are made at once: it takes no longer than to remember how. 256 KiB stay in a core's cache anyway.
+SMALLEST_DEFERRED_BYTES = 1 << 18
+
+
+def free_size(tensor: NkiTensor) -> int:
+    """Elements per partition."""
+    return tensor.free_size
+
+
+def is_worth_deferring(tensor: NkiTensor) -> bool:
+    """Whether making the elements of ``tensor`` takes long beside remembering how."""
+    return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
+
+
+def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
+    """Slices of partitions, each of about ``BLOCK_ELEMENTS`` elements if a partition has ``width``.
+
+    One slice of all partitions where a source shares the destination's storage other than as the very same view: all
+    of it must be read before anything is stored.
+    """
+    rows = destination.shape[0]
+    if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
+        return [slice(0, rows)]
+    return blocks_of_rows(rows, width)
+
+
+def blocks_of_rows(rows: int, width: int) -> list[slice]:
+    """``rows`` rows of ``width`` elements in slices of about ``BLOCK_ELEMENTS`` elements."""
+    if rows * width <= BLOCK_ELEMENTS:
+        return [slice(0, rows)]
+    step = max(1, BLOCK_ELEMENTS // width)
+    return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]
+
+
+def is_same_view(first: NkiTensor, second: NkiTensor) -> bool:
+    """Whether both are the same elements, read as the same type."""
+    return first.storage is second.storage and first.layout == second.layout and first.dtype == second.dtype
+
+
+def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
+    for source in sources:  # a plain loop: every instruction comes here, and a generator costs a microsecond
+        is_shared = isinstance(source, NkiTensor) and source.storage is destination.storage
+        if is_shared and not is_same_view(source, destination):
+            return True
+    return False
+
+
+class SourceRows:
+    """Rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
+
+    They are read in place where the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
+
+    Attributes:
+        memory: what they are read from, an array with the tensor's rows.
+    """
+
+    __slots__ = ("_core", "_is_direct", "_slot", "_width", "memory")
+
+    def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
+        self._core = core
+        self._slot = slot
+        self._width = tensor.free_size
+        flat = tensor.rows_to_read
+        self.memory: npt.NDArray[Any] = tensor.array if flat is None else flat
+        self._is_direct = flat is not None and flat.dtype == FLOAT32
+
+    def load(
+        self, rows: slice, landing: npt.NDArray[np.float32] | None = None, columns: slice | None = None
+    ) -> npt.NDArray[np.float32]:
+        """The values of some rows; valid until the next call.
+
+        Args:
+            rows: which ones.
+            landing: an array (rows, elements per partition) apart from the tensor's memory, which takes the values if
+                they have to be cast: what is computed from them in place stays in a smaller cache.
+            columns: which elements of each row, of a tensor that is dense for each row; all of them by default.
+        """
+        source = self.memory[rows] if columns is None else self.memory[rows, columns]
+        if self._is_direct:
+            return source
+        block = landing
+        if block is None:
+            block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+        copy_as_float32(block if block.shape == source.shape else block.reshape(source.shape), source)
+        return block
+
+
+class ResultRows:
+    """Where an instruction puts the float32 results of some rows: the tensor itself if it is dense float32, else the
+    scratch buffer ``slot``, from which :meth:`store` casts them into the tensor."""
+
+    __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_storage", "_width")
+
+    def __init__(self, core: Core, slot: str, tensor: NkiTensor) -> None:
+        self._core = core
+        self._slot = slot
+        self._array = tensor.array
+        self._dtype = tensor.dtype
+        self._storage = tensor.storage
+        self._width = tensor.free_size
+        is_float32 = self._array.dtype == FLOAT32 and tensor.dtype != tfloat32
+        self._flat = tensor.flat_rows if is_float32 else None
+
+    def open(self, rows: slice) -> npt.NDArray[np.float32]:
+        """An array (rows, elements per partition) for the results of some rows."""
+        if self._flat is not None:
+            return self._flat[rows]
+        return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+
+    def is_apart_from(self, source: NkiTensor) -> bool:
+        """Whether :meth:`open` gives memory that ``source`` does not live in."""
+        return self._flat is None or source.storage is not self._storage
+
+    def store(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
+        """Cast into the tensor what was computed in the array that :meth:`open` gave for the same rows."""
+        if self._flat is None:
+            store_float(self._array[rows], values, self._dtype)
+
+
+def column(value: Any, rows: slice) -> Any:
+    """A scalar operand for some rows: a float32 number as it is, a (P, 1) tensor as a float32 column (a copy)."""
+    if isinstance(value, NkiTensor):
+        array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
+        return array[rows].astype(FLOAT32)
+    return np.float32(value)

@@ -1,0 +1,80 @@
+"""``dma_copy``: the data movement between HBM and SBUF, with gather and scatter.
+
+Sources: docstring of ``dma_copy``, ``nki/deep-dives/nki-dge.rst`` and ``nki/deep-dives/nki-aps.rst``.
+"""
+
+from __future__ import annotations
+
+from ...isa.checks import no_cast_of_packed
+from ...isa.operand import DMA_REACH, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...tensors.tensor import NkiTensor
+from ...terms import enums
+from ...terms.dtypes import MOVABLE
+from ...terms.errors import NkiValidationError
+from .modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
+from .rows import Rows, move, resolve, rows_in_range
+
+
+@instruction(
+    operands=(
+        output("dst", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, marks_itself=True),
+        Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
+    ),
+    on=(enums.Engine.sync, enums.Engine.scalar),
+    default=enums.Engine.dma,
+    is_lane_bound=False,
+    is_transfer=True,
+)
+def dma_copy(
+    call: Call,
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: int | None = None,
+    oob_mode: enums.oob_mode = enums.oob_mode.error,
+    dge_mode: enums.dge_mode = enums.dge_mode.unknown,
+    engine: enums.Engine = enums.Engine.unknown,
+) -> None:
+    """Copy ``src`` to ``dst``; equal numbers of elements, any shapes; unlike types are cast through float32.
+    Packed types are not cast.
+
+    A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
+    that is out of range raises, or with ``oob_mode=skip`` leaves what it would have moved untouched; where a scalar
+    offset moves some of the rows in HBM over an end of their tensor, the others are still moved.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index that is out of range.
+    """
+    oob_mode = as_oob_mode(oob_mode)
+    dge_mode = as_dge_mode(call.core, dge_mode)
+    check_priority(call.core, priority)
+    if has_vector_offset(dst) or has_vector_offset(src):
+        check_vector_offset(call.core, dge_mode)
+    _check_hardware_descriptors(dst, src, dge_mode, engine)
+    if dst.size != src.size:
+        raise NkiValidationError(f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
+    no_cast_of_packed(dst, src)
+    if dst.indirect_access is None and src.indirect_access is None:
+        move(call.core, dst, src)
+        return
+    skips = oob_mode is enums.oob_mode.skip
+    source, target = resolve("src", src, skips), resolve("dst", dst, skips)
+    if source is None or target is None:
+        call.keep(dst)
+        return
+    if isinstance(source, Rows) or isinstance(target, Rows):
+        target, source = rows_in_range({"dst": target, "src": source})
+        if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
+            call.keep(dst)
+    move(call.core, target, source)
+
+
+def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.Engine) -> None:
+    if dge_mode is enums.dge_mode.hwdge:
+        if dst.dtype != src.dtype:
+            raise NkiValidationError(
+                f"dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}"
+            )
+    elif engine is not enums.Engine.unknown:
+        raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")

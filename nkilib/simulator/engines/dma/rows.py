@@ -1,0 +1,293 @@
+"""The two ends of a DMA: where a view points when the DMA runs, and how elements are read there and written.
+
+Every access of a DMA instruction to memory is a call of :func:`read` or :func:`write`, which also count the bytes that
+cross HBM.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.offsets import resolve_scalar_offset
+from ...machine.core import Core
+from ...machine.operands import check_written
+from ...memory.deferred import deferred_copy
+from ...memory.loads import may_share
+from ...memory.storage import sentinel
+from ...numerics.casts import saturate_to_integer, store_float
+from ...tensors.tensor import NkiTensor
+from ...tensors.view import Indirect
+from ...terms.dtypes import DType, tfloat32
+from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
+from ...terms.layout import Layout, extent, is_dense
+from ...terms.regions import HBM
+from ..blocks import is_worth_deferring
+
+
+class Rows(NamedTuple):
+    """Rows of a static view, in the order in which they are moved.
+
+    Attributes:
+        base: the view; a row is an index of its dimension 0.
+        numbers: of the rows.
+        in_range: whether a row exists; ``read`` and ``write`` want all of them to.
+    """
+
+    base: NkiTensor
+    numbers: npt.NDArray[np.int64]
+    in_range: npt.NDArray[np.bool_]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Rows:
+        """The rows where ``chosen`` is true."""
+        return Rows(self.base, self.numbers[chosen], self.in_range[chosen])
+
+
+# One end of a transfer at the time when it runs: a static view or rows of one.
+End = NkiTensor | Rows
+
+
+def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
+    """Where ``view`` points now; None if a scalar offset leads wholly out of its tensor and ``skips`` allows that.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index, unless ``skips``.
+        NkiValidationError: if a vector offset has not one index for each row.
+    """
+    indirect = view.indirect_access
+    if indirect is None:
+        return view
+    if indirect.kind == "vector":
+        _check_one_index_a_row(name, view)
+        return rows_of(name, view, skips)
+    try:
+        return resolve_scalar_offset(name, view)
+    except OutOfRangeError:
+        if skips:
+            return _rows_inside(view, indirect)
+        raise
+
+
+def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
+    """What a scalar offset leaves of a view inside its tensor: the view, some of its rows, or None if nothing.
+
+    Public kernels rely on both ends of it. An index beyond its dimension that leads to elements of the tensor is no
+    access out of bounds (a slot of a cache of blocks, counted in slots over all blocks); and a block of rows may hang
+    over the end, where the index counts rows of the view.
+    """
+    if view.is_on_chip():
+        return None
+    elements = view.storage.elements_of(view.dtype)
+    (index,) = indirect.read()
+    whole = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
+    low, high = extent(whole)
+    if index >= 0 and low >= 0 and high < elements:
+        return view.with_layout(whole)
+    if indirect.stride != view.strides[0]:
+        return None
+    rows = np.arange(view.shape[0])
+    starts = view.offset + (index + rows) * indirect.stride
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], 0))
+    in_range = (starts + low >= 0) & (starts + high < elements)
+    if not in_range.any():
+        return None
+    first = int(np.argmax(in_range))
+    layout = Layout((int(in_range.sum()), *view.shape[1:]), view.strides, int(starts[first]))
+    return Rows(view.with_layout(layout), rows - first, in_range)
+
+
+def index_tensor(view: NkiTensor) -> NkiTensor:
+    """The tensor of the vector offset of ``view``, shape (P, N)."""
+    indirect = view.indirect_access
+    assert indirect is not None and isinstance(indirect.index, NkiTensor)
+    return indirect.index
+
+
+def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
+    index = index_tensor(view)
+    if index.shape != (view.shape[0], 1):
+        raise NkiValidationError(
+            f"operand {name!r}: the vector offset must have shape ({view.shape[0]}, 1), one index for each row of "
+            f"{view}, got {index}"
+        )
+
+
+def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
+    """The rows that the vector offset of ``view`` names now: as many as the view has, the indices column by column.
+
+    Raises:
+        OutOfRangeError: naming the partition and the index, unless ``skips``.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    base = _row_space(view, indirect)
+    index = indirect.read().reshape(index_tensor(view).shape).T.reshape(-1)[: view.shape[0]]
+    in_range = (index >= 0) & (index < base.shape[0])
+    if not skips and not in_range.all():
+        row = int(np.argmin(in_range))
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(row, int(index[row]), base.shape[0])}")
+    return Rows(base, index, in_range)
+
+
+def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
+    """The static view whose rows a vector offset chooses from: as many as the tensor has and the storage holds."""
+    _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
+    elements = view.storage.elements_of(view.dtype)
+    rows = indirect.limit
+    if indirect.stride > 0:
+        rows = min(rows, max(0, (elements - 1 - high) // indirect.stride + 1))
+    return view.with_layout(Layout((rows, *view.shape[1:]), (indirect.stride, *view.strides[1:]), view.offset))
+
+
+def as_rows(end: End) -> Rows:
+    """All rows of a static view, in their order; rows as they are."""
+    if isinstance(end, Rows):
+        return end
+    rows = end.shape[0]
+    return Rows(end, np.arange(rows), np.ones(rows, np.bool_))
+
+
+def rows_in_range(ends: dict[str, End]) -> list[End]:
+    """The rows of several ends, by operand name, that exist at all of them: row p of one goes with row p of another.
+
+    Raises:
+        NkiValidationError: if the ends have not equally many rows.
+    """
+    (first_name, first), *others = ends.items()
+    for name, other in others:
+        if _row_count(first) != _row_count(other):
+            raise NkiValidationError(
+                f"where rows are chosen or skipped {first_name!r} and {name!r} must have equally many of them, got "
+                f"{_row_count(first)} of {_base(first)} and {_row_count(other)} of {_base(other)}"
+            )
+    masks = [end.in_range for end in ends.values() if isinstance(end, Rows)]
+    if all(mask.all() for mask in masks):
+        return [*ends.values()]
+    moves = np.logical_and.reduce(masks)
+    return [as_rows(end).only(moves) for end in ends.values()]
+
+
+def _row_count(end: End) -> int:
+    return len(end.numbers) if isinstance(end, Rows) else end.shape[0]
+
+
+def _base(end: End) -> NkiTensor:
+    return end.base if isinstance(end, Rows) else end
+
+
+def move(core: Core, target: End, source: End) -> None:
+    """Copy the elements at ``source`` to ``target``; a large load of an unchanged block is deferred.
+
+    Raises:
+        UninitializedReadError: as :func:`read`.
+    """
+    if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
+        if source.buffer in HBM and target.is_on_chip():
+            target.storage.defer(deferred_copy(target.layout, target.dtype, read(core, "src", source)))
+            target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+            core.loads.add(target.storage)
+            return
+        content = source.storage.deferred
+        if content is not None and source.is_content_of(content) and not may_share(content.source, target.array):
+            check_written(core, "src", source)
+            core.loads.settle_readers(target.array)
+            content.write(target.array.reshape(target.shape[0], -1), *content.everything)
+            _note_written(core, target, target.array)
+            return
+    write(core, target, read(core, "src", source), _base(source).dtype)
+
+
+def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
+    """Whether both have the same elements in the same rows, as many as may be worth deferring."""
+    return (
+        is_worth_deferring(target)
+        and target.shape == source.shape
+        and target.dtype == source.dtype
+        and target.storage.is_widened == source.storage.is_widened
+        and is_dense(target.shape[1:], target.strides[1:])
+        and is_dense(source.shape[1:], source.strides[1:])
+    )
+
+
+def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
+    """The elements at ``end``: of a static view the memory itself, of rows a copy.
+
+    Raises:
+        UninitializedReadError: for elements never written, with ``uninitialized="error"``.
+    """
+    if isinstance(end, Rows):
+        view, values = end.base, end.base.array[end.numbers]
+        _check_rows_written(core, name, end, values)
+    else:
+        view, values = end, end.array
+        check_written(core, name, end)
+    if view.buffer in HBM:
+        for tell in core.observers.moved:
+            tell(view, False, end.numbers if isinstance(end, Rows) else None, None)
+    return values
+
+
+def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
+    """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
+
+    Of a row that is named twice the last one stays.
+    """
+    if _base(end).buffer in HBM:
+        core.loads.settle_readers(_memory_at(end))
+    if isinstance(end, Rows):
+        view = end.base
+        into = np.empty((len(end.numbers), *view.shape[1:]), view.array.dtype)
+        _cast_into(into, values.reshape(into.shape), source, view.dtype)
+        view.array[end.numbers] = into
+    else:
+        view = end
+        _cast_into(view.array, values.reshape(view.shape), source, view.dtype)
+    _note_written(core, end, values)
+
+
+def _note_written(core: Core, end: End, values: npt.NDArray[Any]) -> None:
+    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
+    if not view.storage.written.is_full:
+        view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
+    if view.buffer in HBM:
+        for tell in core.observers.moved:
+            tell(view, True, rows, values)
+
+
+def _memory_at(end: End) -> npt.NDArray[Any]:
+    """Memory that holds all elements at ``end``, and perhaps some between its rows."""
+    if not isinstance(end, Rows):
+        return end.array
+    if not len(end.numbers):
+        return end.base.array[:0]
+    return end.base.array[end.numbers.min() : end.numbers.max() + 1]
+
+
+def _check_rows_written(core: Core, name: str, rows: Rows, values: npt.NDArray[Any]) -> None:
+    base = rows.base
+    written = base.storage.written
+    if written.is_full:
+        return
+    missing = ~written.mask_of(base.layout, values.itemsize)[rows.numbers].all(axis=-1)
+    if not missing.any():
+        return
+    if core.options.uninitialized == "error":
+        raise UninitializedReadError(
+            f"operand {name!r}: {int(missing.sum())} of the {values.size} elements gathered from {base} were never "
+            "written"
+        )
+    values[missing] = sentinel(base.dtype)
+
+
+def _cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
+    """Bits as they are between equal types, else by way of float32."""
+    if source == dtype:
+        destination[...] = values
+    elif dtype.is_integer:
+        destination[...] = saturate_to_integer(values.astype(np.float32), dtype)
+    elif source.is_integer or dtype == tfloat32:
+        store_float(destination, values.astype(np.float32), dtype)
+    else:
+        np.copyto(destination, values, casting="unsafe")

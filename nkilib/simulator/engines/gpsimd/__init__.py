@@ -1,0 +1,1 @@
+"""Instructions of the GpSimd engine, and those whose numbers it makes."""

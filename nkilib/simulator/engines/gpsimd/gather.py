@@ -1,0 +1,171 @@
+"""Instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.checks import same_partitions, same_tile_size
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.core import Core
+from ...machine.issue import instruction
+from ...machine.operands import check_written
+from ...tensors.partitions import possible_starts
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import MOVABLE, uint16, uint32
+from ...terms.enums import Engine
+from ...terms.errors import NkiValidationError, OutOfRangeError
+from ...timing import costs
+from ..blocks import free_size
+
+# Partitions to which one of the eight cores of GpSimd is connected.
+_CORE_PARTITIONS = 16
+_ELEMENTS_PER_INDEX = (1, 2, 4, 8, 16, 32)
+_INDICES_MAX = 4096
+
+Indices = npt.NDArray[np.int64]
+
+
+@instruction(
+    operands=(
+        output("dst", regions=SBUF, dtypes=MOVABLE),
+        Operand("src_buffer", regions=SBUF, dtypes=MOVABLE, is_accessed=False),
+        Operand("index", regions=SBUF, dtypes=frozenset({uint16}), is_accessed=False),
+    ),
+    on=(Engine.gpsimd,),
+    cost=costs.assumed("dst"),
+)
+def local_gather(
+    call: Call,
+    dst: NkiTensor,
+    src_buffer: NkiTensor,
+    index: NkiTensor,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+) -> None:
+    """Gather by lists of indices, one list for each group of 16 partitions.
+
+    The list of a group is the first ``num_valid_indices`` elements of its partitions of ``index``, column by column:
+    element k is in partition k % 16, column k // 16. Every partition p of the group then receives ``dst[p, k * n + j] =
+    src_buffer[p, list[k] + j]`` for j < n = ``num_elem_per_idx``, with the free dimensions of all tiles flattened.
+    Bits are moved, nothing is cast.
+
+    Raises:
+        OutOfRangeError: if an index leads outside a partition of ``src_buffer``.
+    """
+    same_partitions({"src_buffer": src_buffer, "index": index, "dst": dst}, "src_buffer", "index", "dst")
+    _require_same_type(dst, "src_buffer", src_buffer)
+    _check_groups(src_buffer, index)
+    count = _check_counts(index, num_elem_per_idx, num_valid_indices)
+    if free_size(dst) != count * num_elem_per_idx:
+        raise NkiValidationError(
+            f"operand 'dst' must have {count * num_elem_per_idx} elements per partition ({count} indices of "
+            f"{num_elem_per_idx} elements), got {dst}"
+        )
+    columns = np.arange(free_size(index))[np.newaxis, :]
+    lanes = np.arange(index.shape[0])[:, np.newaxis] % _CORE_PARTITIONS
+    is_valid = columns * _CORE_PARTITIONS + lanes < count
+    check_written(call.core, "index", index, is_valid.reshape(index.shape))
+    cores, width = index.shape[0] // _CORE_PARTITIONS, free_size(index)
+    groups = index.array.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
+    lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
+    elements = (lists[:, :, np.newaxis] + np.arange(num_elem_per_idx)).reshape(cores, count * num_elem_per_idx)
+    limit = free_size(src_buffer)
+    if (elements >= limit).any():
+        group, position = np.argwhere(elements >= limit)[0] // (1, num_elem_per_idx)
+        first = lists[group, position]
+        raise OutOfRangeError(
+            f"operand 'index': element {position} of the list of partitions {group * _CORE_PARTITIONS} to "
+            f"{(group + 1) * _CORE_PARTITIONS - 1} takes elements {first} to {first + num_elem_per_idx - 1} of the "
+            f"{limit} per partition of {src_buffer}"
+        )
+    _gather(call.core, dst, "src_buffer", src_buffer, np.repeat(elements, _CORE_PARTITIONS, axis=0))
+
+
+def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
+    if src_buffer.shape[0] % _CORE_PARTITIONS:
+        raise NkiValidationError(
+            f"operand 'src_buffer' must have a multiple of {_CORE_PARTITIONS} partitions, the number that each core of "
+            f"GpSimd is connected to, got {src_buffer}"
+        )
+    starts, index_starts = possible_starts(src_buffer), possible_starts(index)
+    if set(starts).isdisjoint(index_starts):
+        got = " and ".join(" or ".join(map(str, some)) for some in (starts, index_starts))
+        raise NkiValidationError(
+            f"operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its "
+            f"indices from the partitions that it gathers in; got {got}"
+        )
+
+
+def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
+    """How many indices each group uses."""
+    if not _is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
+        raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
+    total = _CORE_PARTITIONS * free_size(index)
+    count = total if num_valid_indices is None else num_valid_indices
+    if not _is_integer(count) or not 1 <= count <= total:
+        raise NkiValidationError(
+            f"num_valid_indices must be 1 to {total}, the indices of {_CORE_PARTITIONS} partitions of {index}, got "
+            f"{count!r}"
+        )
+    if count > _INDICES_MAX:
+        raise NkiValidationError(
+            f"each core of GpSimd takes at most {_INDICES_MAX} indices, got {count} of {index}: gather in several calls"
+        )
+    return int(count)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+@instruction(
+    operands=(
+        output("dst", regions=SBUF, dtypes=MOVABLE),
+        Operand("data", regions=SBUF, dtypes=MOVABLE, is_accessed=False),
+        Operand("indices", regions=SBUF, dtypes=frozenset({uint32})),
+    ),
+    on=(Engine.gpsimd,),
+    cost=costs.assumed("dst"),
+)
+def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor) -> None:
+    """``dst[p, k] = data[p, indices[p, k]]`` in every partition, with the free dimensions of all tiles flattened.
+
+    Bits are moved, nothing is cast.
+
+    Raises:
+        OutOfRangeError: if an index leads outside a partition of ``data``.
+    """
+    same_tile_size({"dst": dst, "indices": indices}, "indices", "dst")
+    same_partitions({"data": data, "indices": indices}, "data", "indices")
+    _require_same_type(dst, "data", data)
+    limit = free_size(data)
+    elements = indices.array.astype(np.int64).reshape(indices.shape[0], free_size(indices))
+    if (elements >= limit).any():
+        partition, position = np.argwhere(elements >= limit)[0]
+        raise OutOfRangeError(
+            f"operand 'indices': element {position} of partition {partition} is {elements[partition, position]}, "
+            f"outside the {limit} elements per partition of {data}"
+        )
+    _gather(call.core, dst, "data", data, elements)
+
+
+def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
+    if dst.dtype != source.dtype:
+        raise NkiValidationError(
+            f"operand 'dst' must have the type of {name!r}, because a gather casts nothing; got {dst} and {source}"
+        )
+
+
+def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, elements: Indices) -> None:
+    """Move the ``elements`` of each partition of ``source``, an array (partitions, elements per partition of ``dst``),
+    of which alone must have been written."""
+    if not source.storage.written.is_full:
+        is_read = np.zeros((source.shape[0], free_size(source)), np.bool_)
+        np.put_along_axis(is_read, elements, True, axis=1)
+        check_written(core, name, source, is_read.reshape(source.shape))
+    rows = source.array.reshape(source.shape[0], free_size(source))
+    dst.array[...] = np.take_along_axis(rows, elements, axis=1).reshape(dst.shape)

@@ -1,0 +1,54 @@
+"""Reduction across partitions, on the GpSimd engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...isa.operand import Operand, output
+from ...isa.operators import AVERAGE, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...numerics.casts import store_float
+from ...numerics.operators import BITWISE_REDUCTIONS
+from ...tensors.tensor import NkiTensor
+from ...terms.enums import Engine
+from ...terms.errors import NkiValidationError
+from ...timing import costs
+from ..blocks import free_size
+from ..vector.elementwise import require_bit_patterns
+
+_ARITHMETIC = {"add": np.add, AVERAGE: np.add, "maximum": np.maximum}
+_BITWISE = ("bitwise_or", "bitwise_and")
+
+
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(Engine.gpsimd,),
+    cost=costs.assumed("data"),
+)
+def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor) -> None:
+    """Reduce the partitions of ``data`` to the one of ``dst``, for every element of the free dimensions.
+
+    ``op`` is ``nl.add``, ``nl.average`` or ``nl.max``, in float32, or ``nl.bitwise_or`` or ``nl.bitwise_and`` on
+    integers of one width.
+    """
+    if dst.shape[0] != 1 or free_size(dst) != free_size(data):
+        raise NkiValidationError(
+            f"operand 'dst' must have 1 partition and the {free_size(data)} elements per partition of 'data', got {dst}"
+        )
+    if data.shape[0] == 0:
+        raise NkiValidationError(f"operand 'data' must have partitions to reduce, got {data}")
+    key = operator_key("op", op)
+    if key in _BITWISE:
+        require_bit_patterns({"dst": dst, "data": data})
+        bits = BITWISE_REDUCTIONS[key].reduce(data.array, axis=0)
+        np.copyto(dst.array, bits.reshape(dst.shape), casting="unsafe")
+        return
+    if key not in _ARITHMETIC:
+        raise NkiValidationError(f"op must be nl.add, nl.average, nl.max, nl.bitwise_or or nl.bitwise_and, got {op!r}")
+    values = _ARITHMETIC[key].reduce(data.array.astype(np.float32), axis=0)
+    if key == AVERAGE:
+        values = values / np.float32(data.shape[0])
+    store_float(dst.array, values, dst.dtype)

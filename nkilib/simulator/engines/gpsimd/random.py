@@ -1,0 +1,204 @@
+"""Random numbers on the Vector and GpSimd engines: ``rng``, ``rand2``, ``dropout``, and the state of the generators.
+
+The numbers come from ``machine/random.py``; they are reproducible, and not those of a device. Each partition draws from
+the generator of its own lane.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.checks import same_tile_size
+from ...isa.operand import SBUF, Operand, output, vector
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.random import STREAMS
+from ...numerics.casts import store_float
+from ...numerics.xorwow import WORDS
+from ...tensors.partitions import first_lane
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import (
+    FLOATS,
+    bfloat16,
+    bool_,
+    float8_e4m3,
+    float8_e5m2,
+    float8_e8m0fnu,
+    float16,
+    float32,
+    int8,
+    int16,
+    int32,
+    tfloat32,
+    uint8,
+    uint16,
+    uint32,
+)
+from ...terms.enums import Engine, nc_version
+from ...terms.errors import NkiValidationError
+from ...timing import costs
+from ..blocks import free_size
+
+_INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})
+_UNIFORM = _INTEGERS | {float8_e4m3, float8_e5m2, float16, bfloat16, float32, tfloat32}
+# float8_e8m0fnu is a scale and has no zero.
+_HAVE_ZERO = (FLOATS - {float8_e8m0fnu}) | _INTEGERS | {bool_}
+_SEEDS = frozenset({int32, uint32, float32})
+
+
+def _lanes(tensor: NkiTensor) -> slice:
+    start = first_lane(tensor)
+    return slice(start, start + tensor.shape[0])
+
+
+def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
+    """32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
+    return call.core.random.of(call.engine).draw(_lanes(tensor), free_size(tensor))
+
+
+@instruction(
+    operands=(output("dst", dtypes=_INTEGERS),),
+    on=(Engine.vector, Engine.gpsimd),
+    cost=costs.assumed("dst"),
+)
+def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
+    """Random bits: every element takes the low bits of a 32-bit number of its own, as many as its type has.
+
+    Seed it with ``set_rng_seed`` on the Vector engine, with ``rand_set_state`` on GpSimd, which trn1 lacks.
+    """
+    _require_generation(call, Engine.gpsimd, nc_version.gen3, "trn2")
+    dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
+
+
+@instruction(
+    operands=(
+        output("dst", dtypes=_UNIFORM),
+        vector("min", "dst", accepts_scalar=True, dtypes=frozenset({float32})),
+        vector("max", "dst", accepts_scalar=True, dtypes=frozenset({float32})),
+    ),
+    on=(Engine.vector,),
+    since=nc_version.gen4,
+    cost=costs.assumed("dst"),
+)
+def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTensor) -> None:
+    """``min + u * (max - min)`` in float32, ``u`` uniform in [0, 1), cast to the type of ``dst``.
+
+    ``min`` and ``max`` are numbers, or float32 tiles of shape (P, 1) with the bounds of each partition.
+
+    Raises:
+        NkiValidationError: unless ``min < max``, both finite, in every partition.
+    """
+    low, high = (_column(bound).astype(np.float32).astype(np.float64) for bound in (min, max))
+    is_range = np.broadcast_to((low < high) & np.isfinite(low) & np.isfinite(high), (dst.shape[0], 1))
+    if not is_range.all():
+        partition = int(np.argmin(is_range))
+        bounds = [float(np.broadcast_to(bound, is_range.shape)[partition, 0]) for bound in (low, high)]
+        raise NkiValidationError(
+            f"min must be less than max as float32, and both finite, got {bounds[0]} and {bounds[1]} in partition "
+            f"{partition}"
+        )
+    # In float64, where neither the product nor the difference of the bounds rounds or overflows; float32 keeps min <=
+    # value <= max.
+    unit = _draw(call, dst) * 2.0**-32
+    store_float(dst.array, (low + unit * (high - low)).astype(np.float32), dst.dtype)
+
+
+@instruction(
+    operands=(
+        output("dst", dtypes=_HAVE_ZERO),
+        Operand("data", dtypes=_HAVE_ZERO),
+        vector("prob", "data", accepts_scalar=True, dtypes=FLOATS),
+    ),
+    on=(Engine.vector,),
+    cost=costs.assumed("dst"),
+)
+def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor) -> None:
+    """``data`` with every element replaced by 0 with probability ``prob``; the others keep their value unscaled.
+
+    ``prob`` is a number in [0, 1], or a tile of shape (P, 1) with the probability of each partition: of type float32
+    for integer ``data``, else of any float type. ``dst`` has the type of ``data``.
+    """
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    if dst.dtype != data.dtype:
+        raise NkiValidationError(f"operands 'dst' and 'data' must have one type, got {dst} and {data}")
+    if not isinstance(prob, NkiTensor):
+        if not 0 <= prob <= 1:
+            raise NkiValidationError(f"prob must be a probability, in [0, 1], got {prob}")
+    elif data.dtype.is_integer and prob.dtype != float32:
+        raise NkiValidationError(f"operand 'prob' must be float32 for integer data, got {prob} and {data}")
+    is_dropped = _draw(call, dst) < _column(prob).astype(np.float32) * 2.0**32
+    kept = data.array.reshape(dst.shape)
+    dst.array[...] = np.where(is_dropped.reshape(dst.shape), np.zeros((), kept.dtype), kept)
+
+
+@instruction(
+    operands=(Operand("src_seeds", dtypes=_SEEDS),),
+    on=(Engine.vector,),
+    cost=costs.assumed("src_seeds"),
+)
+def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
+    """Seed the generators of the Vector engine with the 32 bits of ``src_seeds``, a tile of shape [1, 1].
+
+    The same seed gives the same numbers on every core; the lanes differ from each other.
+    """
+    if src_seeds.shape != (1, 1):
+        raise NkiValidationError(f"operand 'src_seeds' must have shape [1, 1], got {src_seeds}")
+    (seed,) = np.ascontiguousarray(src_seeds.array).reshape(-1).view(np.uint32)
+    call.core.random.of(Engine.vector).seed(int(seed))
+
+
+@instruction(
+    operands=(Operand("src_seeds", regions=SBUF, dtypes=frozenset({uint32})),),
+    on=(Engine.gpsimd, Engine.vector),
+    since=nc_version.gen3,
+    cost=costs.assumed("src_seeds"),
+)
+def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
+    """Set the generators of an engine's lanes, each from its partition of ``src_seeds``: undoes ``rand_get_state``.
+
+    A partition has the 6 words of one generator on GpSimd, of four (24) on the Vector engine, which needs trn3. Lanes
+    with equal words give equal numbers.
+    """
+    _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
+    _check_state("src_seeds", src_seeds, call.engine)
+    call.core.random.of(call.engine).words[_lanes(src_seeds)] = src_seeds.array
+
+
+@instruction(
+    operands=(output("dst", dtypes=frozenset({uint32})),),
+    on=(Engine.gpsimd, Engine.vector),
+    since=nc_version.gen3,
+    cost=costs.assumed("dst"),
+)
+def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
+    """Store the state of the generators of an engine's lanes, each to its partition of ``dst``.
+
+    6 words a partition on GpSimd, 24 on the Vector engine, which needs trn3. ``rand_set_state`` with them makes the
+    engine go on from here.
+    """
+    _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
+    _check_state("dst", dst, call.engine)
+    dst.array[...] = call.core.random.of(call.engine).words[_lanes(dst)]
+
+
+def _require_generation(call: Call, engine: Engine, since: nc_version, name: str) -> None:
+    if call.engine is engine and call.core.generation.version.value < since.value:
+        raise NkiValidationError(f"engine=nki.isa.engine.{engine.name} needs {name} or newer")
+
+
+def _check_state(name: str, tensor: NkiTensor, engine: Engine) -> None:
+    words = STREAMS[engine] * WORDS
+    if tensor.ndim != 2 or tensor.shape[1] != words:
+        raise NkiValidationError(
+            f"operand {name!r} must have shape [P, {words}] for engine=nki.isa.engine.{engine.name}, got {tensor}"
+        )
+
+
+def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
+    """A number, or one number for each partition, as a float64 array that broadcasts over (P, elements)."""
+    if isinstance(value, NkiTensor):
+        return value.array.reshape(value.shape[0], 1).astype(np.float64)
+    return np.full((1, 1), value, np.float64)

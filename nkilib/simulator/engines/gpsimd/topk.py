@@ -1,0 +1,120 @@
+"""``topk``: the largest elements of a sequence that is wound over the 16 partitions of a GpSimd core.
+
+In such a snake, element i of the sequence is in partition i % 16 and column i // 16 of the core's partitions. Every 16
+partitions of a tile are a snake of their own, in what is read as in what is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.checks import same_partitions
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
+from ...target.limits import GPSIMD_CORE_PARTITIONS
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import bfloat16, uint32
+from ...terms.enums import Engine
+from ...terms.errors import NkiValidationError
+from ...terms.layout import Layout
+from ...timing import costs
+
+_N_MIN, _N_END = 8, 65536
+_K_END = 32768
+
+
+@instruction(
+    operands=(
+        output("val_dst", regions=SBUF, dtypes=frozenset({bfloat16}), marks_itself=True, may_leave=True),
+        output("idx_dst", regions=SBUF, dtypes=frozenset({uint32}), marks_itself=True, may_leave=True),
+        Operand("src", regions=SBUF, dtypes=frozenset({bfloat16}), is_accessed=False),
+    ),
+    on=(Engine.gpsimd,),
+    cost=costs.assumed("src"),
+)
+def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int) -> None:
+    """The K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions in it.
+
+    K is the number of columns of ``val_dst`` and ``idx_dst``. The results too are a snake, in ascending order: result j
+    is in partition j % 16 and column j // 16, so that only the first ceil(K / 16) columns are written. Of equal
+    elements those at the lower positions are taken, and stand higher; NaN counts as the largest.
+    """
+    tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
+    same_partitions(tiles, "src", "val_dst", "idx_dst")
+    for name, tensor in tiles.items():
+        _check_snakes(name, tensor)
+    k = val_dst.shape[1]
+    _check_sizes(tiles, n, k)
+    for part in _snake(src, n):
+        check_written(call.core, "src", src.with_layout(part))
+    elements = _unwind(src.array, n)
+    # Backwards, a stable sort puts the lowest of equal positions last; NaN sorts behind everything.
+    order = n - 1 - np.argsort(elements[:, ::-1], axis=1, kind="stable")[:, n - k :]
+    for destination, results in ((val_dst, np.take_along_axis(elements, order, axis=1)), (idx_dst, order)):
+        _wind(destination.array, results)
+        for part in _snake(destination, k):
+            destination.storage.written.mark(part, destination.storage.width_of(destination.dtype))
+
+
+def _check_snakes(name: str, tensor: NkiTensor) -> None:
+    if tensor.ndim != 2 or tensor.shape[0] % GPSIMD_CORE_PARTITIONS:
+        raise NkiValidationError(
+            f"operand {name!r} must have two dimensions, the first a multiple of {GPSIMD_CORE_PARTITIONS}, got {tensor}"
+        )
+
+
+def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int) -> None:
+    if not isinstance(n, int | np.integer) or not _N_MIN <= n < _N_END:
+        raise NkiValidationError(f"n must be an integer of {_N_MIN} to {_N_END - 1}, got {n!r}")
+    columns = -(-int(n) // GPSIMD_CORE_PARTITIONS)
+    if tiles["src"].shape[1] < columns:
+        raise NkiValidationError(f"operand 'src' needs {columns} columns for n={n} elements, got {tiles['src']}")
+    if not 1 <= k < _K_END or k > n:
+        raise NkiValidationError(
+            f"operand 'val_dst' must have K columns, 1 <= K < {_K_END} and K <= n, got {tiles['val_dst']} with n={n}"
+        )
+    if tiles["idx_dst"].shape != tiles["val_dst"].shape:
+        raise NkiValidationError(
+            f"operand 'idx_dst' must have the shape of 'val_dst', got {tiles['idx_dst']} and {tiles['val_dst']}"
+        )
+
+
+def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
+    """Where the first elements of the snakes of a tile are: whole columns, and the part of one that may follow."""
+    columns, rest = divmod(elements, GPSIMD_CORE_PARTITIONS)
+    (partitions, _), (lane, step) = tensor.shape, tensor.strides
+    whole = Layout((partitions, columns), tensor.strides, tensor.offset)
+    part = Layout(
+        (partitions // GPSIMD_CORE_PARTITIONS, rest, 1),
+        (GPSIMD_CORE_PARTITIONS * lane, lane, step),
+        tensor.offset + columns * step,
+    )
+    return [layout for layout in (whole, part) if 0 not in layout.shape]
+
+
+def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view (cores, partitions of a core, columns) of a tile's array."""
+    return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
+
+
+def _unwind(array: npt.NDArray[Any], n: int) -> npt.NDArray[np.float32]:
+    """The first ``n`` elements of each core's snake, as rows."""
+    columns = -(-n // GPSIMD_CORE_PARTITIONS)
+    snakes = _cores(array)[:, :, :columns].transpose(0, 2, 1).astype(np.float32)
+    return snakes.reshape(snakes.shape[0], columns * GPSIMD_CORE_PARTITIONS)[:, :n]
+
+
+def _wind(array: npt.NDArray[Any], results: npt.NDArray[Any]) -> None:
+    """Write one row of results for each core as the beginning of its snake."""
+    columns, rest = divmod(results.shape[1], GPSIMD_CORE_PARTITIONS)
+    whole = results.shape[1] - rest
+    snakes = _cores(array)
+    blocks = results[:, :whole].reshape(results.shape[0], columns, GPSIMD_CORE_PARTITIONS)
+    np.copyto(snakes[:, :, :columns], blocks.transpose(0, 2, 1), casting="unsafe")
+    if rest:
+        np.copyto(snakes[:, :rest, columns], results[:, whole:], casting="unsafe")

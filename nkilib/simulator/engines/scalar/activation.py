@@ -1,0 +1,123 @@
+"""Instructions of the Scalar engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...isa.checks import same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
+from ...machine.core import Core
+from ...machine.issue import instruction
+from ...numerics.activations import ACTIVATIONS, PARAMETRIC
+from ...tensors.tensor import NkiTensor
+from ...terms import dtypes as dt
+from ...terms.enums import Engine, nc_version, reduce_cmd
+from ...terms.errors import NkiValidationError
+from ...timing import costs
+from .formula import Step, activate
+from .registers import ScalarAccumulation
+
+_OPERANDS = (
+    output("dst"),
+    Operand("data"),
+    vector(
+        "bias",
+        "data",
+        accepts_scalar=True,
+        is_optional=True,
+        dtypes=dt.COMPUTABLE - {dt.tfloat32},
+    ),
+    vector("scale", "data", accepts_scalar=True, dtypes=frozenset({dt.float32})),
+    vector("reduce_res", "data", is_output=True, is_optional=True),
+)
+
+
+@instruction(
+    operands=_OPERANDS,
+    on=(Engine.scalar,),
+    cost=costs.activated,
+)
+def activation(
+    call: Call,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    bias: Any = None,
+    scale: Any = 1.0,
+    reduce_op: Any = None,
+    reduce_res: NkiTensor | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+) -> None:
+    """``op(data * scale + bias)`` in float32, and optionally its sum over the free dimensions.
+
+    The sum goes into the engine's registers as ``reduce_cmd`` says: ``reset_reduce`` puts it there, ``reduce`` adds it
+    to what they hold (the prose of the documentation; its pseudo-code would add the old value twice), ``reset`` only
+    sets them to 0, ``idle`` leaves them. ``reduce_res`` receives the registers afterwards.
+    """
+    _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
+
+
+@instruction(
+    operands=_OPERANDS,
+    on=(Engine.scalar,),
+    cost=costs.activated,
+)
+def activation_reduce(
+    call: Call,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None,
+    bias: Any = None,
+    scale: Any = 1.0,
+) -> None:
+    """:func:`activation` with ``reduce_cmd=reset_reduce``."""
+    _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
+
+
+def _activation(
+    core: Core,
+    dst: NkiTensor,
+    op: Any,
+    data: NkiTensor,
+    bias: Any,
+    scale: Any,
+    reduce_op: Any,
+    reduce_res: NkiTensor | None,
+    command: reduce_cmd,
+) -> None:
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    key = activation_key(op)
+    if key in PARAMETRIC:
+        raise NkiValidationError(f"op={op!r} has a parameter, which nisa.activate2 (trn3) takes as relu_param")
+    _check_bias(core, key, bias)
+    accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",))
+    steps = []
+    if isinstance(scale, NkiTensor) or scale != 1.0:
+        steps.append(Step("multiply", scale))
+    if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
+        steps.append(Step("add", bias))
+    activate(core, dst, key, data, steps, accumulation, reduce_res)
+
+
+def activation_key(op: Any) -> str:
+    """The name of an activation function.
+
+    Raises:
+        NkiValidationError: if ``op`` is none.
+    """
+    key = operator_key("op", op)
+    if key not in ACTIVATIONS and key not in PARAMETRIC:
+        raise NkiValidationError(f"op={op!r} is no activation function of the Scalar engine")
+    return key
+
+
+def _check_bias(core: Core, key: str, bias: Any) -> None:
+    if core.generation.version is nc_version.gen2 and bias is not None:
+        if not isinstance(bias, NkiTensor):
+            raise NkiValidationError(f"bias must be a (P, 1) tensor on trn1, got {bias!r}")
+        if key == "reciprocal":
+            raise NkiValidationError("op=nl.reciprocal takes no bias on trn1")

@@ -1,0 +1,134 @@
+"""What an instruction does to the accumulator registers of the Scalar engine, as its ``reduce_cmd`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.operators import operator_key
+from ...machine.core import Core
+from ...numerics.operators import ARITHMETIC_REDUCTIONS
+from ...numerics.row_sums import row_sums
+from ...tensors.tensor import NkiTensor
+from ...terms.enums import reduce_cmd as commands
+from ...terms.errors import NkiValidationError, UninitializedReadError
+from ..accumulators import lanes_of
+
+Float32s = npt.NDArray[np.float32]
+
+_COMMANDS = (commands.idle, commands.reset, commands.reduce, commands.reset_reduce)
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
+_IDLE, _RESET, _RESET_REDUCE, _REDUCE = commands.idle, commands.reset, commands.reset_reduce, commands.reduce
+_REDUCING = (commands.reduce, commands.reset_reduce)
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A reduction operator.
+
+    Attributes:
+        identity: what a reset leaves.
+        join: two arrays into one, element by element.
+        along: the reduction of an array (rows, elements) along the second axis, which has at least one element.
+    """
+
+    identity: float
+    join: Callable[[Float32s, Float32s], Float32s]
+    along: Callable[[Float32s], Float32s]
+
+
+def _fold_of(key: str) -> _Fold:
+    reduction = ARITHMETIC_REDUCTIONS[key]
+    if key == "add":
+        return _Fold(reduction.identity, reduction.ufunc, row_sums)
+    return _Fold(reduction.identity, reduction.ufunc, lambda values: reduction.ufunc.reduce(values, axis=1))
+
+
+def _fold_by_magnitude(position_of_best: Callable[..., npt.NDArray[np.intp]], identity: float) -> _Fold:
+    """The element whose magnitude wins, with its sign; the last one on a tie, as ``nl.abs_max`` and ``nl.abs_min`` have
+    it, and NaN if there is one."""
+
+    def along(values: Float32s) -> Float32s:
+        backwards = values[:, ::-1]
+        best = position_of_best(np.absolute(backwards), axis=1)
+        return np.take_along_axis(backwards, best[:, np.newaxis], axis=1)[:, 0]
+
+    return _Fold(identity, lambda before, values: along(np.stack((before, values), axis=1)), along)
+
+
+_FOLDS: dict[str, _Fold] = {
+    **{key: _fold_of(key) for key in ("add", "maximum", "minimum")},
+    "abs_max": _fold_by_magnitude(np.argmax, 0.0),
+    "abs_min": _fold_by_magnitude(np.argmin, np.inf),
+}
+
+
+class ScalarAccumulation:
+    """The accumulator side of one instruction: which command, which operator, and the partial results of its rows.
+
+    Args:
+        core: the core, whose registers those of the partitions of ``data`` are.
+        data: the tile that the instruction works on.
+        op: the caller's ``reduce_op``.
+        command: the caller's ``reduce_cmd``.
+        allowed: names of the operators that the instruction has.
+
+    Raises:
+        NkiValidationError: if the instruction does not have the operator or the command, or the command needs one.
+    """
+
+    def __init__(self, core: Core, data: NkiTensor, op: Any, command: Any, allowed: tuple[str, ...]) -> None:
+        if command not in _COMMANDS:
+            raise NkiValidationError(f"reduce_cmd must be idle, reset, reduce or reset_reduce, got {command!r}")
+        key = allowed[0]
+        if op is not None:
+            key = operator_key("reduce_op", op)
+            if key not in allowed:
+                raise NkiValidationError(f"reduce_op must be {_names(allowed)}, got {op!r}")
+        # A reset needs it too, for the identity, unless there is only one.
+        elif command in _REDUCING or (command is commands.reset and len(allowed) > 1):
+            raise NkiValidationError(f"reduce_cmd={command.name} needs reduce_op={_names(allowed)}")
+        self._fold = _FOLDS[key]
+        self._command = command
+        self._core = core
+        self._data = data
+        self._partial = np.empty(data.shape[0] if command in _REDUCING else 0, np.float32)
+
+    @property
+    def is_reducing(self) -> bool:
+        return self._command in _REDUCING
+
+    def add_rows(self, rows: slice, values: Float32s) -> None:
+        """Reduce the results of some rows along the free axis."""
+        if self.is_reducing:
+            self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
+
+    def finish(self) -> None:
+        """Bring the rows' results into the registers as the command says.
+
+        Raises:
+            UninitializedReadError: if the command continues from registers that hold nothing defined, with
+                ``uninitialized="error"``.
+        """
+        if self._command is _IDLE:
+            return
+        registers, lanes = self._core.scalar_accumulators, lanes_of(self._data)
+        if self._command is _RESET:
+            registers.set(lanes, self._fold.identity)
+        elif self._command is _RESET_REDUCE:
+            registers.set(lanes, self._partial)
+        elif self._command is _REDUCE:
+            if self._core.options.uninitialized == "error" and not registers.known[lanes].all():
+                raise UninitializedReadError(
+                    "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
+                    "reset_reduce"
+                )
+            registers.set(lanes, self._fold.join(registers.values[lanes], self._partial))
+
+
+def _names(keys: tuple[str, ...]) -> str:
+    return " or ".join(f"nl.{key}" for key in keys)

@@ -1,0 +1,1 @@
+"""Instructions of the engines' sequencers: registers, barriers, exchanges."""

@@ -1,0 +1,52 @@
+"""Synchronisation of the cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...isa.operand import HBM_SHARED, SBUF, Operand
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import MOVABLE
+from ...terms.enums import Engine, nc_version
+from ...terms.errors import BarrierError, NkiValidationError
+from ...terms.regions import MemoryRegion
+
+_CORES = (0, 1)
+
+
+@instruction(
+    operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=MOVABLE, is_accessed=False),),
+    on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
+    since=nc_version.gen3,
+    is_lane_bound=False,
+)
+def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
+    """Wait until both cores of a logical NeuronCore have come here; ``cores`` must be ``(0, 1)``.
+
+    It orders the accesses to ``data``, not those to other tensors: the documentation lets it hold up one engine, and
+    what waits for it is what depends on ``data``. The documentation wants ``data`` in shared HBM; published kernels
+    also meet on a tile in SBUF, each core on its own, and on one core give ``cores=(0)``, which waits for none.
+
+    Raises:
+        BarrierError: if the other core ends without coming, or waits on another tensor.
+        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+    """
+    if data.buffer not in HBM_SHARED | SBUF:
+        raise NkiValidationError(f"operand 'data' must be in shared_hbm, got {data}")
+    core = call.core
+    named = (cores,) if isinstance(cores, int) else tuple(cores) if isinstance(cores, tuple | list) else None
+    if named == (0,) and core.launch.cores == 1:
+        return
+    if named != _CORES:
+        raise NkiValidationError(f"cores must be (0, 1), got {cores!r}")
+    if core.launch.cores != len(_CORES):
+        raise NkiValidationError("needs a launch on two cores: kernel[2](...)")
+    shared = data.storage if data.buffer in HBM_SHARED else None
+    own = core.observers.arrive(call)
+    core.loads.settle()  # what they come from may be the other core's to change from here on
+    ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))
+    if other is not shared:
+        raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")
+    core.observers.meet(call, brought)

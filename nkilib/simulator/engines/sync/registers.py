@@ -1,0 +1,117 @@
+"""The instructions on registers, which every engine's sequencer runs: move, load and store.
+
+They are the only documented instructions without ``name=``. The documentation leaves open which sequencer runs them;
+records count them under ``sync``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from ...isa.handle import NkiInstruction
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...tensors.registers import VirtualRegister, wrap_integer
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import DType, float32
+from ...terms.enums import Engine
+from ...terms.errors import NkiValidationError
+from ...terms.regions import MemoryRegion
+from ...terms.signatures import call_error
+from ..dma.rows import read, write
+
+_REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
+
+
+def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
+    """The instruction with its documented signature, which ends without ``name=``."""
+    signature = inspect.signature(public)
+    signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
+
+    @wraps(public)
+    def nameless(*args: Any, **kwargs: Any) -> NkiInstruction:
+        error = call_error(f"nisa.{public.__name__}", signature, args, kwargs)
+        if error is not None:
+            raise error
+        return public(*args, **kwargs)
+
+    nameless.__signature__ = signature  # type: ignore[attr-defined]
+    return nameless
+
+
+@_without_name
+@instruction(operands=(), on=(Engine.sync,), is_lane_bound=False)
+def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) -> None:
+    """``dst = src``: an integer of 32 bits, or what another register holds now.
+
+    Raises:
+        UninitializedReadError: if the register ``src`` was never set.
+    """
+    target = _checked_register("dst", dst)
+    if isinstance(src, VirtualRegister) and src.is_unknown:
+        target.forget()
+        return
+    target.write(src.content("operand 'src'") if isinstance(src, VirtualRegister) else wrap_integer("src", src))
+
+
+@_without_name
+@instruction(operands=(Operand("src", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
+def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
+    """``dst`` = the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF.
+
+    Integers of fewer than 32 bits keep their value, those of uint32 their bits. A register holds no other float than
+    float32, and cannot be an index or a condition while it holds one.
+    """
+    _check_scalar("src", src)
+    target = _checked_register("dst", dst)
+    if src.storage.is_abstract:
+        target.forget()
+        return
+    value = read(call.core, "src", src).reshape(())[()]
+    target.write(np.float32(value) if src.dtype == float32 else int(value))
+
+
+@_without_name
+@instruction(operands=(output("dst", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
+def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
+    """The only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF, = what ``src`` holds.
+
+    Integer types narrower than 32 bits take the low bits. A register casts nothing: a float32 goes to a float32
+    tensor only, an integer to an integer tensor.
+
+    Raises:
+        UninitializedReadError: if the register was never set.
+    """
+    _check_scalar("dst", dst)
+    content = _checked_register("src", src).content("operand 'src'")
+    if isinstance(content, np.float32) != (dst.dtype == float32):
+        held = "a float32" if isinstance(content, np.float32) else "an integer"
+        raise NkiValidationError(
+            f"operand 'dst': {src} holds {held} and casts nothing, got {dst}; store it to a tensor of its own type and "
+            f"cast that with nisa.tensor_copy"
+        )
+    value = content if isinstance(content, np.float32) else np.array(content, np.int32)
+    write(call.core, dst, np.asarray(value).astype(dst.array.dtype), dst.dtype)
+
+
+def _checked_register(name: str, value: Any) -> VirtualRegister:
+    if not isinstance(value, VirtualRegister):
+        raise NkiValidationError(f"operand {name!r} must be a register of nisa.register_alloc, got {value!r}")
+    return value
+
+
+def _check_scalar(name: str, tensor: NkiTensor) -> None:
+    if tensor.shape not in ((1,), (1, 1)):
+        raise NkiValidationError(f"operand {name!r} must have shape [1] or [1, 1], got {tensor}")
+    if not _fits_register(tensor.dtype):
+        raise NkiValidationError(f"operand {name!r} must have an integer type or float32, got {tensor}")
+
+
+def _fits_register(dtype: DType) -> bool:
+    return dtype.is_integer or dtype == float32

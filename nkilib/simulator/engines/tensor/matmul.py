@@ -1,0 +1,251 @@
+"""Instructions of the Tensor engine.
+
+Sources: docstrings of ``nc_matmul`` and ``nc_transpose``; ``nki/guides/architecture/trainium2_arch.rst``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.operand import PSUM, SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.core import Core
+from ...machine.issue import instruction
+from ...numerics.casts import to_float32
+from ...numerics.products import transposed_product
+from ...target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
+from ...tensors.partitions import partition_elements
+from ...tensors.tensor import NkiTensor
+from ...terms import dtypes as dt
+from ...terms.enums import Engine, matmul_perf_mode, nc_version
+from ...terms.errors import NkiValidationError
+from ...terms.layout import Layout, extent
+from ...terms.regions import MemoryRegion
+from ...timing import costs
+from ..blocks import free_size
+from .psum import accumulate_in_psum
+
+_FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
+_WIDE = frozenset({dt.float32, dt.tfloat32})
+_INPUTS = _FP8 | _WIDE | {dt.bfloat16, dt.float16}
+_MOVING_MAX = 512
+_ROW_PAIR = 2
+_VECTOR_TRANSPOSE_MAX = 32
+
+
+@instruction(
+    operands=(
+        output("dst", regions=PSUM),
+        Operand("stationary", regions=SBUF, dtypes=_INPUTS),
+        Operand("moving", regions=SBUF, dtypes=_INPUTS),
+    ),
+    on=(Engine.tensor,),
+    is_matmul=True,
+    cost=costs.multiplied,
+)
+def nc_matmul(
+    call: Call,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: tuple[int, int] | tuple[()] = (),
+    tile_size: tuple[int, int] | tuple[()] = (),
+    perf_mode: matmul_perf_mode | str = matmul_perf_mode.none,
+) -> None:
+    """``dst = stationary.T @ moving`` in float32; the contraction runs over the partitions of both.
+
+    ``accumulate=False`` overwrites ``dst``, ``True`` adds to what earlier matmuls left, ``None`` overwrites elements
+    that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
+    """
+    core = call.core
+    perf_mode = _as_perf_mode(perf_mode)
+    rows, columns = _tile(core, tile_position, tile_size, perf_mode)
+    _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
+    left, right = _matrices(stationary, moving, perf_mode)
+    _check_sizes(core, dst, stationary, left.shape, right.shape, rows, columns)
+    _check_onezero("stationary", is_stationary_onezero, stationary)
+    _check_onezero("moving", is_moving_onezero, moving)
+    if is_transpose and core.generation.version is not nc_version.gen2:
+        if accumulate:
+            raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
+        _transpose_by_matmul(dst, left, right)
+        return
+    product = transposed_product(to_float32(left), to_float32(right))
+    accumulate_in_psum(core, dst, product, accumulate)
+
+
+def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
+    """The member of the enumeration; published kernels also pass its value."""
+    if isinstance(perf_mode, matmul_perf_mode):
+        return perf_mode
+    for member in matmul_perf_mode:
+        if perf_mode == member.value:
+            return member
+    raise NkiValidationError(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {perf_mode!r}")
+
+
+def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
+    """The hint has an effect on float32 only (docstring of ``nc_matmul``); a wrong one would give a wrong product."""
+    if is_onezero and tile.dtype == dt.float32 and not np.isin(tile.array, (0, 1)).all():
+        raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+
+
+def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
+    """Rows and columns of the systolic array that the call may use."""
+    if bool(position) != bool(size):
+        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
+    if not size:
+        return PARTITIONS, PARTITIONS
+    if not all(isinstance(given, tuple | list) and len(given) == 2 for given in (position, size)):
+        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
+    smallest = 64 if core.generation.version is nc_version.gen2 else 32
+    allowed = [tile for tile in (32, 64, PARTITIONS) if tile >= smallest]
+    for start, length in zip(position, size, strict=True):
+        if length not in allowed or start % length or not 0 <= start <= PARTITIONS - length:
+            raise NkiValidationError(
+                f"tile_size must be of {allowed} and tile_position a multiple of it inside {PARTITIONS}, got "
+                f"tile_position={position}, tile_size={size}"
+            )
+    if perf_mode is matmul_perf_mode.double_row and size[1] != PARTITIONS:
+        raise NkiValidationError("perf_mode=double_row cannot be combined with column tiling")
+    return size[0], size[1]
+
+
+def _check_types(
+    core: Core,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    is_transpose: bool,
+    perf_mode: matmul_perf_mode,
+) -> None:
+    version = core.generation.version
+    pair = {stationary.dtype, moving.dtype}
+    if dt.float8_e4m3fn in pair and (version is not nc_version.gen4 or dt.float8_e4m3 in pair):
+        raise NkiValidationError("float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3")
+    if len(pair & _WIDE) and not pair <= _WIDE:
+        raise NkiValidationError(
+            f"if one of 'stationary' and 'moving' is float32 or tfloat32, both are; got {stationary} and {moving}"
+        )
+    if perf_mode is matmul_perf_mode.double_row and (version is nc_version.gen2 or not pair <= _FP8):
+        raise NkiValidationError(f"perf_mode=double_row needs trn2 or newer and float8 operands, got {sorted(pair)}")
+    if is_transpose and version is not nc_version.gen2:
+        if dst.dtype != stationary.dtype or stationary.dtype in _FP8:
+            raise NkiValidationError(
+                f"is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got {dst} and "
+                f"{stationary}"
+            )
+        return
+    allowed = {dt.float32, dt.bfloat16} if version is nc_version.gen4 else {dt.float32}
+    if dst.dtype not in allowed:
+        raise NkiValidationError(
+            f"operand 'dst' must be {' or '.join(sorted(allowed))} on {core.generation.name}, got {dst}"
+        )
+
+
+def _matrices(
+    stationary: NkiTensor, moving: NkiTensor, perf_mode: matmul_perf_mode
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Both operands as (contraction, free) matrices."""
+    if perf_mode is matmul_perf_mode.double_row:
+        for name, tile in (("stationary", stationary), ("moving", moving)):
+            if len(tile.shape) < 3 or tile.shape[1] != _ROW_PAIR:
+                raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
+        return tuple(  # type: ignore[return-value]
+            tile.array.reshape(tile.shape[0] * _ROW_PAIR, free_size(tile) // _ROW_PAIR) for tile in (stationary, moving)
+        )
+    left, right = (tile.array.reshape(tile.shape[0], free_size(tile)) for tile in (stationary, moving))
+    return left, right
+
+
+def _check_sizes(
+    core: Core,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    rows: int,
+    columns: int,
+) -> None:
+    if left[0] != right[0]:
+        raise NkiValidationError(
+            f"operands 'stationary' and 'moving' must have the same partition dimension, got {left[0]} and {right[0]}"
+        )
+    if stationary.shape[0] > rows or left[1] > columns:
+        raise NkiValidationError(
+            f"operand 'stationary' must fit a tile of {rows} rows and {columns} columns, got {stationary}"
+        )
+    on_trn3 = core.generation.version is nc_version.gen4
+    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize if on_trn3 else _MOVING_MAX
+    if right[1] > most:
+        raise NkiValidationError(f"operand 'moving' must have at most {most} free elements, got {right[1]}")
+    if dst.shape[0] != left[1] or free_size(dst) != right[1]:
+        raise NkiValidationError(f"operand 'dst' must be of shape ({left[1]}, {right[1]}), got {dst}")
+    if not on_trn3:
+        _check_bank(dst)
+
+
+def _check_bank(dst: NkiTensor) -> None:
+    """A matmul writes into one PSUM bank (trainium_inferentia2_arch.rst); a tensor larger than one starts with one."""
+    low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
+    first, last = (element * dst.dtype.itemsize // PSUM_BANK_BYTES for element in (low, high))
+    if low <= high and first != last:
+        raise NkiValidationError(
+            f"operand 'dst' must lie in one PSUM bank of {PSUM_BANK_BYTES} bytes in a partition, got elements {low} to "
+            f"{high} of the partitions of {dst}, in banks {first} and {last} of the tensor"
+        )
+
+
+def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
+    identity = np.eye(right.shape[0], right.shape[1])
+    if right.shape[0] != right.shape[1] or not np.array_equal(right.astype(np.float64), identity):
+        raise NkiValidationError("is_transpose=True needs an identity matrix as 'moving'")
+    dst.array[...] = left.T.reshape(dst.shape)
+    # Moved bits are no sum to which a later matmul adds, here as with nc_transpose.
+    dst.storage.accumulated.clear(dst.layout, dst.array.itemsize)
+
+
+def _transpose_engine(values: dict[str, Any]) -> Engine:
+    data, dst = values["data"], values["dst"]
+    is_tensor_layout = data.buffer is MemoryRegion.sbuf and dst.buffer is MemoryRegion.psum
+    return Engine.tensor if is_tensor_layout else Engine.vector
+
+
+@instruction(
+    operands=(output("dst", dtypes=dt.MOVABLE), Operand("data", dtypes=dt.MOVABLE)),
+    on=(Engine.tensor, Engine.vector),
+    choose_engine=_transpose_engine,
+    cost=costs.transposed,
+)
+def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown) -> None:
+    """``dst = data.T``; free dimensions count as one. Takes every type, packed ones too, and casts none.
+
+    The Tensor engine goes from SBUF to PSUM, up to 128 x 128; the Vector engine between any two of them, up to 32 x 32.
+    Unless told, the former is taken where source and destination allow it.
+    """
+    rows, columns = data.shape[0], free_size(data)
+    most = PARTITIONS if call.engine is Engine.tensor else _VECTOR_TRANSPOSE_MAX
+    if rows > most or columns > most:
+        raise NkiValidationError(
+            f"operand 'data' must be at most [{most}, {most}] on the {call.engine.name} engine, got {data}"
+        )
+    if call.engine is Engine.tensor and _transpose_engine({"data": data, "dst": dst}) is not Engine.tensor:
+        raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
+    if dst.dtype != data.dtype:
+        raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
+    if (dst.shape[0], free_size(dst)) != (columns, rows):
+        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
+    if call.engine is Engine.tensor and call.core.generation.version is not nc_version.gen4:
+        _check_bank(dst)
+    matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
+    if call.engine is Engine.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
+        # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
+        matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
+    dst.array[...] = matrix.T.reshape(dst.shape)

@@ -1,0 +1,232 @@
+"""``quantize_mx`` and ``nc_matmul_mx``: matrices in the MX formats, from trn3 on.
+
+Sources: the docstrings; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales); ``nki/guides/architecture/
+trainium3_arch.rst``. The scales of 32 partitions (a quadrant) are in 4 partitions of the same quadrant, so that a tile
+of scales has gaps, in which other scales may be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.access import (
+    check_consecutive_partitions,
+    check_engine_access,
+    check_free_pattern,
+)
+from ...isa.operand import PSUM, SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
+from ...numerics.mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
+from ...numerics.products import transposed_product
+from ...target.limits import PARTITIONS, PSUM_PARTITION_BYTES
+from ...tensors.partitions import first_partition, start_partition
+from ...tensors.tensor import NkiTensor
+from ...terms import dtypes as dt
+from ...terms.enums import Engine, nc_version
+from ...terms.errors import NkiValidationError
+from ...terms.layout import Layout
+from ...timing import costs
+from ..blocks import free_size
+from .psum import accumulate_in_psum
+
+_QUADRANT = 32
+_QUADRANT_SCALES = _QUADRANT // BLOCK_ROWS
+_SCALE_STARTS = (0, 4, 8, 12)
+_ROW_TILES = (32, 64, PARTITIONS)
+
+_MXFP8 = frozenset({dt.float8_e5m2_x4, dt.float8_e4m3fn_x4})
+_MX = _MXFP8 | {dt.float4_e2m1fn_x4}
+_SCALE_TYPES = frozenset({dt.float8_e8m0fnu, dt.uint8})
+
+
+def _scale(name: str) -> Operand:
+    """A tile of scales that is read: in the rows that :func:`_scale_rows` gives, which are checked when it does."""
+    return Operand(name, regions=SBUF, dtypes=_SCALE_TYPES, is_accessed=False)
+
+
+@instruction(
+    operands=(
+        output("dst", regions=SBUF, dtypes=_MXFP8),
+        Operand("src", regions=SBUF, dtypes=frozenset({dt.float16, dt.bfloat16})),
+        output("dst_scale", regions=SBUF, dtypes=_SCALE_TYPES, marks_itself=True, may_leave=True),
+    ),
+    on=(Engine.vector,),
+    since=nc_version.gen4,
+    is_lane_bound=False,  # not for the scales; the other tiles are checked here
+    cost=costs.assumed("src"),
+)
+def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor) -> None:
+    """``src`` in an MXFP8 format: packed elements to ``dst``, a scale for each block of 32 to ``dst_scale``.
+
+    A block is 8 partitions x 4 elements. Its scale ``X`` is ``2**(floor(log2(max |src|)) - (E - 1))`` with ``E`` the
+    exponent of the largest element, 8 (e4m3) or 15 (e5m2), and its elements are ``src / X``, rounded to nearest even.
+    A block of zeros has the scale ``2**-127``, one with a NaN or an infinity becomes NaN.
+
+    Shapes: ``src`` (P, 4 F), ``dst`` (P, F); ``dst_scale`` has F elements in a partition, and rows ``32 q + b`` for
+    block b = 0..3 of the 32 partitions from ``32 q``. All others keep what they hold.
+    """
+    for name, tile in (("dst", dst), ("src", src)):
+        check_engine_access(name, tile)
+    _check_partitions("src", src)
+    partitions, columns = src.shape[0], free_size(src)
+    if columns % BLOCK_COLUMNS:
+        raise NkiValidationError(
+            f"operand 'src' must have a multiple of {BLOCK_COLUMNS} elements in a partition, got {src}"
+        )
+    if dst.shape[0] != partitions or free_size(dst) * BLOCK_COLUMNS != columns:
+        raise NkiValidationError(
+            f"operand 'dst' must be of shape ({partitions}, {columns // BLOCK_COLUMNS}), four elements of 'src' in "
+            f"each, got {dst}"
+        )
+    scale_rows = _scale_rows("dst_scale", dst_scale, "src", src, columns // BLOCK_COLUMNS)
+    values: npt.NDArray[np.float32] = src.array.reshape(partitions, columns).astype(np.float32)
+    words, scales = quantize(values, dst.dtype)
+    dst.array[...] = words.reshape(dst.shape)
+    scale_rows.array.view(np.uint8)[...] = scales.reshape(scale_rows.shape)
+    scale_rows.mark_written()
+
+
+@instruction(
+    operands=(
+        output("dst", regions=PSUM, dtypes=frozenset({dt.float32, dt.bfloat16})),
+        Operand("stationary", regions=SBUF, dtypes=_MX),
+        Operand("moving", regions=SBUF, dtypes=_MX),
+        _scale("stationary_scale"),
+        _scale("moving_scale"),
+    ),
+    on=(Engine.tensor,),
+    since=nc_version.gen4,
+    is_lane_bound=False,  # not for the scales; the other tiles are checked here
+    is_matmul=True,
+    cost=costs.multiplied,
+)
+def nc_matmul_mx(
+    call: Call,
+    dst: NkiTensor,
+    stationary: NkiTensor,
+    moving: NkiTensor,
+    stationary_scale: NkiTensor,
+    moving_scale: NkiTensor,
+    tile_position: tuple[int, int] | None = None,
+    tile_size: tuple[int, int] | None = None,
+    accumulate: bool | None = None,
+) -> None:
+    """``dst = stationary.T @ moving`` of MX matrices, each element times the scale of its block.
+
+    The contraction runs over the partitions and the four elements of a word. The scales are where ``quantize_mx``
+    leaves them. The two matrices may be of different types. ``accumulate`` as in ``nc_matmul``.
+    """
+    for name, tile in (("dst", dst), ("stationary", stationary), ("moving", moving)):
+        check_engine_access(name, tile)
+    _check_sizes(dst, stationary, moving, _row_tile(tile_position, tile_size))
+    left = _matrix(call, "stationary", stationary, stationary_scale)
+    right = _matrix(call, "moving", moving, moving_scale)
+    # In float64, because a value of large scale may leave the range of float32 where its product does not.
+    product = transposed_product(_contracted(left), _contracted(right))
+    accumulate_in_psum(call.core, dst, product.astype(np.float32), accumulate)
+
+
+def _contracted(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """(partitions, elements of a partition, 4) as a matrix whose rows are contracted: partitions and the four."""
+    partitions, columns, packed = values.shape
+    return values.swapaxes(1, 2).reshape(partitions * packed, columns)
+
+
+def _matrix(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> npt.NDArray[np.float64]:
+    """The values of an MX matrix: (partitions, elements of a partition, 4)."""
+    partitions, columns = tile.shape[0], free_size(tile)
+    rows = _scale_rows(f"{name}_scale", scale, name, tile, columns)
+    check_written(call.core, f"{name}_scale", rows)
+    scales = rows.array.view(np.uint8).reshape(partitions // BLOCK_ROWS, columns)
+    return dequantize(tile.array.reshape(partitions, columns), tile.dtype, scales)
+
+
+def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
+    """The part of a tile of scales that holds the scales of ``data``: (quadrants, 4, free dimensions of ``scale``)."""
+    check_free_pattern(name, scale)
+    check_consecutive_partitions(name, scale)
+    quadrants = data.shape[0] // _QUADRANT
+    partitions = (quadrants - 1) * _QUADRANT + _QUADRANT_SCALES
+    if scale.shape[0] < partitions or free_size(scale) != columns:
+        raise NkiValidationError(
+            f"operand {name!r} must have {columns} elements in a partition, and at least {partitions} partitions for "
+            f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
+            f"these start; got {scale}"
+        )
+    start = start_partition(scale)
+    if start % _QUADRANT not in _SCALE_STARTS:
+        raise NkiValidationError(
+            f"operand {name!r} must start at partition {', '.join(map(str, _SCALE_STARTS[:-1]))} or "
+            f"{_SCALE_STARTS[-1]} of {_QUADRANT}, got a start at {start} of {scale}"
+        )
+    places = _place(scale), _place(data)
+    if places[0] is not None and places[1] is not None and places[0] // _QUADRANT != places[1] // _QUADRANT:
+        raise NkiValidationError(
+            f"operand {name!r} must start in the same {_QUADRANT} partitions as {data_name!r}, got a start at "
+            f"{places[0]} of {scale} for one at {places[1]} of {data}"
+        )
+    row = scale.strides[0]
+    shape = (quadrants, _QUADRANT_SCALES, *scale.shape[1:])
+    return scale.with_layout(Layout(shape, (_QUADRANT * row, row, *scale.strides[1:]), scale.offset))
+
+
+def _place(tile: NkiTensor) -> int | None:
+    """The partition of SBUF in which a tile starts; None where that is the compiler's choice."""
+    if tile.storage.shape[0] == PARTITIONS:
+        return start_partition(tile)
+    return first_partition(tile)
+
+
+def _check_partitions(name: str, tile: NkiTensor) -> None:
+    if tile.shape[0] % _QUADRANT:
+        raise NkiValidationError(f"operand {name!r} must have a multiple of {_QUADRANT} partitions, got {tile}")
+
+
+def _row_tile(position: Any, size: Any) -> int:
+    """Rows of the systolic array that the call may use."""
+    if bool(position) != bool(size):
+        raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
+    if not size:
+        return PARTITIONS
+    if not all(isinstance(given, tuple | list) and len(given) == 2 for given in (position, size)):
+        raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
+    (start, start_column), (rows, columns) = position, size
+    if (start_column, columns) != (0, PARTITIONS):
+        raise NkiValidationError(
+            f"nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, {PARTITIONS}), got "
+            f"tile_position={position}, tile_size={size}"
+        )
+    if rows not in _ROW_TILES or start % rows or not 0 <= start <= PARTITIONS - rows:
+        raise NkiValidationError(
+            f"a row tile has {', '.join(map(str, _ROW_TILES[:-1]))} or {_ROW_TILES[-1]} rows and starts at a multiple "
+            f"of them inside {PARTITIONS}, got tile_position={position}, tile_size={size}"
+        )
+    return int(rows)
+
+
+def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows: int) -> None:
+    _check_partitions("stationary", stationary)
+    if stationary.shape[0] != moving.shape[0]:
+        raise NkiValidationError(
+            f"operands 'stationary' and 'moving' must have the same partition dimension, got {stationary.shape[0]} and "
+            f"{moving.shape[0]}"
+        )
+    columns, moving_columns = free_size(stationary), free_size(moving)
+    if stationary.shape[0] > rows or columns > PARTITIONS:
+        raise NkiValidationError(
+            f"operand 'stationary' must fit a tile of {rows} rows and {PARTITIONS} columns, got {stationary}"
+        )
+    if columns % 2:
+        raise NkiValidationError(f"operand 'stationary' must have an even number of free elements, got {stationary}")
+    most = PSUM_PARTITION_BYTES // dst.dtype.itemsize
+    if moving_columns > most:
+        raise NkiValidationError(
+            f"operand 'moving' must have at most {most} free elements for 'dst' of {dst.dtype}, got {moving}"
+        )
+    if dst.shape[0] != columns or free_size(dst) != moving_columns:
+        raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {moving_columns}), got {dst}")

@@ -1,0 +1,56 @@
+"""The affine sequences of 32-bit integers that the GpSimd engine generates, for ``iota`` and ``affine_select``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...target.limits import FREE_DIMENSIONS_MAX
+from ...tensors.tensor import NkiTensor
+from ...terms.errors import NkiValidationError
+from ..blocks import free_size
+
+_INT32 = np.iinfo(np.int32)
+
+
+def affine_values(
+    dst: NkiTensor, pattern: Sequence[Sequence[int]], offset: Any, channel_multiplier: Any
+) -> npt.NDArray[np.int32]:
+    """``offset + partition * channel_multiplier + sum(step_k * i_k)`` for the elements of ``dst``, wrapped to 32 bits.
+
+    Args:
+        dst: the tile whose partitions, counted from its first one, and whose elements the values are for.
+        pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest.
+        offset: an int32.
+        channel_multiplier: an int32; so are the steps.
+
+    Returns:
+        An array (partitions, elements per partition).
+
+    Raises:
+        NkiValidationError: if the pattern has another form or size, or a number is no int32.
+    """
+    try:
+        steps = [index(step) for step, _ in pattern]
+        counts = [index(count) for _, count in pattern]
+    except (TypeError, ValueError):
+        raise NkiValidationError(f"pattern must be [[step, num], ...] of integers, got {pattern!r}") from None
+    if not 1 <= len(counts) <= FREE_DIMENSIONS_MAX or min(counts) < 1 or prod(counts) != free_size(dst):
+        raise NkiValidationError(
+            f"pattern must have 1 to {FREE_DIMENSIONS_MAX} pairs [step, num] whose numbers multiply to the "
+            f"{free_size(dst)} elements per partition of {dst}, got {pattern!r}"
+        )
+    numbers = [("offset", offset), ("channel_multiplier", channel_multiplier), *(("a step", step) for step in steps)]
+    for name, value in numbers:
+        if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
+            raise NkiValidationError(f"{name} must be an int32, got {value}")
+    values = np.full((1,), offset, np.int64)
+    for step, count in zip(steps, counts, strict=True):
+        values = (values[:, None] + step * np.arange(count, dtype=np.int64)[None, :]).reshape(-1)
+    partitions = np.arange(dst.shape[0], dtype=np.int64) * channel_multiplier
+    return partitions.astype(np.int32)[:, None] + values.astype(np.int32)[None, :]

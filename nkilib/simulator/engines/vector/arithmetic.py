@@ -1,0 +1,346 @@
+"""Instructions of the Vector engine without accumulator registers; some run on Scalar and GpSimd as well.
+
+The rules are those of the docstrings in ``nki/api/nki/isa/__init__.py``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.checks import (
+    no_cast_of_packed,
+    not_both_in_psum,
+    same_partitions,
+    same_tile_size,
+)
+from ...isa.fill import fill
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...numerics.bfloat16_maximum import row_maxima
+from ...numerics.casts import store_float
+from ...numerics.operators import (
+    ARITHMETIC,
+    ARITHMETIC_REDUCTIONS,
+    BITWISE,
+    BITWISE_REDUCTIONS,
+)
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import MOVABLE, bfloat16
+from ...terms.enums import Engine, nc_version
+from ...terms.errors import NkiValidationError
+from ...terms.regions import MemoryRegion
+from ...timing import costs
+from ..blocks import ResultRows, SourceRows, free_size, row_blocks
+from ..gpsimd.integer_arithmetic import are_integers, compute_integers
+from .elementwise import ScalarOperator, require_bit_patterns
+
+
+@instruction(
+    operands=(output("dst", dtypes=MOVABLE), Operand("src", dtypes=MOVABLE)),
+    on=(Engine.vector, Engine.scalar, Engine.gpsimd),
+    cost=costs.copied("dst", "src"),
+)
+def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown) -> None:
+    """Copy ``src`` to ``dst`` on chip.
+
+    Equal types are copied bit by bit, unlike ones through float32; packed types are not cast. The default engine is
+    Vector. The Scalar engine has no ``tensor_copy`` on trn1 (and copies bits as the others do from trn2 on:
+    trainium2_arch.rst, Scalar Engine).
+    """
+    same_tile_size({"dst": dst, "src": src}, "dst", "src")
+    if call.engine is Engine.scalar and call.core.generation.version is nc_version.gen2:
+        raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
+    if dst.dtype == src.dtype:
+        dst.array[...] = src.array.reshape(dst.shape)
+        return
+    no_cast_of_packed(dst, src)
+    source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, free_size(dst), src):
+        values = result.open(rows)
+        np.copyto(values, source.load(rows))
+        result.store(rows, values)
+
+
+NkiTensor.assign_by(tensor_copy)
+
+
+@instruction(
+    operands=(output("dst", dtypes=MOVABLE),),
+    on=(Engine.vector, Engine.gpsimd),
+    cost=costs.filled,
+)
+def memset(call: Call, dst: NkiTensor, value: Any, engine: Engine = Engine.unknown) -> None:
+    """Fill ``dst`` with the compile-time number ``value``, which is 0 for a packed type."""
+    fill(dst, value)
+
+
+def _tensor_tensor_engine(values: dict[str, Any]) -> Engine:
+    tiles = [values[name] for name in ("dst", "data1", "data2")]
+    key = operator_key("op", values["op"])
+    if key == "power":
+        return Engine.gpsimd
+    is_native = are_integers(*tiles) and all(tile.buffer is MemoryRegion.sbuf for tile in tiles)
+    return Engine.gpsimd if is_native and key in ARITHMETIC else Engine.vector
+
+
+@instruction(
+    operands=(output("dst"), Operand("data1"), Operand("data2")),
+    on=(Engine.vector, Engine.gpsimd),
+    choose_engine=_tensor_tensor_engine,
+    cost=costs.of_two_tiles("data1", "data2"),
+)
+def tensor_tensor(
+    call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Engine = Engine.unknown
+) -> None:
+    """``data1 <op> data2``, element by element.
+
+    Bit-wise operators work on integer bit patterns. Arithmetic is float32, except on GpSimd where all three tiles are
+    int32 or uint32: then it is exact 32-bit integer arithmetic, and GpSimd is the default engine.
+    """
+    tiles = {"dst": dst, "data1": data1, "data2": data2}
+    same_tile_size(tiles, "dst", "data1", "data2")
+    not_both_in_psum(tiles, "data1", "data2")
+    key = operator_key("op", op)
+    if key in BITWISE:
+        require_bit_patterns(tiles)
+        bits = np.empty(dst.shape, data1.array.dtype)
+        BITWISE[key](data1.array.reshape(dst.shape), data2.array.reshape(dst.shape).astype(bits.dtype), bits)
+        np.copyto(dst.array, bits, casting="unsafe")
+        return
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
+    if key == "power" and call.engine is not Engine.gpsimd:
+        raise NkiValidationError("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
+    if call.engine is Engine.gpsimd and are_integers(dst, data1, data2):
+        compute_integers(key, dst, data1, data2)
+        return
+    left, right = SourceRows(call.core, "left", data1), SourceRows(call.core, "right", data2)
+    result = ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, free_size(dst), data1, data2):
+        values = result.open(rows)
+        ARITHMETIC[key](left.load(rows), right.load(rows), values)
+        result.store(rows, values)
+
+
+def _tensor_scalar_engine(values: dict[str, Any]) -> Engine:
+    keys = getattr(values["op0"], "key", None), getattr(values["op1"], "key", None)
+    return Engine.gpsimd if "rsqrt" in keys else Engine.vector
+
+
+_SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add", None)})
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("operand0", "data", accepts_scalar=True, is_optional=True),
+        vector("operand1", "data", accepts_scalar=True, is_optional=True),
+    ),
+    on=(Engine.vector, Engine.scalar, Engine.gpsimd),
+    choose_engine=_tensor_scalar_engine,
+    cost=costs.copied("dst", "data"),
+)
+def tensor_scalar(
+    call: Call,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    engine: Engine = Engine.unknown,
+) -> None:
+    """``(data <op0> operand0) <op1> operand1`` with operands that are numbers or one element a partition.
+
+    Arithmetic is float32 with float32 operands; bit-wise operators work on integers, on the Vector engine. Both
+    operators are of one kind. The Scalar engine knows multiply-add, multiply and add only; GpSimd knows rsqrt only.
+    """
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    steps = [ScalarOperator("0", op0, operand0, reverse0)]
+    if op1 is not None:
+        steps.append(ScalarOperator("1", op1, operand1, reverse1))
+    elif operand1 is not None or reverse1:
+        raise NkiValidationError("operand1 and reverse1 need op1")
+    if steps[-1].is_bitwise != steps[0].is_bitwise:
+        raise NkiValidationError(f"op0={op0!r} and op1={op1!r} must both be bit-wise or both be arithmetic")
+    _check_tensor_scalar_engine(call.engine, steps)
+    if steps[0].is_bitwise:
+        _tensor_scalar_bits(dst, data, steps)
+        return
+    for number, step in enumerate(steps):
+        step.require_float32_operand(f"operand{number}")
+    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
+        values, out = source.load(rows), result.open(rows)
+        operands = [step.load(rows) for step in steps]
+        for step, operand in zip(steps, operands, strict=True):
+            step.apply_float(values, operand, out)
+            values = out
+        result.store(rows, out)
+
+
+def _check_tensor_scalar_engine(engine: Engine, steps: list[ScalarOperator]) -> None:
+    keys = (steps[0].key, steps[1].key if len(steps) > 1 else None)
+    if steps[0].is_bitwise and engine is not Engine.vector:
+        raise NkiValidationError(
+            f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
+        )
+    if engine is Engine.scalar and keys not in _SCALAR_ENGINE_PAIRS:
+        got = f"op0=nl.{keys[0]}" + (f", op1=nl.{keys[1]}" if keys[1] else "")
+        raise NkiValidationError(f"the Scalar engine runs multiply then add, multiply alone or add alone, got {got}")
+    if engine is Engine.gpsimd and "rsqrt" not in keys:
+        raise NkiValidationError("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only")
+    if engine is not Engine.gpsimd and "rsqrt" in keys:
+        raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
+
+
+def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
+    tiles = {"dst": dst, "data": data}
+    tiles |= {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
+    require_bit_patterns(tiles)
+    value = data.array.reshape(dst.shape)
+    for step in steps:
+        out = np.empty(dst.shape, data.array.dtype)
+        step.apply_bits(value, out)
+        value = out
+    np.copyto(dst.array, value, casting="unsafe")
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("operand0", "data", accepts_scalar=True, is_optional=True),
+        Operand("operand1"),
+    ),
+    on=(Engine.vector,),
+    cost=costs.scalar_and_tile,
+)
+def scalar_tensor_tensor(
+    call: Call,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+) -> None:
+    """``(data <op0> operand0) <op1> operand1`` in float32; operand0 a number or (P, 1), operand1 a tile like data."""
+    tiles = {"dst": dst, "data": data, "operand1": operand1}
+    same_tile_size(tiles, "dst", "data", "operand1")
+    not_both_in_psum(tiles, "data", "operand1")
+    first = ScalarOperator("0", op0, operand0, reverse0)
+    first.require_arithmetic()
+    key = operator_key("op1", op1)
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
+    source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
+    result = ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
+        out, right = result.open(rows), second.load(rows)
+        # op0's result must not land in dst before operand1 is read from it.
+        middle = call.core.scratch("middle", out.size).reshape(out.shape)
+        first.apply_float(source.load(rows), first.load(rows), middle)
+        left, right = (right, middle) if reverse1 else (middle, right)
+        ARITHMETIC[key](left, right, out)
+        result.store(rows, out)
+
+
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(Engine.vector,),
+    cost=costs.reduced,
+)
+def tensor_reduce(
+    call: Call, dst: NkiTensor, op: Any, data: NkiTensor, axis: Any, negate: bool = False, keepdims: bool = False
+) -> None:
+    """Reduce the last free dimensions of ``data``: float32 arithmetic, or bit-wise on integers.
+
+    ``negate`` multiplies the result by -1. With ``keepdims``, ``dst`` has the dimensions of ``data`` with the reduced
+    ones at size 1; without, any shape with the right number of elements per partition.
+    """
+    same_partitions({"dst": dst, "data": data}, "dst", "data")
+    first = _first_reduced_axis(data, axis)
+    kept = data.shape[:first]
+    _check_reduced_shape(dst, data, kept, keepdims)
+    key = operator_key("op", op)
+    if key in BITWISE_REDUCTIONS:
+        if negate:
+            raise NkiValidationError("negate needs an arithmetic operator")
+        require_bit_patterns({"dst": dst, "data": data})
+        flat = np.ascontiguousarray(data.array).reshape(*kept, prod(data.shape[first:]))
+        dst.array[...] = BITWISE_REDUCTIONS[key].reduce(flat, axis=-1).reshape(dst.shape)
+        return
+    if key not in ARITHMETIC_REDUCTIONS:
+        raise NkiValidationError(f"op={op!r} is no legal reduction operator")
+    reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
+    inner = prod(data.shape[first:])
+    source = SourceRows(call.core, "source", data)
+    results = np.empty((data.shape[0], free_size(dst)), np.float32)
+    results.fill(ARITHMETIC_REDUCTIONS[key].identity)
+    # The reduction along the second of two axes is several times as fast as that along the third of three.
+    is_whole_row = free_size(dst) == 1
+    bits = _dense_bfloat16(data) if is_whole_row and key == "maximum" else None
+    if bits is not None:
+        results[:, 0] = row_maxima(bits)
+    for rows in row_blocks(data, free_size(data)) if free_size(data) and bits is None else ():
+        if is_whole_row:
+            reduce(source.load(rows), axis=1, out=results[rows, 0])
+        else:
+            reduce(source.load(rows).reshape(-1, free_size(dst), inner), axis=2, out=results[rows])
+    store_float(dst.array, np.negative(results) if negate else results, dst.dtype)
+
+
+def _dense_bfloat16(data: NkiTensor) -> npt.NDArray[Any] | None:
+    """The rows of a dense bfloat16 tile that is held in 16 bits; None for others, and all of precise_fp=False."""
+    if data.size == 0 or data.dtype != bfloat16 or data.storage.is_widened:
+        return None
+    return data.rows_to_read
+
+
+def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:
+    if type(axis) is int and 1 <= axis == len(data.shape) - 1:  # most are
+        return axis
+    axes = list(axis) if isinstance(axis, tuple | list) else [axis]
+    if not all(isinstance(item, int | np.integer) for item in axes):
+        raise NkiValidationError(f"axis must be an integer or a tuple of integers, got {axis!r}")
+    normal = sorted(item + data.ndim if item < 0 else item for item in axes)
+    if not normal or normal != list(range(data.ndim - len(normal), data.ndim)) or normal[0] < 1:
+        raise NkiValidationError(
+            f"axis must name the last free dimensions of {data}, ending with {data.ndim - 1}, and not 0; got {axis!r}"
+        )
+    return normal[0]
+
+
+def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...], keepdims: bool) -> None:
+    expected = kept + (1,) * (data.ndim - len(kept))
+    if keepdims and dst.shape != expected:
+        raise NkiValidationError(f"keepdims=True needs dst of shape {list(expected)}, got {dst}")
+    if free_size(dst) != prod(kept[1:]):
+        raise NkiValidationError(f"operand 'dst' must have {prod(kept[1:])} elements per partition, got {dst}")
+
+
+@instruction(
+    operands=(output("dst"), Operand("data")),
+    on=(Engine.vector,),
+    cost=costs.inverted,
+)
+def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
+    """``1 / data`` in float32."""
+    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, free_size(dst), data):
+        values = result.open(rows)
+        np.divide(np.float32(1.0), source.load(rows), out=values)
+        result.store(rows, values)

@@ -1,0 +1,190 @@
+"""Instructions of the Vector engine that look for eight values in each partition.
+
+Elements are compared in float32. A NaN is equal to nothing and larger than everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.checks import same_partitions, same_tile_size
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...numerics.casts import store_float
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import uint16, uint32
+from ...terms.enums import Engine, nc_version
+from ...terms.errors import NkiValidationError
+from ...timing import costs
+from ..blocks import SourceRows, free_size, row_blocks
+
+_VALUES = 8
+_SEARCHED_MAX = 16384
+_DIMENSIONS_MAX = 3
+_INDEX_TYPES = frozenset({uint16, uint32})
+# Stored into an unsigned type: all bits one.
+_ABSENT = -1
+
+Float32s = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int64]
+
+
+@instruction(
+    operands=(output("dst"), Operand("src")),
+    on=(Engine.vector,),
+    cost=costs.streamed("src"),
+)
+def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
+    """The 8 largest elements of each partition of ``src``, the largest first, equal ones each counted.
+
+    ``src`` has up to 3 dimensions and 8 to 16384 elements per partition, ``dst`` shape (partitions, 8).
+    """
+    same_partitions({"dst": dst, "src": src}, "src", "dst")
+    _check_dimensions("src", src)
+    _check_searched("src", src, _VALUES)
+    _check_row_of_eight("dst", dst)
+    source = SourceRows(call.core, "source", src)
+    largest = np.empty((src.shape[0], _VALUES), np.float32)
+    for rows in row_blocks(src, free_size(src)):
+        values = source.load(rows)
+        largest[rows] = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
+    largest.sort(axis=1)
+    store_float(dst.array, largest[:, ::-1], dst.dtype)
+
+
+@instruction(
+    operands=(output("dst", dtypes=_INDEX_TYPES), Operand("data"), Operand("vals")),
+    on=(Engine.vector,),
+    cost=costs.streamed("data"),
+)
+def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
+    """Where in each partition of ``data`` its 8 ``vals`` stand: the index of the first occurrence, counted from 0.
+
+    Of equal ``vals`` the second gets the second occurrence, and so on. A value that has no occurrence (left) gets an
+    index of all ones. ``data`` has up to 3 dimensions and 8 to 16384 elements per partition, ``vals`` up to 3
+    dimensions and 8 elements per partition, ``dst`` shape (partitions, 8).
+    """
+    same_partitions({"dst": dst, "data": data, "vals": vals}, "data", "vals", "dst")
+    _check_dimensions("data", data)
+    _check_searched("data", data, _VALUES)
+    _check_dimensions("vals", vals)
+    _check_eight("vals", vals)
+    _check_row_of_eight("dst", dst)
+    source, wanted = SourceRows(call.core, "source", data), SourceRows(call.core, "wanted", vals)
+    positions = np.empty((data.shape[0], _VALUES), np.int64)
+    for rows in row_blocks(data, free_size(data)):
+        positions[rows], _ = _match(source.load(rows), wanted.load(rows), range(_VALUES))
+    _store_positions(dst, positions)
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        Operand("vals"),
+        output("dst_idx", is_optional=True, dtypes=_INDEX_TYPES),
+    ),
+    on=(Engine.vector,),
+    cost=costs.streamed("data"),
+)
+def nc_match_replace8(
+    call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, imm: float, dst_idx: NkiTensor | None = None
+) -> None:
+    """``data`` with the first occurrence of each of the 8 ``vals`` of a partition replaced by ``imm``.
+
+    ``dst_idx``, which trn1 does not have, gets the index of the occurrence, all ones for a value without one. Among
+    equal ``vals`` the last gets the first occurrence (in ``nc_find_index8`` it is the first). An element is replaced
+    at most once, even if ``imm`` is one of ``vals``; the others are copied, bit by bit if the types are equal.
+    ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx`` 8.
+    """
+    tiles = {"dst": dst, "data": data, "vals": vals}
+    same_tile_size(tiles, "data", "dst")
+    same_partitions(tiles, "data", "vals")
+    _check_searched("data", data, 1)
+    _check_eight("vals", vals)
+    if dst_idx is not None:
+        _check_indices_of_replaced(call, dst_idx, data)
+    if not isinstance(imm, int | float | np.integer | np.floating):
+        raise NkiValidationError(f"imm must be a number, got {imm!r}")
+    source, wanted = SourceRows(call.core, "source", data), SourceRows(call.core, "wanted", vals)
+    positions = np.empty((data.shape[0], _VALUES), np.int64)
+    for rows in row_blocks(dst, free_size(dst), data, vals):
+        values = source.load(rows)
+        positions[rows], is_kept = _match(values, wanted.load(rows), reversed(range(_VALUES)))
+        _store_replaced(dst, data, rows, values, is_kept, imm)
+    if dst_idx is not None:
+        _store_positions(dst_idx, positions)
+
+
+def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """Pair the ``wanted`` values of each row, in the given order of their columns, with elements of ``values``.
+
+    Returns:
+        The position of each wanted value's partner, its first equal that is not paired yet, or ``_ABSENT``; and which
+        elements stay unpaired.
+    """
+    lanes = np.arange(values.shape[0])
+    positions = np.full(wanted.shape, _ABSENT, np.int64)
+    is_free = np.ones(values.shape, np.bool_)
+    for slot in order:
+        candidates = values == wanted[:, slot : slot + 1]
+        candidates &= is_free
+        first = candidates.argmax(axis=1)
+        found = candidates[lanes, first]
+        positions[found, slot] = first[found]
+        is_free[lanes[found], first[found]] = False
+    return positions, is_free
+
+
+def _store_replaced(
+    dst: NkiTensor, data: NkiTensor, rows: slice, values: Float32s, is_kept: npt.NDArray[np.bool_], imm: float
+) -> None:
+    replacement = np.full((), imm, np.float32)
+    if dst.dtype != data.dtype:
+        store_float(dst.array[rows], np.where(is_kept, values, replacement), dst.dtype)
+        return
+    cast = np.empty((), dst.array.dtype)
+    store_float(cast, replacement, dst.dtype)
+    bits = data.array[rows].reshape(is_kept.shape)
+    dst.array[rows] = np.where(is_kept, bits, cast).reshape(dst.array[rows].shape)
+
+
+def _store_positions(dst: NkiTensor, positions: Positions) -> None:
+    np.copyto(dst.array, positions.reshape(dst.shape), casting="unsafe")
+
+
+def _check_dimensions(name: str, tensor: NkiTensor) -> None:
+    if tensor.ndim > _DIMENSIONS_MAX:
+        raise NkiValidationError(
+            f"operand {name!r} must have at most {_DIMENSIONS_MAX} dimensions, the partitions included, got {tensor}"
+        )
+
+
+def _check_searched(name: str, tensor: NkiTensor, least: int) -> None:
+    if not least <= free_size(tensor) <= _SEARCHED_MAX:
+        raise NkiValidationError(
+            f"operand {name!r} must have {least} to {_SEARCHED_MAX} elements per partition, got {tensor}"
+        )
+
+
+def _check_eight(name: str, tensor: NkiTensor) -> None:
+    if free_size(tensor) != _VALUES:
+        raise NkiValidationError(f"operand {name!r} must have {_VALUES} elements per partition, got {tensor}")
+
+
+def _check_row_of_eight(name: str, tensor: NkiTensor) -> None:
+    if tensor.shape != (tensor.shape[0], _VALUES):
+        raise NkiValidationError(f"operand {name!r} must have shape (partitions, {_VALUES}), got {tensor}")
+
+
+def _check_indices_of_replaced(call: Call, dst_idx: NkiTensor, data: NkiTensor) -> None:
+    if call.core.generation.version is nc_version.gen2:
+        raise NkiValidationError(
+            "dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8"
+        )
+    same_partitions({"data": data, "dst_idx": dst_idx}, "data", "dst_idx")
+    _check_eight("dst_idx", dst_idx)

@@ -1,0 +1,1 @@
+"""What an instruction is, how its operands are checked, and how it is issued."""

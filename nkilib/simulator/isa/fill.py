@@ -1,0 +1,59 @@
+"""Compile-time constants as elements of a tensor: shared by ``memset``, the creation functions and the selections."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..numerics.casts import store_float
+from ..tensors.tensor import NkiTensor
+from ..terms.errors import NkiValidationError
+
+
+def fill(tensor: NkiTensor, value: Any) -> None:
+    """Write ``value`` into every element of ``tensor``: an integer exactly into integer types, else by a float cast.
+
+    Raises:
+        NkiValidationError: if ``value`` is no number, no integer that the tensor's integer type can hold, or not 0 for
+            a packed type.
+    """
+    require_number("value", value)
+    if tensor.dtype.is_integer:
+        if not math.isfinite(value) or value != int(value):  # 0.0 is an integer, as public kernels write it
+            raise NkiValidationError(f"value must be an integer for {tensor.dtype}, got {value!r}")
+        limits = np.iinfo(tensor.dtype.numpy)
+        if not limits.min <= int(value) <= limits.max:
+            raise NkiValidationError(
+                f"value must be in [{limits.min}, {limits.max}] for {tensor.dtype}, got {int(value)}"
+            )
+        tensor.array[...] = int(value)
+        return
+    if tensor.dtype.is_packed:
+        if value != 0:
+            raise NkiValidationError(
+                f"value must be 0 for the packed type {tensor.dtype}, got {value!r}; load other values with "
+                f"nisa.dma_copy"
+            )
+        tensor.array[...] = 0
+        return
+    tensor.array[...] = cast_number(value, tensor)
+
+
+def require_number(name: str, value: Any) -> None:
+    """Refuse what is no compile-time number.
+
+    Raises:
+        NkiValidationError: naming the parameter.
+    """
+    if not isinstance(value, bool | int | float | np.number):
+        raise NkiValidationError(f"{name} must be a compile-time number, got {value!r}")
+
+
+def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
+    """A number as an element of ``tensor``, in an array of size 1: taken as float32 and cast as the engines do."""
+    cast = np.empty(1, tensor.array.dtype)
+    store_float(cast, np.full(1, value, np.float32), tensor.dtype)
+    return cast

@@ -1,0 +1,255 @@
+"""Tensor indirection of trn3: which instructions take a view of ``NkiTensor.indirect``, and what they do with it.
+
+An input is gathered into a tensor of its own before the instruction runs. So is an output: the instruction may leave
+some of its elements as they were, or add to them; afterwards the elements are scattered back. The instruction itself
+knows nothing of it.
+
+Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstring of ``NkiTensor.indirect``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..memory.storage import Storage
+from ..memory.written import WrittenMap
+from ..tensors.partitions import first_lane, first_partition
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import Indirect, View
+from ..terms import dtypes as dt
+from ..terms.enums import Engine
+from ..terms.errors import NkiValidationError
+from ..terms.layout import Layout
+from ..terms.regions import MemoryRegion
+from .operand import Indirection, Operand
+
+_QUADRANT = 32
+_MATMUL_TYPES = frozenset({dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
+
+
+def _rule(*operands: str, on: tuple[Engine, ...]) -> Indirection:
+    return Indirection(operands, frozenset(on))
+
+
+RULES = {
+    "activate2": _rule("dst", "data", on=(Engine.scalar,)),
+    "activation": _rule("dst", "data", on=(Engine.scalar,)),
+    "activation_reduce": _rule("dst", "data", on=(Engine.scalar,)),
+    "exponential": _rule("dst", "src", on=(Engine.vector,)),
+    "nc_matmul": _rule("dst", "stationary", "moving", on=(Engine.tensor,)),
+    "nc_matmul_mx": _rule("dst", "stationary", "stationary_scale", "moving", "moving_scale", on=(Engine.tensor,)),
+    "tensor_copy": _rule("dst", "src", on=(Engine.vector, Engine.scalar)),
+    "tensor_copy_predicated": _rule("dst", "predicate", on=(Engine.vector,)),
+    "tensor_reduce": _rule("dst", "data", on=(Engine.vector,)),
+    "tensor_scalar": _rule("dst", "data", on=(Engine.vector, Engine.scalar, Engine.gpsimd)),
+    "tensor_scalar_cumulative": _rule("dst", "src", on=(Engine.vector,)),
+    "tensor_scalar_reduce": _rule("dst", "data", on=(Engine.vector,)),
+    "tensor_tensor": _rule("dst", "data1", on=(Engine.vector, Engine.gpsimd)),
+}
+
+
+def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """The operands of ``instruction``, knowing which of them may be a view of ``indirect``."""
+    rule = RULES.get(instruction)
+    if rule is None:
+        return operands
+    return tuple(
+        replace(operand, indirection=rule) if operand.name in rule.operands else operand for operand in operands
+    )
+
+
+@dataclass(frozen=True)
+class IndirectOperand:
+    """An operand of the running instruction that came as a view of ``indirect``.
+
+    Attributes:
+        name: the operand.
+        base: the tensor of which free elements are chosen.
+        index: the tensor of their offsets.
+        positions: for each partition, the free elements, in the order of the gathered ones.
+        gathered: the tensor that the instruction works on in its place.
+        elements: where the gathered elements are in its storage, as a matrix like ``positions``.
+        is_output: whether the elements go back afterwards.
+    """
+
+    name: str
+    base: View
+    index: View
+    positions: npt.NDArray[np.int64]
+    gathered: View
+    elements: Layout
+    is_output: bool
+
+    def finish(self) -> None:
+        """After the instruction, put the elements of an output back; of several for one place the last one stays."""
+        if not self.is_output or self.base.storage.is_abstract:
+            return
+        to, source = self.base.flat_rows, self.gathered.storage
+        assert to is not None
+        _put(to, self.positions, source.array(self.elements, to.dtype))
+        # On trn3 a matmul adds to whatever was written: what holds a matmul result is of no matter.
+        chosen = np.zeros(to.shape, np.bool_)
+        _put(chosen, self.positions, _marks(source.written, self.elements, to.itemsize))
+        self.base.storage.written.mark_where(_rows_layout(self.base), to.itemsize, chosen)
+
+
+def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
+    """Resolve a view of ``indirect``: read its offsets and copy the elements that they choose.
+
+    Raises:
+        OutOfRangeError: if an offset is not an element of a partition.
+        NkiValidationError: if the groups of partitions hold fewer offsets than the view has.
+    """
+    base = indirect.base
+    assert base is not None and isinstance(indirect.index, View)
+    is_abstract = base.storage.is_abstract
+    positions = _positions(name, view, indirect, rule.group)
+    is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
+    partitions, count = positions.shape
+    # In the partitions of the base, because these decide which accumulator registers an engine uses.
+    lane = first_lane(base)
+    shape = (lane + partitions, count)
+    storage = Storage(shape, base.dtype, base.buffer, base.name, precise_fp=is_exact, is_abstract=is_abstract)
+    layout = Layout(positions.shape, (count, 1), lane * count)
+    gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
+    if not is_abstract:
+        _copy_elements(base, positions, gathered)
+    shifted = view.layout._replace(offset=view.offset + layout.offset)
+    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), layout, is_output)
+
+
+def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
+    """The chosen elements of ``base``, and what is known of them, to ``gathered``."""
+    source, storage = base.flat_rows, gathered.storage
+    assert source is not None
+    gathered.array[...] = np.take_along_axis(source, positions, 1)
+    if not base.storage.written.is_untouched:
+        chosen = np.take_along_axis(_marks(base.storage.written, _rows_layout(base), source.itemsize), positions, 1)
+        storage.written.mark_where(gathered.layout, source.itemsize, chosen)
+
+
+def _positions(name: str, view: View, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:
+    """The free element of each partition and gathered element: down the partitions of a group, then the next column."""
+    assert isinstance(indirect.index, View)
+    partitions, columns = indirect.index.shape
+    count = indirect.count
+    lanes = partitions % group or group  # of the last group, which may be a part of one
+    held = group * columns if lanes == group else lanes
+    if count > held:
+        raise NkiValidationError(
+            f"operand {name!r}: {view} takes {count} offsets of {indirect.index}, of which each group of {group} "
+            f"partitions holds its own: {held} here; pass num_elem={held} or less, or an index of more columns"
+        )
+    if indirect.index.storage.is_abstract:
+        return np.zeros((partitions, count), np.int64)
+    offsets = indirect.read().reshape(partitions, columns)
+    element = np.arange(count)
+    first = np.arange(partitions) // group * group
+    rows, column = first[:, None] + element % group, np.broadcast_to(element // group, (partitions, count))
+    positions = offsets[rows, column]
+    outside = (positions < 0) | (positions >= indirect.limit)
+    if outside.any():
+        lane, at = np.argwhere(outside)[0]
+        error = indirect.out_of_range(int(rows[lane, at]), int(positions[lane, at]))
+        raise type(error)(f"operand {name!r}: {error}")
+    return positions
+
+
+def check_indirect_operands(
+    instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
+) -> None:
+    """What the documentation demands of an instruction with indirect operands, beyond each single one.
+
+    Raises:
+        NkiValidationError: naming operand, requirement and value.
+    """
+    allowed = RULES[instruction].engines
+    if engine not in allowed:
+        names = " or ".join(sorted(f"nki.isa.engine.{able.name}" for able in allowed))
+        raise NkiValidationError(f"a view of indirect() needs {names}, got nki.isa.engine.{engine.name}")
+    for operand in operands:
+        if engine is Engine.scalar and operand.is_output and operand.base.buffer is MemoryRegion.psum:
+            raise NkiValidationError(
+                f"operand {operand.name!r}: the Scalar engine cannot scatter to psum, got {operand.gathered}"
+            )
+    by_name = {operand.name: operand for operand in operands}
+    _check_places(RULES[instruction].operands, values, by_name)
+    if engine is Engine.tensor:
+        _check_matmul(instruction, values, by_name)
+
+
+def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
+    """The rules for operands that the kernel places itself; a compiler finds places that keep them."""
+    for operand in operands.values():
+        # Every tensor starts on such a partition, wherever it is placed; a view of one may not.
+        start = operand.index.offset // operand.index.strides[0]
+        if start % _QUADRANT:
+            raise NkiValidationError(
+                f"operand {operand.name!r}: the index of a view of indirect() must start on a partition that is a "
+                f"multiple of {_QUADRANT}, got a start at {start} of {operand.index}"
+            )
+        if not operand.is_output:
+            _check_same_place(operand.name, operand.base, f"the index of {operand.name!r}", operand.index)
+    output, name = operands.get(names[0]), names[1]
+    if output is None:
+        return
+    source = operands.get(name)
+    tensor = values[name] if source is None else source.base
+    if tensor.buffer is MemoryRegion.sbuf:
+        _check_same_place(f"index of {names[0]}", output.index, repr(name), tensor)
+    elif source is not None:
+        _check_same_place(f"index of {names[0]}", output.index, f"the index of {name!r}", source.index)
+
+
+def _check_same_place(name: str, tensor: View, other_name: str, other: View) -> None:
+    start, other_start = first_partition(tensor), first_partition(other)
+    if start is not None and other_start is not None and start != other_start:
+        raise NkiValidationError(
+            f"operand {name!r} must start on the partition of {other_name}, which is {other_start}, got partition "
+            f"{start} of {tensor}"
+        )
+
+
+def _check_matmul(instruction: str, values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
+    position = tuple(values.get("tile_position") or ())
+    if position not in ((), (0, 0)):
+        raise NkiValidationError(f"tile_position must be (0, 0) or unset with a view of indirect(), got {position}")
+    if values.get("is_transpose") and "moving" in operands:
+        raise NkiValidationError("operand 'moving' cannot be a view of indirect() with is_transpose=True")
+    if instruction == "nc_matmul_mx":
+        for data in ("stationary", "moving"):
+            index, scale_index = (_place_of_index(operands.get(name)) for name in (data, f"{data}_scale"))
+            if index != scale_index:
+                raise NkiValidationError(
+                    f"operands {data!r} and '{data}_scale' must both be views of indirect() with one index, or neither"
+                )
+    else:
+        for operand in operands.values():
+            if not operand.is_output and operand.base.dtype not in _MATMUL_TYPES:
+                types = ", ".join(sorted(_MATMUL_TYPES))
+                raise NkiValidationError(
+                    f"operand {operand.name!r}: a view of indirect() needs one of the types {types}, got {operand.base}"
+                )
+
+
+def _place_of_index(operand: IndirectOperand | None) -> tuple[int, Layout] | None:
+    return None if operand is None else (id(operand.index.storage), operand.index.layout)
+
+
+def _rows_layout(base: View) -> Layout:
+    """The layout (partitions, free elements) of a tensor that is dense in each partition."""
+    return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
+
+
+def _marks(marks: WrittenMap, layout: Layout, width: int) -> npt.NDArray[np.bool_]:
+    if marks.is_full or marks.is_untouched:
+        return np.full(layout.shape, marks.is_full)
+    return np.asarray(marks.mask_of(layout, width).all(axis=-1)).reshape(layout.shape)
+
+
+def _put(target: npt.NDArray[Any], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+    np.put_along_axis(target, positions, values, 1)

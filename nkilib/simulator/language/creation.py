@@ -1,0 +1,207 @@
+"""``nl.ndarray`` and the other functions that make tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ..engines.dma.copy import dma_copy
+from ..engines.vector.arithmetic import memset
+from ..isa.fill import fill
+from ..machine.core import Core, current_core
+from ..machine.issue import report
+from ..memory.storage import Storage
+from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
+from ..tensors.partitions import allowed_starts
+from ..tensors.tensor import NkiTensor
+from ..terms.description import describe
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError, add_location
+from ..terms.regions import HBM, ON_CHIP, MemoryRegion, as_region
+from ..terms.spec import DataNeeded
+from .located import language_function
+
+# Members of an Enum are looked up by a Python function before 3.12.
+_SHARED_HBM = MemoryRegion.shared_hbm
+
+
+def ndarray(
+    shape: Sequence[int],
+    dtype: Any,
+    buffer: MemoryRegion | str = MemoryRegion.sbuf,
+    name: str = "",
+    address: tuple[int, int] | None = None,
+) -> NkiTensor:
+    """A new tensor whose elements are unwritten.
+
+    Args:
+        shape: sizes, all positive; on chip the first one counts partitions (at most 128), and a tensor has at least
+            two dimensions: ``(n,)`` makes ``(n, 1)``.
+        dtype: type of an element.
+        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore make
+            them in the same order.
+        name: for messages.
+        address: where the kernel places the tensor itself: the first partition, and the first byte in a partition.
+            The simulator gives every tensor its own memory; it refuses two placed ones that overlap while both are
+            needed (:class:`CapacityError`).
+
+    Raises:
+        NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
+    """
+    core = current_core("nl.ndarray")
+    kind, region = as_dtype(dtype), as_region(buffer)
+    try:
+        sizes = _sizes(shape, region)
+        _check_shape(core, sizes, kind, region, name)
+        place = None if address is None else _checked_address(core, sizes, kind, region, address)
+    except NkiValidationError as error:
+        add_location(error, "nl.ndarray")
+        raise
+    storage = _allocate(core, sizes, kind, region, name, place)
+    if region in ON_CHIP:
+        for tell in core.observers.allocated:
+            tell(storage)
+    return NkiTensor.whole(storage)
+
+
+def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(index, shape))
+    except TypeError:
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}") from None
+    # On-chip tensors "are always at least 2-D" (language guide), yet examples of the API make them of shape [1].
+    return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
+
+
+def _allocate(
+    core: Core,
+    shape: tuple[int, ...],
+    dtype: DType,
+    region: MemoryRegion,
+    name: str,
+    address: tuple[int, int] | None,
+) -> Storage:
+    def make() -> Storage:
+        return Storage(
+            shape,
+            dtype,
+            region,
+            name,
+            precise_fp=core.options.precise_fp,
+            is_abstract=core.launch.is_abstract,
+            is_poisoned=core.options.uninitialized == "error",
+            # Both cores make a shared tensor, each in an iteration of its own.
+            scope=() if is_shared and core.launch.cores > 1 else core.loops.scope,
+            address=address,
+        )
+
+    is_shared = region is _SHARED_HBM
+
+    return core.launch.shared_storage(core.next_shared_allocation(), shape, dtype, make) if is_shared else make()
+
+
+def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> None:
+    if not shape or min(shape) < 1:
+        raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
+    if region in HBM:
+        return
+    if shape[0] > PARTITIONS:
+        raise NkiValidationError(
+            f"{describe(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
+            f"(nl.tile_size.pmax), got {shape[0]}"
+        )
+    free_bytes = prod(shape[1:]) * dtype.itemsize
+    limit = _partition_bytes(core, region)
+    if free_bytes > limit:
+        raise NkiValidationError(
+            f"{describe(name, shape, dtype, region)}: {free_bytes} bytes a partition, a partition of "
+            f"{core.generation.name} has {limit}"
+        )
+
+
+def _checked_address(
+    core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
+) -> tuple[int, int]:
+    """``address`` as two integers, if a tensor of this shape may lie there."""
+    try:
+        partition, low = (index(part) for part in address)
+    except (TypeError, ValueError):
+        raise NkiValidationError(
+            f"address must be (first partition, first byte in a partition), got {address!r}"
+        ) from None
+    if region in HBM:
+        raise NkiValidationError(f"address is for tensors in sbuf and psum, got one in {region}")
+    starts = allowed_starts(shape[0])
+    if partition not in starts:
+        raise NkiValidationError(
+            f"address: a tensor of {shape[0]} partitions starts at partition {' or '.join(map(str, starts))}, got "
+            f"{partition}"
+        )
+    nbytes = prod(shape[1:]) * dtype.itemsize
+    limit = _partition_bytes(core, region)
+    if low < 0 or low + nbytes > limit:
+        raise NkiValidationError(
+            f"address: bytes {low} to {low + nbytes} are not inside the {limit} bytes of a partition of {region}"
+        )
+    if region is MemoryRegion.psum and low % PSUM_BANK_BYTES:
+        raise NkiValidationError(
+            f"address: a tensor in psum starts at the beginning of a bank, a multiple of {PSUM_BANK_BYTES} bytes; got "
+            f"{low}"
+        )
+    return partition, low
+
+
+def _partition_bytes(core: Core, region: MemoryRegion) -> int:
+    return core.generation.sbuf_usable_bytes if region is MemoryRegion.sbuf else PSUM_PARTITION_BYTES
+
+
+@language_function
+def full(
+    shape: Sequence[int], fill_value: Any, dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
+) -> NkiTensor:
+    """A new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
+    tensor = ndarray(shape, dtype, buffer, name)
+    core = current_core("nl.full")
+    try:
+        fill(tensor, fill_value)
+    except DataNeeded:  # the value is checked
+        assert core.launch.is_abstract
+    tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
+    if tensor.buffer in ON_CHIP:
+        report(core, memset, tensor, fill_value)
+        return tensor
+    # The same value from both cores is no race; what one of them writes while the other still fills is one.
+    for tell in core.observers.moved:
+        tell(tensor, True, None, np.full(1, fill_value))
+    report(core, dma_copy, tensor, None)
+    return tensor
+
+
+@language_function
+def zeros(
+    shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
+) -> NkiTensor:
+    """A new tensor of zeros."""
+    return full(shape, 0, dtype, buffer, name)
+
+
+@language_function
+def ones(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
+    """A new tensor of ones."""
+    return full(shape, 1, dtype, buffer, name)
+
+
+@language_function
+def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
+    """A new tensor of zeros with the shape of ``x``, and its type unless another is given; in SBUF by default."""
+    return zeros(x.shape, dtype or x.dtype, buffer or MemoryRegion.sbuf, name)
+
+
+@language_function
+def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
+    """A new unwritten tensor with the shape of ``x``, and its type and buffer unless others are given."""
+    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)

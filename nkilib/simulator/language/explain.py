@@ -1,0 +1,27 @@
+"""Let a kernel say what a computed index means, so that an out-of-range error speaks of rows and targets."""
+
+from __future__ import annotations
+
+from ..tensors.tensor import NkiTensor
+
+
+def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int, limit: int) -> None:
+    """Attach to ``index`` what an error about it shall say first: ``row R has <what> <value>``.
+
+    Where the value is outside [0, limit), the error says that too.
+
+    Args:
+        index: SBUF tensor of shape (P, 1) that is used as a vector offset.
+        what: what the values are, for instance ``"target"``.
+        values: SBUF tensor of shape (P, 1): the value behind the index of partition p.
+        first_row: row of partition 0.
+        row_step: rows from one partition to the next.
+        limit: the values should lie in [0, limit).
+    """
+
+    def describe(partition: int) -> str:
+        value = int(values.array.reshape(-1)[partition])
+        outside = "" if 0 <= value < limit else f", outside [0, {limit})"
+        return f"row {first_row + partition * row_step} has {what} {value}{outside}"
+
+    index.storage.explain_indices(describe)

@@ -1,0 +1,43 @@
+"""The launch grid as a kernel sees it, and the generation that it runs on."""
+
+from __future__ import annotations
+
+from ..machine.core import current_core
+from ..target.current import current_generation
+from ..terms.enums import nc_version
+from ..terms.errors import NkiValidationError
+
+
+def program_id(axis: int = 0) -> int:
+    """Number of the core that runs this, 0 or 1."""
+    core = current_core("nl.program_id")
+    _check_axis("nl.program_id", axis)
+    return core.number
+
+
+def num_programs(axes: int | tuple[int, ...] = 0) -> int:
+    """Number of cores that run the kernel; ``axes`` is 0 or a tuple of it, the one axis of the grid."""
+    core = current_core("nl.num_programs")
+    for axis in axes if isinstance(axes, tuple | list) else (axes,):
+        _check_axis("nl.num_programs", axis)
+    return core.launch.cores
+
+
+def program_ndim() -> int:
+    """Dimensions of the launch grid: 1 for ``kernel[n](...)``, 0 for ``kernel(...)``."""
+    return current_core("nl.program_ndim").launch.grid_dimensions
+
+
+def _check_axis(function: str, axis: int) -> None:
+    if axis != 0:
+        raise NkiValidationError(f"{function}: the launch grid has one axis, 0; got {axis!r}")
+
+
+def get_nc_version() -> nc_version:
+    """Generation of the NeuronCore that the kernel is simulated for."""
+    return current_generation().version
+
+
+def get_nc_sub_version() -> int:
+    """Silicon revision within the generation: the simulator models the first one, 0."""
+    return 0

@@ -1,0 +1,1 @@
+"""Kernels: how they are launched, what goes in and what comes out."""

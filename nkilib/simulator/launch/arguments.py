@@ -1,0 +1,217 @@
+"""Arguments into a kernel and results out of it: numpy arrays and CPU torch tensors, without a copy where possible."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..memory.storage import Storage
+from ..target.options import Options
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
+from ..terms.errors import NkiValidationError, UninitializedReadError
+from ..terms.regions import HBM, MemoryRegion
+from ..terms.spec import Spec
+from .containers import map_leaves
+
+# torch types that torch's numpy bridge does not know, by the integer type of the same width that it does.
+_TORCH_BITS = {
+    "bfloat16": ("int16", ml_dtypes.bfloat16),
+    "float8_e4m3fn": ("uint8", ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": ("uint8", ml_dtypes.float8_e5m2),
+    "float8_e8m0fnu": ("uint8", ml_dtypes.float8_e8m0fnu),
+}
+
+
+class _Input:
+    """An array that came in: the caller's object, and the storage that stands for it in the kernel."""
+
+    def __init__(self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool) -> None:
+        self.original = original
+        what = f"{kernel}: argument {name!r}"
+        self._array = _as_numpy(original, what)
+        self.dtype = _input_dtype(self._array, what)
+        widened = not precise_fp and self.dtype in LOW_PRECISION
+        # In native byte order: a storage is read as bytes.
+        data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype.newbyteorder("="))
+        if data.ndim != self._array.ndim:  # ascontiguousarray makes 1-D of 0-D
+            data = data.reshape(self._array.shape)
+        self._is_copy = not np.shares_memory(data, self._array) if data.size else False
+        self._data = data
+        if not self._array.flags.writeable:
+            data.flags.writeable = False  # a write to a copy would be lost
+        self._before = data.copy() if self._is_copy and self._array.flags.writeable else None
+        self.storage = Storage(data.shape, self.dtype, region, name, precise_fp=precise_fp, data=data)
+        self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
+
+    def write_back(self) -> None:
+        """Bring what the kernel wrote into a copy back into the caller's array."""
+        if self._before is None:
+            return
+        # As bytes: NaN is not equal to itself. Flat: numpy views no array without dimensions as bytes.
+        unchanged = np.array_equal(self._before.reshape(-1).view(np.uint8), self._data.reshape(-1).view(np.uint8))
+        if not unchanged:
+            np.copyto(self._array, self._data, casting="unsafe")
+
+
+class Arguments:
+    """The arguments of one launch, converted; ``args`` and ``kwargs`` are what the kernel function gets.
+
+    Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
+    passes through unchanged.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_shared: bool,
+        precise_fp: bool,
+    ) -> None:
+        self._kernel = getattr(func, "__name__", type(func).__name__)
+        self._is_shared = is_shared
+        self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
+        self._precise_fp = precise_fp
+        self._inputs: dict[int, _Input] = {}
+        try:
+            bound = inspect.signature(func).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._kernel}: {error}") from None
+        leaves: list[Any] = []
+        map_leaves(bound.arguments, "", lambda leaf, path: leaves.append(leaf))
+        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = map_leaves(value, name, self._convert)
+        self.args = bound.args
+        self.kwargs = bound.kwargs
+
+    def _convert(self, value: Any, name: str) -> Any:
+        if self.is_abstract and _is_array(value):
+            value = Spec(tuple(value.shape), as_dtype(value.dtype))
+        if _is_array(value):
+            if id(value) not in self._inputs:
+                self._inputs[id(value)] = _Input(value, self._kernel, name, self._region, self._precise_fp)
+            return self._inputs[id(value)].tensor
+        if isinstance(value, Spec):
+            storage = Storage(
+                value.shape, value.dtype, self._region, name, precise_fp=self._precise_fp, is_abstract=True
+            )
+            return NkiTensor.whole(storage)
+        if isinstance(value, np.bool_ | np.integer | np.floating):
+            return value.item()  # NKI values are Python's
+        if hasattr(value, "__array__") and not isinstance(value, NkiTensor | np.generic | type):
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            raise TypeError(
+                f"{self._kernel}: argument {name!r}: the simulator takes numpy arrays and CPU torch tensors, got a "
+                f"{kind}; convert it, for instance with numpy.asarray"
+            )
+        return value
+
+    def write_back(self) -> None:
+        """Update the caller's arrays that the kernel wrote to and that had to be copied."""
+        for converted in self._inputs.values():
+            converted.write_back()
+
+    def results(self, value: Any, options: Options) -> Any:
+        """What the kernel returned, with tensors as torch tensors if any argument was one, else as numpy arrays.
+
+        Raises:
+            NkiValidationError: if the kernel returns something that is not in HBM or was never written.
+        """
+        as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
+
+        def converted(leaf: Any, path: str) -> Any:
+            return self._tensor_result(leaf, options, as_torch) if isinstance(leaf, NkiTensor) else leaf
+
+        return map_leaves(value, "", converted)
+
+    def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
+        if tensor.is_indirect():
+            raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
+        if tensor.buffer not in HBM:
+            raise NkiValidationError(
+                f"{self._kernel}: a kernel returns tensors in HBM, got {tensor}; copy it to one in nl.shared_hbm"
+            )
+        for converted in self._inputs.values():
+            whole = converted.tensor
+            if (tensor.storage, tensor.layout, tensor.dtype) == (whole.storage, whole.layout, whole.dtype):
+                return converted.original
+        if self._is_shared and tensor.buffer is MemoryRegion.private_hbm:
+            raise NkiValidationError(
+                f"{self._kernel}: a kernel on two cores returns tensors in nl.shared_hbm; {tensor} belongs to one core"
+            )
+        if tensor.storage.is_abstract:
+            return Spec(tensor.shape, tensor.dtype)
+        self._check_written(tensor, options)
+        array = tensor.array
+        return _to_torch(array, tensor.dtype) if as_torch else array
+
+    def _check_written(self, tensor: NkiTensor, options: Options) -> None:
+        missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
+        if missing and options.uninitialized == "error":
+            raise UninitializedReadError(
+                f"{self._kernel}: the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never "
+                f"written"
+            )
+        if missing:
+            tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
+
+
+def _is_torch(value: Any) -> bool:
+    # torch is never imported here: if a value is a torch tensor, somebody else has imported it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or _is_torch(value)
+
+
+def _as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
+    """A numpy array that shares the memory of ``value``; read-only if autograd tracks it and would miss a write."""
+    if isinstance(value, np.ndarray):
+        return value
+    if value.device.type != "cpu":
+        raise TypeError(f"{what}: the simulator takes CPU tensors, got one on {value.device}; call .cpu()")
+    detached = value.detach()
+    kind = str(value.dtype).removeprefix("torch.")
+    if kind in _TORCH_BITS:
+        bits, numpy_type = _TORCH_BITS[kind]
+        torch = sys.modules["torch"]
+        array: npt.NDArray[Any] = detached.view(getattr(torch, bits)).numpy().view(numpy_type)
+    else:
+        array = detached.numpy().view()
+    if value.requires_grad:
+        array.flags.writeable = False
+    return array
+
+
+def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
+    torch = sys.modules["torch"]
+    dense = np.ascontiguousarray(array).reshape(array.shape)
+    if str(dtype) in _TORCH_BITS and dense.dtype == dtype.numpy:
+        bits, _ = _TORCH_BITS[str(dtype)]
+        return torch.from_numpy(dense.view(bits)).view(getattr(torch, str(dtype)))
+    try:
+        return torch.from_numpy(dense)
+    except TypeError:
+        raise TypeError(
+            f"the kernel returns a tensor of {dtype}, which torch has no type for; return another type, or pass numpy "
+            f"arrays instead of torch tensors"
+        ) from None
+
+
+def _input_dtype(array: npt.NDArray[Any], what: str) -> DType:
+    try:
+        return as_dtype(array.dtype)
+    except TypeError:
+        instead = "int32" if array.dtype.kind in "iu" else "float32 or bfloat16"
+        raise TypeError(f"{what}: NKI has no type {array.dtype}; cast it to {instead}") from None

@@ -1,0 +1,34 @@
+"""Arguments and results of a kernel may be nested: one way to walk through them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from ..tensors.view import View
+from ..terms.objects import NKIObject
+
+
+def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> Any:
+    """``value`` with ``function(leaf, path)`` in place of every leaf.
+
+    Tuples, named ones too, lists, dictionaries and :class:`NKIObject` instances other than tensors are rebuilt; all
+    else is a leaf.
+
+    Args:
+        value: what to walk through.
+        path: how messages call it; that of an item is ``path[0]``, ``path['key']`` or ``path.field``.
+        function: is given every leaf and its path.
+    """
+    if isinstance(value, tuple | list):
+        items = [map_leaves(item, f"{path}[{number}]", function) for number, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: map_leaves(item, f"{path}[{key!r}]", function) for key, item in value.items()}
+    if isinstance(value, NKIObject) and not isinstance(value, View):
+        rebuilt = copy.copy(value)
+        for field, item in vars(value).items():
+            object.__setattr__(rebuilt, field, map_leaves(item, f"{path}.{field}", function))
+        return rebuilt
+    return function(value, path)

@@ -1,0 +1,1 @@
+"""A running core, and where two of them meet."""

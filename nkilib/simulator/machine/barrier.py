@@ -1,0 +1,120 @@
+"""Where the simulated cores meet, and hand each other data: a barrier that can never hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import Any
+
+from ..terms.errors import BarrierError, CoreAbortedError
+
+
+@dataclass
+class _Meeting:
+    """The cores that have come to one place, and what each of them brought.
+
+    Attributes:
+        place: what the cores call it.
+        brought: one item for each core that has come, in the order of their coming.
+        is_complete: whether all cores have come.
+        elsewhere: where another core waits instead, so that this meeting never takes place; else empty.
+    """
+
+    place: str
+    brought: list[Any] = field(default_factory=list)
+    is_complete: bool = False
+    elsewhere: str = ""
+
+
+class CoreBarrier:
+    """Cores meet here; a core that ends, fails or waits elsewhere releases those that wait for it, with an error.
+
+    Attributes:
+        is_aborted: whether a core has failed; a plain attribute, because every instruction asks.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self.is_aborted = False
+        self._cores = cores
+        self._meeting: _Meeting | None = None  # the one that waits for further cores
+        self._finished = 0
+        self._changed = Condition()
+
+    def wait(self) -> None:
+        """Wait until all cores have called this.
+
+        Raises:
+            BarrierError: if a core has ended or waits in ``meet``, so that it cannot come any more.
+            CoreAbortedError: if a core has failed.
+        """
+        self.meet("core_barrier")
+
+    def meet(self, place: str, item: Any = None) -> list[Any]:
+        """Wait until all cores have called this with the same ``place``; what the other cores brought.
+
+        What a core did before it came has happened when the others go on. Cores run in program order, hence two that
+        wait at unlike places would do so for ever: both get the error.
+
+        Args:
+            place: what the cores call it, for instance ``"core_barrier"``.
+            item: what this core brings; it must not change afterwards, for the other core may read it at any time.
+
+        Raises:
+            BarrierError: if a core has ended or waits at another place, so that it cannot come any more.
+            CoreAbortedError: if a core has failed.
+        """
+        with self._changed:
+            meeting = self._join(place, item)
+            own = len(meeting.brought) - 1
+            try:
+                while not meeting.is_complete:
+                    self._check_can_complete(meeting)
+                    self._changed.wait()
+            except BaseException:  # one that has left must not be counted when the next one comes
+                if self._meeting is meeting:
+                    self._meeting = None
+                raise
+            return meeting.brought[:own] + meeting.brought[own + 1 :]
+
+    def _join(self, place: str, item: Any) -> _Meeting:
+        meeting = self._meeting
+        if meeting is None:
+            meeting = self._meeting = _Meeting(place)
+        elif meeting.place != place:
+            meeting.elsewhere = place
+            self._meeting = None
+            self._changed.notify_all()
+            raise _missed(place, meeting.place)
+        meeting.brought.append(item)
+        if len(meeting.brought) == self._cores:
+            meeting.is_complete = True
+            self._meeting = None
+            self._changed.notify_all()
+        return meeting
+
+    def _check_can_complete(self, meeting: _Meeting) -> None:
+        if meeting.elsewhere:
+            raise _missed(meeting.place, meeting.elsewhere)
+        if self.is_aborted:
+            raise CoreAbortedError
+        if self._finished:
+            raise BarrierError(f"{meeting.place}: the other core ended without reaching this barrier")
+
+    def finish(self) -> None:
+        """A core has come to its end."""
+        with self._changed:
+            self._finished += 1
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """A core has failed: end the others at their next instruction or where they wait."""
+        self.is_aborted = True
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _missed(place: str, elsewhere: str) -> BarrierError:
+    return BarrierError(
+        f"{place}: the other core waits in {elsewhere} instead; instructions run in program order here, so both cores "
+        "must come to their barriers and exchanges in the same order"
+    )

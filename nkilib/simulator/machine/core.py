@@ -1,0 +1,164 @@
+"""The state of a simulated core, and which one the current thread is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..memory.loads import DeferredLoads
+from ..memory.storage import Storage
+from ..target.current import THREAD
+from ..target.generation import Generation
+from ..target.limits import PARTITIONS
+from ..target.options import Options
+from ..terms.dtypes import DType
+from ..terms.errors import NkiValidationError
+from .barrier import CoreBarrier
+from .loops import Loops
+from .observer import Observers
+from .random import RandomState
+
+
+@dataclass
+class Launch:
+    """What the cores of one kernel launch share.
+
+    Attributes:
+        is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+    """
+
+    options: Options
+    cores: int
+    grid_dimensions: int
+    barrier: CoreBarrier
+    is_abstract: bool = False
+    shared: list[Storage] = field(default_factory=list)
+    constants: dict[Hashable, Storage] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def shared_storage(
+        self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
+    ) -> Storage:
+        """The shared allocation number ``position``: the first core to ask makes it, the other one gets the same.
+
+        Raises:
+            NkiValidationError: if the cores ask for different tensors.
+        """
+        with self.lock:
+            if position == len(self.shared):
+                self.shared.append(make())
+            storage = self.shared[position]
+        if (storage.shape, storage.dtype) != (shape, dtype):
+            raise NkiValidationError(
+                f"nl.ndarray in shared_hbm: all cores must make the same shared tensors in the same order; number "
+                f"{position} is {list(storage.shape)} {storage.dtype} on one core and {list(shape)} {dtype} on another"
+            )
+        return storage
+
+    def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
+        """The constant named ``key``: the first core to ask makes it, the other one gets the same."""
+        with self.lock:
+            if key not in self.constants:
+                self.constants[key] = make()
+            return self.constants[key]
+
+
+class Accumulators:
+    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value."""
+
+    def __init__(self) -> None:
+        self.values = np.full(PARTITIONS, np.nan, np.float32)
+        self.known = np.zeros(PARTITIONS, np.bool_)
+
+    def forget(self, lanes: slice) -> None:
+        """The registers of ``lanes`` hold something that the documentation does not define."""
+        self.values[lanes] = np.nan
+        self.known[lanes] = False
+
+    def set(self, lanes: slice, values: Any) -> None:
+        self.values[lanes] = values
+        self.known[lanes] = True
+
+
+class Core:
+    """One simulated core.
+
+    Attributes:
+        is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+        version_number: the generation as a number, so that instructions need not ask an Enum for it.
+        names: the ``name=`` of every instruction that had one.
+        observers: who watches it.
+        loops: the dynamic loops and ``no_reorder`` regions that it is in.
+        random: the random number generators of its engines.
+        defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
+        loads: the tiles whose contents come from HBM and may not be made yet.
+    """
+
+    def __init__(self, number: int, launch: Launch) -> None:
+        self.number = number
+        self.launch = launch
+        self.is_abstract = launch.is_abstract
+        self.options = launch.options
+        self.generation: Generation = launch.options.generation
+        self.version_number: int = self.generation.version.value
+        self.names: set[str] = set()
+        self.observers = Observers()
+        self.defers_results = True
+        self.loads = DeferredLoads()
+        self.scalar_accumulators = Accumulators()
+        self.vector_accumulators = Accumulators()
+        self.loops = Loops()
+        self.random = RandomState(number)
+        self._instructions = 0
+        self._shared_allocations = 0
+        self._shared_constants = 0
+        self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+
+    def next_number(self) -> int:
+        """The number of the next instruction, from 1."""
+        self._instructions += 1
+        return self._instructions
+
+    def next_shared_allocation(self) -> int:
+        """The number of the next tensor in shared HBM, from 0."""
+        self._shared_allocations += 1
+        return self._shared_allocations - 1
+
+    def next_shared_constant(self) -> int:
+        """The number of the next constant, from 0."""
+        self._shared_constants += 1
+        return self._shared_constants - 1
+
+    def stop_deferring(self) -> None:
+        """From here on results are made at once: those that waited were all asked for."""
+        self.defers_results = False
+
+    def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
+        """A float32 work buffer of the core, reused from instruction to instruction; its content is arbitrary."""
+        buffer = self._scratch.get(slot)
+        if buffer is None or buffer.size < elements:
+            buffer = self._scratch[slot] = np.empty(elements, np.float32)
+        return buffer[:elements]
+
+
+def current_core_or_none() -> Core | None:
+    """The core that this thread simulates, or None outside a kernel."""
+    core = THREAD.simulated
+    return core if isinstance(core, Core) else None
+
+
+def current_core(what: str) -> Core:
+    """The core that this thread simulates.
+
+    Raises:
+        NkiValidationError: outside a kernel, naming ``what`` was called there.
+    """
+    core = THREAD.simulated
+    if not isinstance(core, Core):
+        raise NkiValidationError(f"{what} works inside a kernel only: decorate the function with @nki.jit and call it")
+    return core

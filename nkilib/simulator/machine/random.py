@@ -1,0 +1,28 @@
+"""The random number generators of a core's engines.
+
+The documentation names the generator of GpSimd and of the Vector engine of trn3, XORWOW (Marsaglia, "Xorshift RNGs",
+2003), with its state of six 32-bit words, of which the Vector engine keeps four in each lane. It gives no
+numbers: neither the order of the words, nor how a seed fills them, nor the shift register of the Vector engines of trn1
+and trn2. Here all engines run XORWOW, so that numbers repeat from run to run but are not those of a device.
+"""
+
+from __future__ import annotations
+
+from ..numerics.xorwow import Xorwow
+from ..terms.enums import Engine
+
+STREAMS = {Engine.gpsimd: 1, Engine.vector: 4}
+
+
+class RandomState:
+    """The generators of a core: unseeded they start from its number, so that cores differ and runs repeat."""
+
+    def __init__(self, core_number: int) -> None:
+        self._core_number = core_number
+        self._generators: dict[Engine, Xorwow] = {}
+
+    def of(self, engine: Engine) -> Xorwow:
+        """The generators of an engine, made when they are first needed."""
+        if engine not in self._generators:
+            self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])
+        return self._generators[engine]

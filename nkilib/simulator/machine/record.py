@@ -1,0 +1,109 @@
+"""What a launch did: instructions by name and engine, and bytes that crossed HBM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tensors.view import View
+from ..terms.regions import MemoryRegion
+from .lives import Lives, lives_of
+from .observer import Issued, Observer, Observers, Watcher, watching
+
+
+@dataclass
+class Record:
+    """Counts of everything that ran while it was collected, over all cores.
+
+    Attributes:
+        instruction_counts: number of instructions by name, without the ``nisa.`` prefix.
+        instructions_per_engine: number of instructions by engine: tensor, vector, scalar, gpsimd, dma, sync.
+        hbm_read_bytes: bytes that DMA read from HBM.
+        hbm_written_bytes: bytes that DMA wrote to HBM.
+        sbuf_peak_bytes, psum_peak_bytes: most bytes of a partition that live tensors took at one time, on any core
+            (0 with ``capacity="ignore"``).
+    """
+
+    instruction_counts: Counter[str] = field(default_factory=Counter)
+    instructions_per_engine: Counter[str] = field(default_factory=Counter)
+    hbm_read_bytes: int = 0
+    hbm_written_bytes: int = 0
+    sbuf_peak_bytes: int = 0
+    psum_peak_bytes: int = 0
+
+    def merge(self, other: Record) -> None:
+        """Add the counts of another record, for instance of one core, to this one; of peaks the higher one stays."""
+        self.instruction_counts.update(other.instruction_counts)
+        self.instructions_per_engine.update(other.instructions_per_engine)
+        self.hbm_read_bytes += other.hbm_read_bytes
+        self.hbm_written_bytes += other.hbm_written_bytes
+        self.sbuf_peak_bytes = max(self.sbuf_peak_bytes, other.sbuf_peak_bytes)
+        self.psum_peak_bytes = max(self.psum_peak_bytes, other.psum_peak_bytes)
+
+
+class _Counting(Observer):
+    """Counts what one core does."""
+
+    def __init__(self, lives: Lives) -> None:
+        self.record = Record()
+        self._by_name = self.record.instruction_counts
+        self._by_engine = self.record.instructions_per_engine
+        self._lives = lives
+
+    def issued(self, call: Issued) -> None:
+        self._by_name[call.definition.name] += 1
+        self._by_engine[call.engine._name_] += 1  # `name` is a property, ten times as slow
+
+    def moved(
+        self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: npt.NDArray[Any] | None
+    ) -> None:
+        elements = view.size if rows is None else len(rows) * view.free_size
+        if is_write:
+            self.record.hbm_written_bytes += elements * view.dtype.itemsize
+        else:
+            self.record.hbm_read_bytes += elements * view.dtype.itemsize
+
+    def ended(self) -> None:
+        for region, peak in self._lives.peaks.items():
+            if region is MemoryRegion.sbuf:
+                self.record.sbuf_peak_bytes = peak.nbytes
+            else:
+                self.record.psum_peak_bytes = peak.nbytes
+
+
+class _Recording(Watcher):
+    """Counts what all cores do, into one record."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._cores: list[_Counting] = []
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        self._cores.append(_Counting(lives_of(observers)))
+        return self._cores[-1]
+
+    def conclude(self, has_ended: bool) -> None:
+        for core in self._cores:
+            self._record.merge(core.record)
+        self._cores.clear()
+
+
+@contextmanager
+def recording() -> Iterator[Record]:
+    """Collect what the kernels launched inside the ``with`` block do.
+
+    Example::
+
+        with nkilib.simulator.recording() as record:
+            kernel[2](logits)
+        print(record.instructions_per_engine, record.hbm_read_bytes)
+    """
+    record = Record()
+    with watching(_Recording(record)):
+        yield record

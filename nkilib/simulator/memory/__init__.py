@@ -1,0 +1,1 @@
+"""The memory behind tensors: bytes, which of them were written, and what is live."""

@@ -1,0 +1,77 @@
+"""The bytes that strided layouts occupy, as ranges, and whether two of them meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..terms.layout import Layout
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Spans(NamedTuple):
+    """Byte ranges ``starts[i]`` to ``starts[i] + length`` (exclusive)."""
+
+    starts: Offsets
+    length: int
+
+
+def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
+    """A byte that is in a span of both, and which of ``first`` and of ``second`` it is in; None if there is none."""
+    starts, ends, owners = _together([*first, *second])
+    is_first = owners < len(first)
+    order = np.argsort(starts, kind="stable")
+    starts, ends, owners, is_first = starts[order], ends[order], owners[order], is_first[order]
+    for side in (True, False):
+        # A span meets one of the other side that starts before it or with it if any of those ends behind its start.
+        reach = np.maximum.accumulate(np.where(is_first == side, ends, -1))
+        met = np.flatnonzero((is_first != side) & (reach > starts))
+        if met.size:
+            at = int(met[0])
+            partner = int(np.flatnonzero((is_first == side) & (starts <= starts[at]) & (ends > starts[at]))[0])
+            one, other = (partner, at) if side else (at, partner)
+            return int(starts[at]), int(owners[one]), int(owners[other]) - len(first)
+    return None
+
+
+def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
+    """Starts, ends and number of the owner of all byte ranges."""
+    starts = np.concatenate([item.starts for item in spans])
+    counts = [item.starts.size for item in spans]
+    lengths = np.repeat([item.length for item in spans], counts)
+    return starts, starts + lengths, np.repeat(np.arange(len(spans)), counts)
+
+
+def spans_of(layout: Layout, width: int) -> Spans:
+    """The bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
+    starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
+    return Spans(starts + layout.offset * width, length)
+
+
+def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
+    """The bytes of some rows (indices of dimension 0) of a layout."""
+    starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
+    first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
+    return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
+
+
+def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
+    """Starts, from that of the first element, and length of the byte ranges that dimensions (size, stride) make."""
+    starts, length = np.zeros(1, np.int64), width
+    for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
+        step = abs(stride) * width
+        if stride < 0:
+            starts = starts - step * (size - 1)
+        if size == 0:
+            return np.zeros(0, np.int64), width
+        if step == 0 or size == 1:
+            continue
+        if step <= length and starts.size == 1:
+            length += step * (size - 1)
+        else:
+            starts = (starts[:, None] + step * np.arange(size)[None, :]).reshape(-1)
+    return starts, length

@@ -1,0 +1,150 @@
+"""Which bytes of a storage were written, per element, at the price of nothing where all or none were."""
+
+from __future__ import annotations
+
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..terms.layout import Layout, is_dense
+from .written_blocks import WrittenBlocks
+
+
+class WrittenMap:
+    """Remembers the written elements of a storage.
+
+    A storage is at first wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
+    ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
+    writes. Of a large storage blocks of rows and columns are remembered for as long as these will do.
+
+    Two cores may mark different elements at the same time; making and refining the mask takes a lock, and so do blocks.
+
+    Args:
+        nbytes: of the storage.
+        unit: bytes of an element.
+        written: whether all of it is written at first.
+        row_bytes: bytes of one index of dimension 0, if blocks are to be remembered; else 0.
+
+    Attributes:
+        is_full: whether everything is known to be written; a plain attribute, because every operand is asked.
+    """
+
+    __slots__ = ("_blocks", "_lock", "_mask", "_nbytes", "_unit", "is_full")
+
+    def __init__(self, nbytes: int, unit: int, written: bool, row_bytes: int = 0) -> None:
+        self._nbytes = nbytes
+        self._unit = unit
+        self.is_full = written
+        self._mask: npt.NDArray[np.bool_] | None = None
+        self._blocks = WrittenBlocks(nbytes, row_bytes, unit) if row_bytes and not written else None
+        self._lock = Lock()
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no element was ever written."""
+        return not self.is_full and self._mask is None and (self._blocks is None or self._blocks.is_empty)
+
+    def mark_all(self) -> None:
+        """Record that every element has a value."""
+        self.is_full = True
+
+    def mark(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None = None) -> None:
+        """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value.
+
+        Or those only whose index in dimension 0 is among ``rows``.
+        """
+        if self.is_full:
+            return
+        if rows is None and prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides):
+            self.is_full = True
+            return
+        if self._blocks is not None and self._mark_block(layout, itemsize, rows):
+            return
+        while True:
+            mask = self._make_mask(itemsize)
+            self._elements(mask, layout, itemsize)[... if rows is None else rows] = True
+            with self._lock:  # not while the other core refines the mask, for its copy may have missed the marks
+                if self._mask is mask:
+                    return
+
+    def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
+        """Whether the elements are marked now, as a block or because they were in one."""
+        with self._lock:
+            blocks = self._blocks
+            if blocks is None:
+                return False
+            if rows is not None:
+                return blocks.covers_each(layout, itemsize, rows)
+            is_block = blocks.mark(layout, itemsize)
+            if is_block and blocks.is_complete():
+                self.is_full = True
+            return is_block
+
+    def clear(self, layout: Layout, itemsize: int) -> None:
+        """Forget that the elements of ``layout`` were written."""
+        self._make_clearable(itemsize)
+        if not self.is_untouched:
+            self.mask_of(layout, itemsize)[...] = False
+
+    def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
+        """Record that the elements of ``layout`` that are true in ``chosen`` now have a value."""
+        if chosen.all():
+            self.mark(layout, itemsize)
+        elif not self.is_full:
+            self.mask_of(layout, itemsize)[chosen] = True
+
+    def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
+        """Forget that the elements of ``layout`` that are true in ``chosen`` were written."""
+        self._make_clearable(itemsize)
+        if not self.is_untouched:
+            self.mask_of(layout, itemsize)[chosen] = False
+
+    def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
+        """The writable mask of the elements of ``layout``; its last axis counts units within an element.
+
+        Only meaningful while the storage is not full.
+        """
+        return self._elements(self._make_mask(itemsize), layout, itemsize)
+
+    def _elements(self, mask: npt.NDArray[np.bool_], layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
+        per_element = itemsize * mask.size // self._nbytes
+        if 0 in layout.shape:  # its offset may lie behind the end
+            return np.empty((*layout.shape, per_element), np.bool_)
+        # By position: numpy takes twice as long to find its arguments by keyword.
+        strides = [*[stride * per_element for stride in layout.strides], 1]
+        return np.ndarray((*layout.shape, per_element), np.bool_, mask, layout.offset * per_element, strides)
+
+    def is_written(self, layout: Layout, itemsize: int) -> bool:
+        """Whether every element of ``layout`` was written."""
+        if self.is_full:
+            return True
+        if 0 in layout.shape:
+            return True
+        with self._lock:
+            if self._blocks is not None and self._blocks.covers(layout, itemsize):
+                return True
+        if self.is_untouched:
+            return False
+        return bool(self.mask_of(layout, itemsize).all())
+
+    def _make_clearable(self, itemsize: int) -> None:
+        """Say with a mask that everything was written, if it was."""
+        if self.is_full:
+            self._make_mask(itemsize)[...] = True
+            self.is_full = False
+
+    def _make_mask(self, itemsize: int) -> npt.NDArray[Any]:
+        with self._lock:
+            if self._mask is None and self._blocks is not None:
+                self._unit = min(self._blocks.unit, itemsize)
+                self._mask, self._blocks = self._blocks.mask(self._unit), None
+            elif self._mask is None:
+                self._unit = min(self._unit, itemsize)
+                self._mask = np.zeros(self._nbytes // self._unit, np.bool_)
+            elif itemsize < self._unit:
+                self._mask = np.repeat(self._mask, self._unit // itemsize)
+                self._unit = itemsize
+            return self._mask

@@ -1,0 +1,1 @@
+"""Arithmetic on arrays: casts, activation functions, operators. Knows no tensors."""

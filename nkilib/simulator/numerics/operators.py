@@ -1,0 +1,132 @@
+"""What the operators of instructions compute: arithmetic in float32, and bit-wise on integers.
+
+Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+# Two operands and an array for the result, which may be one of them.
+Binary = Callable[[Any, Any, Array], Any]
+Unary = Callable[[Array, Array], Any]
+
+
+def _ufunc(function: np.ufunc) -> Binary:
+    return lambda x, y, out: function(x, y, out=out)
+
+
+def _truth(function: np.ufunc) -> Binary:
+    """A comparison or logical operator: 1 where it holds, else 0."""
+    return lambda x, y, out: np.copyto(out, function(x, y), casting="unsafe")
+
+
+def _power(x: Any, y: Any, out: Array) -> None:
+    if out.dtype.kind in "iu":
+        # Integers stay exact; 1 / x^-y is cut to an integer for negative y, which leaves something of 1 and -1 only.
+        is_one = np.absolute(x) == 1
+        np.power(x, np.where(is_one, np.absolute(y), np.maximum(y, 0)), out=out)
+        out[(y < 0) & ~is_one] = 0
+    else:
+        np.power(x, y, out=out)
+
+
+def _by_magnitude(wins: np.ufunc) -> Binary:
+    """The operand whose magnitude wins, with its sign; on a tie ``y`` (docstrings of ``nl.abs_max``, ``abs_min``)."""
+    return lambda x, y, out: np.copyto(out, np.where(wins(np.absolute(x), np.absolute(y)), x, y), casting="unsafe")
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How an operator reduces along the free axis: its ufunc and its identity."""
+
+    ufunc: np.ufunc
+    identity: float
+
+
+ARITHMETIC: dict[str, Binary] = {
+    "add": _ufunc(np.add),
+    "subtract": _ufunc(np.subtract),
+    "multiply": _ufunc(np.multiply),
+    "maximum": _ufunc(np.maximum),
+    "minimum": _ufunc(np.minimum),
+    "equal": _truth(np.equal),
+    "not_equal": _truth(np.not_equal),
+    "greater_equal": _truth(np.greater_equal),
+    "greater": _truth(np.greater),
+    "less_equal": _truth(np.less_equal),
+    "less": _truth(np.less),
+    "logical_and": _truth(np.logical_and),
+    "logical_or": _truth(np.logical_or),
+    "logical_xor": _truth(np.logical_xor),
+    "power": _power,
+    "abs_max": _by_magnitude(np.greater),
+    "abs_min": _by_magnitude(np.less),
+}
+
+ARITHMETIC_UNARY: dict[str, Unary] = {
+    "abs": lambda x, out: np.absolute(x, out=out),
+    "square": lambda x, out: np.square(x, out=out),
+    "relu": lambda x, out: np.maximum(x, np.float32(0.0), out=out),
+    "rsqrt": lambda x, out: np.divide(np.float32(1.0), np.sqrt(x), out=out),
+    "reciprocal": lambda x, out: np.divide(np.float32(1.0), x, out=out),
+}
+
+_WORD_BITS = 8
+
+
+def _shift(function: np.ufunc) -> Binary:
+    """A logical shift: on the bit pattern, and 0 where the distance is not smaller than the word."""
+
+    def shift(x: Any, y: Any, out: Array) -> None:
+        unsigned = out.view(out.dtype.str.replace("i", "u"))
+        bits = np.asarray(x).astype(out.dtype).view(unsigned.dtype)
+        distance = np.asarray(y).astype(out.dtype).view(unsigned.dtype)
+        width = out.dtype.itemsize * _WORD_BITS
+        shifted = function(bits, np.minimum(distance, width - 1).astype(unsigned.dtype))
+        np.copyto(unsigned, np.where(distance < width, shifted, 0), casting="unsafe")
+
+    return shift
+
+
+BITWISE: dict[str, Binary] = {
+    "bitwise_and": _ufunc(np.bitwise_and),
+    "bitwise_or": _ufunc(np.bitwise_or),
+    "bitwise_xor": _ufunc(np.bitwise_xor),
+    "left_shift": _shift(np.left_shift),
+    "right_shift": _shift(np.right_shift),
+}
+
+BITWISE_UNARY: dict[str, Unary] = {"invert": lambda x, out: np.invert(x, out=out)}
+
+# "Legal Reduction op" of the table, with what a reduction over nothing gives.
+ARITHMETIC_REDUCTIONS: dict[str, Reduction] = {
+    "add": Reduction(np.add, 0.0),
+    "subtract": Reduction(np.subtract, 0.0),
+    "multiply": Reduction(np.multiply, 1.0),
+    "maximum": Reduction(np.maximum, -np.inf),
+    "minimum": Reduction(np.minimum, np.inf),
+    "logical_and": Reduction(np.logical_and, 1.0),
+    "logical_or": Reduction(np.logical_or, 0.0),
+    "logical_xor": Reduction(np.logical_xor, 0.0),
+}
+
+BITWISE_REDUCTIONS: dict[str, np.ufunc] = {
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+}
+
+
+def is_bitwise(key: str) -> bool:
+    return key in BITWISE or key in BITWISE_UNARY
+
+
+def is_unary(key: str) -> bool:
+    return key in ARITHMETIC_UNARY or key in BITWISE_UNARY

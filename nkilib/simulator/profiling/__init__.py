@@ -1,0 +1,1 @@
+"""What a launch is modelled to take, for people: tables, traces, pictures."""

@@ -1,0 +1,231 @@
+"""``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from ...work import Work, stated_work
+from ..launch.kernel import Kernel
+from ..machine.record import recording
+from ..target.options import current_options
+from ..timing.collect import collecting
+from ..timing.event import Event
+from ..timing.parameters import ModelParameters
+from ..timing.trace import Trace
+from .perfetto import write_trace
+from .recorded import Recorded
+from .tensors import TensorLife
+from .work import bounds_us
+
+_NS_PER_US = 1000.0
+_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a launch is modelled to take. Every time is modelled, not measured.
+
+    Attributes:
+        kernel: its name.
+        generation: the hardware, ``"trn1"``, ``"trn2"`` or ``"trn3"``.
+        cores: of the launch.
+        time_us: from the start to the last result of the last core.
+        bounds_us: by engine, the least time that the hardware needs for what the kernel's work asks of it; empty if
+            the kernel does not state its work (see :func:`nkilib.simulator.states_work`).
+        engine_busy_us: by engine, of the core on which it is busy longest; ``dma`` is the busiest DMA engine.
+        hbm_read_bytes, hbm_written_bytes: over all cores.
+        hbm_read_bytes_by_tensor, hbm_written_bytes_by_tensor: the same by the name of the tensor in HBM.
+        instruction_counts: by name, over all cores.
+        sbuf_peak_bytes_per_partition, psum_peak_bytes_per_partition: most bytes that live tensors take at one time, on
+            the core that needs most.
+        sbuf_peak_tensors, psum_peak_tensors: the tensors that take them, the largest first.
+        tensors: when each on-chip tensor is live.
+        instructions: every instruction, in the order of its core.
+        parameters: what the model assumed.
+        recorded: what tensors and instructions are worked out from when they are asked for.
+    """
+
+    kernel: str
+    generation: str
+    cores: int
+    time_us: float
+    bounds_us: dict[str, float]
+    engine_busy_us: dict[str, float]
+    hbm_read_bytes: int
+    hbm_written_bytes: int
+    hbm_read_bytes_by_tensor: dict[str, int]
+    hbm_written_bytes_by_tensor: dict[str, int]
+    instruction_counts: dict[str, int]
+    sbuf_peak_bytes_per_partition: int
+    psum_peak_bytes_per_partition: int
+    parameters: ModelParameters
+    recorded: Recorded = field(repr=False)
+
+    @property
+    def sbuf_peak_tensors(self) -> Sequence[TensorLife]:
+        return self.recorded.sbuf_peak_tensors
+
+    @property
+    def psum_peak_tensors(self) -> Sequence[TensorLife]:
+        return self.recorded.psum_peak_tensors
+
+    @property
+    def tensors(self) -> Sequence[TensorLife]:
+        return self.recorded.tensors
+
+    @property
+    def instructions(self) -> Sequence[Event]:
+        return self.recorded.instructions
+
+    @property
+    def bound_us(self) -> float | None:
+        """The least time that the hardware needs for the work; None if the kernel does not state its work."""
+        return max(self.bounds_us.values(), default=None)
+
+    @property
+    def bound_by(self) -> str | None:
+        """The engine that sets the bound: dma, scalar, vector or tensor."""
+        return max(self.bounds_us, key=lambda name: self.bounds_us[name], default=None)
+
+    @property
+    def fraction_of_bound(self) -> float | None:
+        """The modelled time as a multiple of the bound: 1 is as fast as the hardware can be."""
+        return self.time_us / self.bound_us if self.bound_us else None
+
+    @property
+    def engine_utilisation(self) -> dict[str, float]:
+        """Busy time of each engine as a share of the whole time."""
+        return {name: busy / self.time_us if self.time_us else 0.0 for name, busy in self.engine_busy_us.items()}
+
+    @property
+    def title(self) -> str:
+        """What was modelled, and that it was modelled."""
+        plural = "s" if self.cores > 1 else ""
+        where = f"{self.kernel} on {self.cores} core{plural} of {self.generation}"
+        return f"{where}: {self.time_us:,.1f} us, modelled, not measured"
+
+    def to_perfetto(self, path: str | PathLike[str]) -> None:
+        """Write a trace for https://ui.perfetto.dev: the engines of each core, and its use of SBUF."""
+        write_trace(path, self.title, self.instructions, self.tensors)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draw the timeline of the engines and the use of SBUF over time; the suffix of ``path`` names the format.
+
+        Raises:
+            ImportError: without matplotlib, which the extra ``plot`` brings.
+        """
+        from .plot import draw  # matplotlib is optional
+
+        draw(path, self.title, self.instructions, self.tensors)
+
+    def __repr__(self) -> str:
+        """One line: the instructions of a large launch would fill a screen a hundred times."""
+        return f"<Profile of {self.title}>"
+
+    def __str__(self) -> str:
+        lines = [self.title, self._bound_line(), "", f"{'engine':<10} {'busy us':>10} {'share':>8}"]
+        shares = self.engine_utilisation
+        for name, busy in sorted(self.engine_busy_us.items(), key=lambda item: -item[1]):
+            lines.append(f"{name:<10} {busy:>10,.1f} {shares[name]:>8.1%}")
+        lines += ["", f"{'HBM bytes':<28} {'read':>16} {'written':>16}"]
+        read, written = self.hbm_read_bytes_by_tensor, self.hbm_written_bytes_by_tensor
+        lines += _with_rest(
+            [f"{name:<28} {read.get(name, 0):>16,} {written.get(name, 0):>16,}" for name in {**read, **written}]
+        )
+        lines.append(f"{'all':<28} {self.hbm_read_bytes:>16,} {self.hbm_written_bytes:>16,}")
+        for region, peak, tensors in (
+            ("SBUF", self.sbuf_peak_bytes_per_partition, self.sbuf_peak_tensors),
+            ("PSUM", self.psum_peak_bytes_per_partition, self.psum_peak_tensors),
+        ):
+            lines += ["", f"{region} peak: {peak:,} bytes of a partition"]
+            lines += _with_rest([f"  {tensor.nbytes:>8,} {tensor.what}" for tensor in tensors])
+        lines += ["", f"{'instruction':<28} {'count':>8}"]
+        lines += [f"{name:<28} {count:>8,}" for name, count in Counter(self.instruction_counts).most_common()]
+        return "\n".join(lines)
+
+    def _bound_line(self) -> str:
+        if self.bound_us is None:
+            return "bound: unknown, the kernel does not state its work (nkilib.simulator.states_work)"
+        times = f"the time is {self.fraction_of_bound:.2f} times that"
+        return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; {times}"
+
+
+def _with_rest(lines: list[str]) -> list[str]:
+    """At most so many lines that a reader takes them in, and how many are left out."""
+    left_out = len(lines) - _LISTED
+    return lines if left_out <= 0 else [*lines[:_LISTED], f"  and {left_out} more"]
+
+
+def profile(
+    kernel: Kernel, *args: Any, parameters: ModelParameters | None = None, work: Work | None = None, **kwargs: Any
+) -> Profile:
+    """Run ``kernel(*args, **kwargs)`` and model its time on the target that the options name.
+
+    Example::
+
+        print(nkilib.simulator.profile(kernel[2], logits, targets))
+        print(nkilib.simulator.profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32)))
+
+    Args:
+        kernel: from ``nki.jit``, or ``kernel[n]``.
+        args, kwargs: its arguments; with a ``spec`` among them nothing is computed.
+        parameters: what the model assumes where nothing is published.
+        work: what the kernel works on, for the bound; by default what the kernel states itself.
+
+    Raises:
+        TypeError: if ``kernel`` is no kernel.
+        NkiValidationError: what the kernel itself raises; with a ``spec``, also if its control flow needs data.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"profile: kernel must come from nki.jit, got {kernel!r}")
+    assumed, generation = parameters or ModelParameters(), current_options().generation
+    with recording() as record, collecting(assumed) as collection:
+        kernel(*args, **kwargs)
+    if work is None:  # asked after the kernel, which words what is wrong with its arguments
+        work = _stated_work(kernel, args, kwargs)
+    traces = collection.traces
+    read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
+    return Profile(
+        kernel=kernel.__name__,
+        generation=generation.name,
+        cores=len(traces),
+        time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
+        bounds_us={} if work is None else bounds_us(work, len(traces), generation, assumed),
+        engine_busy_us=_busy(traces),
+        hbm_read_bytes=read.total(),
+        hbm_written_bytes=written.total(),
+        hbm_read_bytes_by_tensor=dict(read),
+        hbm_written_bytes_by_tensor=dict(written),
+        instruction_counts=dict(record.instruction_counts),
+        sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
+        psum_peak_bytes_per_partition=record.psum_peak_bytes,
+        parameters=assumed,
+        recorded=Recorded(traces),
+    )
+
+
+def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
+    work = stated_work(kernel.func)
+    if work is None:
+        return None
+    bound = inspect.signature(kernel.func).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return work(**bound.arguments)
+
+
+def _written(traces: Iterable[Trace]) -> Counter[str]:
+    return sum((trace.settled.hbm_written for trace in traces), Counter())
+
+
+def _busy(traces: Sequence[Trace]) -> dict[str, float]:
+    """Busy time by engine, of the core on which it is busy longest."""
+    longest: dict[str, float] = {}
+    for trace in traces:
+        for name, busy in trace.settled.timeline.busy_ns().items():
+            longest[name] = max(longest.get(name, 0.0), busy / _NS_PER_US)
+    return longest

@@ -1,0 +1,71 @@
+"""What the cores of a launch noted, which a profile works out as far as it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from ..memory.lives import LiveRange
+from ..terms.regions import MemoryRegion
+from ..timing.event import Event, Note, events_of
+from ..timing.trace import Trace
+from .tensors import TensorLife, lives_of
+
+# Of a core: its number, its instructions, its on-chip tensors, and by region those that make the peak.
+_Core = tuple[int, Sequence[Note], Sequence[LiveRange]]
+
+
+class Recorded:
+    """The instructions and the on-chip tensors of a launch. Most profiles are printed, which needs few of these.
+
+    What was noted is kept, not the traces: those hold the tensors in HBM.
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives.ranges) for trace in traces]
+        self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
+
+    @cached_property
+    def instructions(self) -> tuple[Event, ...]:
+        """Every instruction, in the order of its core."""
+        return tuple(event for core, notes, _ in self._cores for event in events_of(core, notes))
+
+    @cached_property
+    def tensors(self) -> tuple[TensorLife, ...]:
+        """Every on-chip tensor that is used."""
+        return tuple(life for core, notes, lives in self._cores for life in lives_of(core, lives, notes))
+
+    @cached_property
+    def sbuf_peak_tensors(self) -> tuple[TensorLife, ...]:
+        """What takes most of SBUF, the largest first."""
+        return self._peak_tensors(MemoryRegion.sbuf)
+
+    @cached_property
+    def psum_peak_tensors(self) -> tuple[TensorLife, ...]:
+        """What takes most of PSUM, the largest first."""
+        return self._peak_tensors(MemoryRegion.psum)
+
+    def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
+        core, notes, lives = self._peaks[region]
+        return tuple(sorted(lives_of(core, lives, notes), key=lambda life: -life.nbytes))
+
+    def _all(self) -> dict[str, Any]:
+        names = ("instructions", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")
+        return {name: getattr(self, name) for name in names}
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == other._all() if isinstance(other, Recorded) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Notes refer to the code of the kernel, which cannot be pickled: what they say goes in their place."""
+        return self._all()
+
+
+def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
+    """The tensors that make the peak, of the core that needs most."""
+    highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
+    lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
+    return highest.core, highest.settled.notes, lives

@@ -1,0 +1,81 @@
+"""What is known of one hardware generation: sizes, and the constants of the model of time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..terms.enums import Engine, nc_version
+
+
+@dataclass(frozen=True)
+class DmaTiming:
+    """The DMA engines of one core.
+
+    Attributes:
+        engines: how many there are.
+        gb_per_s: rate of one, in practice.
+        row_ns: least time that an engine spends on a row, that is on contiguous bytes on both sides.
+        fixed_ns: from the trigger to the first byte, and what a transfer takes besides its rows.
+        to_consumer_ns: from the last byte to the instruction that waits for it.
+        trigger_ns: from one trigger of a queue to the next.
+        transpose_from_hbm, transpose_from_sbuf: share of the rate that a transpose reaches at best.
+    """
+
+    engines: int
+    gb_per_s: float
+    row_ns: float
+    fixed_ns: float
+    to_consumer_ns: float
+    trigger_ns: float
+    transpose_from_hbm: float = 0.9
+    transpose_from_sbuf: float = 0.5
+
+    @property
+    def core_gb_per_s(self) -> float:
+        """What all engines of a core move together."""
+        return self.engines * self.gb_per_s
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Constants of the model of time; see each generation's file for their sources.
+
+    Attributes:
+        clock_ghz: of the engines that compute.
+        result_ns: from the last cycle of an instruction until another engine can use its result.
+        sync_ns: what an engine takes to notice that another one has finished.
+        issue_cycles: between two instructions of an engine; the Tensor engine has none.
+        activation_table_ns: to load another table of activation functions.
+        has_fast_vector_modes: whether Vector takes 2 or 4 elements a cycle of 16-bit types.
+        scalar_bf16_per_cycle: elements a cycle and partition of the Scalar engine in bfloat16.
+        dma: the DMA engines.
+    """
+
+    clock_ghz: Mapping[Engine, float]
+    result_ns: Mapping[Engine, float]
+    sync_ns: float
+    issue_cycles: float
+    activation_table_ns: float
+    has_fast_vector_modes: bool
+    scalar_bf16_per_cycle: int
+    dma: DmaTiming
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One hardware generation.
+
+    Attributes:
+        name: ``"trn1"``, ``"trn2"`` or ``"trn3"``.
+        version: the value of ``nisa.get_nc_version()``.
+        sbuf_partition_bytes: physical SBUF bytes of a partition.
+        sbuf_usable_bytes: bytes of it that a kernel may use.
+        timing: constants of the model of time.
+    """
+
+    name: str
+    version: nc_version
+    sbuf_partition_bytes: int
+    sbuf_usable_bytes: int
+    timing: Timing

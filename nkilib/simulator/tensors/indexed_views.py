@@ -1,0 +1,244 @@
+"""Views of a part of a tensor: ``t[...]``, ``slice``, ``select``, and the dynamic ``vector_select`` and ``indirect``.
+
+Sources: docstrings of the methods; ``nki/get-started/nki-language-guide.rst`` (Tensor Indexing) and
+``nki/guides/architecture/trainium3_arch.rst`` (SBUF/PSUM indirect access).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..target.current import current_generation
+from ..terms.dtypes import DType
+from ..terms.enums import nc_version
+from ..terms.errors import NkiValidationError, OutOfRangeError
+from ..terms.integers import as_integer, as_integers
+from ..terms.layout import row_major_strides
+from .indexing import Picked, resolve_key
+from .indirect import check_offsets, checked_index_tensor, checked_scalar_index
+from .registers import VirtualRegister
+from .view import Indirect, View
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from 3.11 on
+
+
+class IndexedViews(View):
+    """The methods of ``NkiTensor`` that choose a part, by an index known now or read at run time."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Self:
+        """Index as numpy does, with integers, slices, ``...`` and ``nl.ds``; never copies.
+
+        On chip an integer keeps partition dimension 0 at size 1 and the result has at least two dimensions. In HBM an
+        integer removes its dimension and the result has at least one. A register may stand for one integer, or for
+        the start in ``nl.ds``, as in :meth:`select`.
+
+        Raises:
+            OutOfRangeError: if an index leaves the tensor.
+            NkiValidationError: if the key is of another kind or indexes the dimension of an indirect access.
+        """
+        if self._indirect is None and type(key) is tuple:
+            view = self._of_plain_key(key)
+            if view is not None:
+                return view
+        picked = resolve_key(self, key)
+        if self._indirect is not None:
+            self._check_direct(picked, self._indirect)
+        offset = self.offset
+        for pick, stride in zip(picked, self.strides, strict=True):
+            offset += pick.start * stride
+        kept = self._kept_dimensions(picked)
+        shape = [picked[dim].length for dim in kept]
+        strides = [self.strides[dim] * picked[dim].step for dim in kept]
+        return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
+
+    def _of_plain_key(self, key: tuple[Any, ...]) -> Self | None:
+        """``self[key]`` where the key is one slice or integer a dimension, none of them negative, and all is inside.
+
+        Most keys are; :meth:`__getitem__` takes the long way for the others, and for what is wrong.
+        """
+        if len(key) != len(self.shape) or type(key[0]) is not slice:
+            return None
+        offset, shape, strides = self.offset, [], []
+        for item, size, stride in zip(key, self.shape, self.strides, strict=True):
+            if type(item) is slice:
+                start, stop, step = item.start, item.stop, item.step
+                if start is None and stop is None and step is None:
+                    shape.append(size)
+                    strides.append(stride)
+                    continue
+                start = 0 if start is None else start
+                stop = size if stop is None else stop
+                step = 1 if step is None else step
+                if not type(start) is type(stop) is type(step) is int or not 0 <= start <= stop <= size or step < 1:
+                    return None
+                shape.append((stop - start + step - 1) // step)
+                strides.append(stride * step)
+            elif type(item) is int and 0 <= item < size:
+                start = item
+            else:
+                return None
+            if start:
+                offset += start * stride
+        return self._with(shape, strides, offset) if len(shape) > 1 or len(key) == 1 else None
+
+    def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
+        """Refuse to index a dimension that takes part in an indirection."""
+        if indirect.kind == "tensor":
+            taking_part: Sequence[int] = range(self.ndim)
+        else:
+            taking_part = () if indirect.dim is None else (indirect.dim,)
+        for dim in taking_part:
+            if picked[dim] != Picked(0, self.shape[dim], 1, False):
+                raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
+
+    def _dynamic_part(self, picked: list[Picked]) -> Indirect | None:
+        """The indirection that a register in an index makes, or None without one."""
+        indirect = None
+        for dim, pick in enumerate(picked):
+            if pick.register is not None:
+                if indirect is not None:
+                    raise NkiValidationError(f"NkiTensor.__getitem__: only one register may index {self}")
+                self._refuse_second_indirection("__getitem__")
+                indirect = self._scalar("__getitem__", dim, pick.register, self.shape[dim] - pick.length + 1)
+        return indirect
+
+    def _scalar(self, method: str, dim: int, index: View | VirtualRegister, limit: int) -> Indirect:
+        if dim == 0 and self.is_on_chip():
+            raise NkiValidationError(f"NkiTensor.{method}: the partition dimension of {self} has no dynamic index")
+        return Indirect("scalar", index, self.strides[dim], limit, self, None)
+
+    def _kept_dimensions(self, picked: list[Picked]) -> list[int]:
+        kept = [dim for dim, pick in enumerate(picked) if not pick.is_integer or (dim == 0 and self.is_on_chip())]
+        least = 2 if self.is_on_chip() else 1
+        # Rather than lose the second dimension, the last free one stays at size 1.
+        missing = [dim for dim in range(self.ndim - 1, -1, -1) if dim not in kept]
+        return sorted(kept + missing[: max(0, min(least, self.ndim) - len(kept))])
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> Self:
+        """Elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
+
+        Raises:
+            OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
+        """
+        dim = self._check_dim("slice", dim)
+        if not type(start) is type(end) is type(step) is int:
+            start, end, step = as_integers(f"NkiTensor.slice of {self}: start, end and step", (start, end, step))
+        # An empty slice is accepted where it lies inside: older kernels have a core without rows.
+        if not 0 <= start <= end <= self.shape[dim] or step < 1:
+            raise OutOfRangeError(
+                f"NkiTensor.slice: 0 <= start < end <= {self.shape[dim]} and step >= 1 are required in dimension {dim} "
+                f"of {self}, got start={start}, end={end}, step={step}"
+            )
+        if self._indirect is None:
+            shape, strides = list(self.shape), list(self.strides)
+            shape[dim] = (end - start + step - 1) // step
+            strides[dim] *= step
+            return self._with(shape, strides, self.offset + start * self.strides[dim])
+        key: list[Any] = [slice(None)] * self.ndim
+        key[dim] = slice(start, end, step)
+        return self[tuple(key)]
+
+    def select(self, dim: int, index: int | View | VirtualRegister) -> Self:
+        """One element of dimension ``dim``: at an integer, or at what a register or an SBUF tensor (1, 1) then holds.
+
+        Raises:
+            OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
+            NkiValidationError: for a second dynamic index, or a dynamic one on the partition dimension.
+        """
+        dim = self._check_dim("select", dim)
+        if not isinstance(index, View | VirtualRegister):
+            if isinstance(index, int | np.integer) and not 0 <= index < self.shape[dim]:
+                raise OutOfRangeError(
+                    f"NkiTensor.select: index must be in [0, {self.shape[dim]}) in dimension {dim} of {self}, "
+                    f"got {index}"
+                )
+            key: list[Any] = [slice(None)] * self.ndim
+            key[dim] = index
+            return self[tuple(key)]
+        self._refuse_second_indirection("select")
+        index = checked_scalar_index("select", self, index)
+        indirect = self._scalar("select", dim, index, self.shape[dim])
+        picked = [Picked(0, size, 1, False) for size in self.shape]
+        picked[dim] = Picked(0, 1, 1, True)
+        kept = self._kept_dimensions(picked)
+        return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
+
+    def vector_select(self, dim: int, vector_offset: View) -> Self:
+        """Row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
+
+        Raises:
+            NkiValidationError: unless ``dim`` is 0, this is an HBM tensor and not indirect, and ``vector_offset`` is
+                an integer SBUF tensor of shape (P, 1).
+        """
+        if dim != 0:
+            raise NkiValidationError(f"NkiTensor.vector_select: dim must be 0, got {dim!r}")
+        vector_offset = checked_index_tensor("vector_select", self, vector_offset, "vector")
+        shape = [vector_offset.shape[0], *self.shape[1:]]
+        return self._vector("vector_select", shape, self.strides, self.offset, vector_offset, None)
+
+    def _vector(
+        self,
+        method: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int,
+        index: View,
+        dtype: DType | None,
+    ) -> Self:
+        self._refuse_second_indirection(method)
+        if self.is_on_chip():
+            raise NkiValidationError(f"NkiTensor.{method}: a vector offset needs a tensor in HBM, got {self}")
+        index = checked_index_tensor(method, self, index, "vector", columns=None)
+        if index.size < shape[0]:  # dma_transpose takes the first ones of more; other instructions refuse that
+            raise NkiValidationError(
+                f"NkiTensor.{method} on {self}: the vector offset must have one index for each of the {shape[0]} rows "
+                f"of the pattern, got {index}"
+            )
+        step = self._step(0, dtype or self.dtype)
+        indirect = Indirect("vector", index, step, self.shape[0], self, 0)
+        return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
+
+    def _step(self, dim: int, dtype: DType) -> int:
+        """One step of dimension ``dim`` of this tensor, in elements of ``dtype``."""
+        step = self.strides[dim] * self.dtype.itemsize
+        if step % dtype.itemsize:
+            raise NkiValidationError(
+                f"NkiTensor.ap on {self}: a step of dimension {dim} is {step} bytes, which is no multiple of the "
+                f"{dtype.itemsize} bytes of {dtype}"
+            )
+        return step // dtype.itemsize
+
+    def indirect(self, index: View, num_elem: int | None = None) -> Self:
+        """Free elements chosen by ``index``, on trn3: the view of a gather, or as an output of a scatter, on chip.
+
+        Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p, where G partitions share
+        their offsets and g is the first one of p's group. G is 32 for the Tensor engine and 16 for the others. The
+        view has the shape (P, ``num_elem``); it can be reshaped but not indexed. Instructions that document tensor
+        indirection take it (see ``isa/indirection.py``).
+
+        Raises:
+            NkiValidationError: on an older target, in HBM, on a view that is indirect or not dense in a partition;
+                if ``index`` is no integer SBUF tensor (P, K), or holds less than ``num_elem`` offsets.
+        """
+        where = f"NkiTensor.indirect on {self}"
+        generation = current_generation()
+        if generation.version.value < nc_version.gen4.value:
+            raise NkiValidationError(f"{where}: needs trn3; the target is {generation.name}")
+        self._refuse_second_indirection("indirect")
+        if not self.is_on_chip() or not self.is_contiguous():
+            raise NkiValidationError(f"{where}: needs an on-chip tensor whose free dimensions are dense")
+        check_offsets(where, index, self.shape[0])
+        count = index.size if num_elem is None else as_integer(f"{where}: num_elem", num_elem)
+        if not 0 < count <= index.size:
+            raise NkiValidationError(f"{where}: num_elem must be in [1, {index.size}], got {num_elem}")
+        shape = (self.shape[0], count)
+        base = self.with_layout(self.layout)
+        indirect = Indirect("tensor", index, 1, prod(self.shape[1:]), self, None, base, count)
+        return self._with(shape, row_major_strides(shape), 0, indirect=indirect)

@@ -1,0 +1,77 @@
+"""What a tensor or a register must be to be the index of a view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..terms.errors import NkiValidationError
+from ..terms.layout import Layout
+from ..terms.regions import MemoryRegion
+from .registers import VirtualRegister
+from .view import View
+
+
+def checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
+    """The index in two dimensions, if it is an integer SBUF tensor of the documented shape.
+
+    More dimensions of size 1 are left out: the patterns of published kernels keep them.
+
+    Args:
+        method, view: who uses the index, for messages.
+        index: what the kernel gave.
+        kind: ``"scalar"`` or ``"vector"``.
+        columns: elements per partition; None for any number.
+
+    Raises:
+        NkiValidationError: naming the method and what is required.
+    """
+    wrong = _what_is_wrong(index, kind, columns)
+    if wrong:
+        raise NkiValidationError(f"NkiTensor.{method} on {view}: the {kind} offset must {wrong}")
+    return _in_two_dimensions(index)
+
+
+def _what_is_wrong(index: Any, kind: str, columns: int | None) -> str:
+    """How an index is not what was documented, behind "must"; an empty string if it is."""
+    wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
+    shape = getattr(index, "shape", None)
+    if shape is None or not hasattr(index, "buffer"):
+        return f"be an SBUF tensor of shape {wanted}, got {index!r}"
+    if index.buffer is not MemoryRegion.sbuf or not index.dtype.is_integer:
+        return f"be an integer tensor in SBUF, got {index}"
+    if index.is_indirect():
+        return f"not be an indirect view itself, got {index}"
+    flat = _in_two_dimensions(index).shape
+    if len(flat) != 2 or columns not in (None, flat[1]) or (kind == "scalar" and shape[0] != 1):
+        return f"have shape {wanted}, got {index}"
+    return ""
+
+
+def _in_two_dimensions(index: View) -> View:
+    """An index without its free dimensions of size 1, of which one stays if there is no other."""
+    if len(index.shape) <= 2:
+        return index
+    free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
+    shape, strides = (tuple(sizes[dim] for dim in (0, *free)) for sizes in (index.shape, index.strides))
+    return index.with_layout(Layout(shape, strides, index.offset))
+
+
+def checked_scalar_index(method: str, view: View, index: Any) -> View | VirtualRegister:
+    """The index, a tensor in two dimensions, if it is a register or an integer SBUF tensor of shape (1, 1).
+
+    Raises:
+        NkiValidationError: naming the method and what is required.
+    """
+    return index if isinstance(index, VirtualRegister) else checked_index_tensor(method, view, index, "scalar")
+
+
+def check_offsets(owner: str, index: Any, partitions: int) -> None:
+    """Refuse offsets of a tensor indirection that are no integer SBUF tensor of shape (``partitions``, K).
+
+    Raises:
+        NkiValidationError: naming ``owner`` and what is required.
+    """
+    if not hasattr(index, "buffer") or str(index.buffer) != "sbuf" or not index.dtype.is_integer or index.is_indirect():
+        raise NkiValidationError(f"{owner}: the index must be a static integer tensor in SBUF, got {index!r}")
+    if len(index.shape) != 2 or index.shape[0] != partitions:
+        raise NkiValidationError(f"{owner}: the index must have shape ({partitions}, K), got {index}")

@@ -1,0 +1,136 @@
+"""``VirtualRegister``: a 32-bit scalar that a kernel reads at run time, for loops and dynamic addresses.
+
+Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow),
+``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..target.current import is_abstract_launch
+from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
+from ..terms.objects import NKIObject
+from ..terms.spec import DataNeeded
+
+_INT32_MIN, _UINT32_MAX = -(2**31), 2**32 - 1
+
+REMEDY = "nisa.register_store it to a [1, 1] tile, compute there, and nisa.register_load the result"
+
+
+class VirtualRegister(NKIObject):
+    """A register of the engines' sequencers; ``nisa.register_alloc`` makes one.
+
+    It holds 32 bits: an integer, read as int32, or a float32. On the device its value is not known while the kernel
+    is built, so Python cannot compute with it: arithmetic, comparison, ``int()`` and ``range()`` raise
+    ``RegisterTypeError``. ``while reg:`` runs until the register holds 0, as the documented parser front end has it.
+
+    Args:
+        state: the first value, or None for a register that is not set yet.
+        frozen: whether ``nisa.register_move`` and ``nisa.register_load`` refuse to write it, as they do for the
+            value of a ``nl.dynamic_range`` loop.
+    """
+
+    def __init__(self, state: int | None = None, frozen: bool = False) -> None:
+        self._content: int | np.float32 | None = None if state is None else wrap_integer("state", state)
+        self.frozen = frozen
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the register holds a value that a launch without data does not know."""
+        return self._content is None and is_abstract_launch()
+
+    def forget(self) -> None:
+        """The register takes a value that a launch without data does not know."""
+        self._check_writable()
+        self._content = None
+
+    def content(self, what: str) -> int | np.float32:
+        """The integer or float32 that the register holds; ``what`` says for messages who reads it.
+
+        Raises:
+            UninitializedReadError: if the register was never set.
+        """
+        if self.is_unknown:
+            raise DataNeeded(f"a register ({what})")
+        if self._content is None:
+            raise UninitializedReadError(
+                f"{what}: the register was never set; give nisa.register_alloc a value, or nisa.register_load one first"
+            )
+        return self._content
+
+    def value(self, what: str) -> int:
+        """The integer that the register holds, an int32; ``what`` says for messages who reads it.
+
+        Raises:
+            UninitializedReadError: if the register was never set.
+            NkiValidationError: if it holds a float32.
+        """
+        content = self.content(what)
+        if isinstance(content, np.float32):
+            raise NkiValidationError(f"{what}: must be an integer, got a register loaded with the float32 {content}")
+        return content
+
+    def write(self, value: int | np.float32) -> None:
+        """Set the register to a float32 or to the low 32 bits of an integer.
+
+        Raises:
+            NkiValidationError: if it is frozen.
+        """
+        self._check_writable()
+        self._content = value if isinstance(value, np.float32) else _as_int32(value)
+
+    def _check_writable(self) -> None:
+        if self.frozen:
+            raise NkiValidationError(
+                f"operand 'dst': {self} is the value of a loop and read-only; nisa.register_move it to a register of "
+                "your own and write that one"
+            )
+
+    def __bool__(self) -> bool:
+        return self.value("a register as a condition") != 0
+
+    def __repr__(self) -> str:
+        state = "unset" if self._content is None else str(self._content)
+        return f"VirtualRegister({state}{', frozen' if self.frozen else ''})"
+
+    def _refuse(self, *operands: Any) -> NoReturn:
+        raise RegisterTypeError(
+            f"Python cannot compute with {self}: a register has its value on the device only; {REMEDY}"
+        )
+
+    # int(), float() and range() go through __index__ too.
+    __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __abs__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __eq__(self, other: object) -> bool:
+        """Refused for numbers and registers; anything else, such as None or a name, is not equal."""
+        if isinstance(other, int | float | np.generic | VirtualRegister):
+            self._refuse(other)
+        return False
+
+    __hash__ = object.__hash__
+
+
+def wrap_integer(name: str, value: Any) -> int:
+    """An immediate as the int32 with the same 32 bits.
+
+    Raises:
+        NkiValidationError: if it is no integer or has more than 32 bits.
+    """
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not _INT32_MIN <= value <= _UINT32_MAX:
+        remedy = "; nisa.register_load takes it from a tensor" if hasattr(value, "buffer") else ""
+        remedy = "; nisa.register_move takes it from a register" if isinstance(value, VirtualRegister) else remedy
+        raise NkiValidationError(f"{name} must be an integer of 32 bits, got {value!r}{remedy}")
+    return _as_int32(int(value))
+
+
+def _as_int32(value: int) -> int:
+    return (value - _INT32_MIN) % 2**32 + _INT32_MIN

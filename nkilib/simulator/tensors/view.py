@@ -1,0 +1,277 @@
+"""``View``: what every tensor is: a layout (shape, strides, offset) of a storage, a type, and what it says of itself.
+
+``Indirect`` is the part of an address that is read at run time. ``NkiTensor`` in ``tensor.py`` adds the views that
+kernels make: by indexing (``indexed_views.py``), by reshaping (``reshaped_views.py``) and by an access pattern
+(``access_patterns.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..memory.deferred import Deferred
+from ..memory.storage import Storage
+from ..terms.description import describe
+from ..terms.dtypes import DType
+from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
+from ..terms.layout import Layout, is_dense
+from ..terms.objects import NKIObject
+from ..terms.regions import ON_CHIP, MemoryRegion
+from ..terms.spec import DataNeeded
+from .registers import VirtualRegister
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from 3.11 on
+
+
+# Members of an Enum are looked up by a Python function before 3.12.
+_PSUM = MemoryRegion.psum
+
+
+@dataclass(frozen=True)
+class Indirect:
+    """The dynamic part of an address. The index is read when an instruction uses the view, as the device does it.
+
+    Attributes:
+        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view;
+            ``"tensor"``: the index tensor holds the free element for each element of a row (``indirect``).
+        index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register in place of a scalar.
+        stride: elements by which one step of the index moves.
+        limit: the index must lie in [0, limit).
+        source: the tensor that is indexed, for messages.
+        dim: dimension of the view whose index a vector is, which is 0; None for the other kinds.
+        base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
+            the elements gathered into a dense tensor.
+        count: with ``"tensor"``, how many offsets are used.
+    """
+
+    kind: Literal["scalar", "vector", "tensor"]
+    index: View | VirtualRegister
+    stride: int
+    limit: int
+    source: object
+    dim: int | None
+    base: View | None = None
+    count: int = 0
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """The index values in row-major order as int64; unsigned types keep their value.
+
+        Raises:
+            UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
+        """
+        if isinstance(self.index, VirtualRegister):
+            return np.array([self.index.value(f"the index of {self.source}")], np.int64)
+        tensor = self.index
+        if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
+            raise UninitializedReadError(f"index {tensor} is read before it was written")
+        return tensor.array.reshape(-1).astype(np.int64)
+
+    def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
+        """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
+        limit = self.limit if limit is None else limit
+        if isinstance(self.index, VirtualRegister):
+            return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
+        column, partition = divmod(row, self.index.shape[0])
+        place = f"partition {partition}" + (f", column {column}," if column else "")
+        explained = self.index.storage.explanation(row)
+        return OutOfRangeError(
+            f"{explained}index {value} in {place} of {self.index} is out of range [0, {limit}) of {self.source}"
+        )
+
+
+class View(NKIObject):
+    """Base of ``NkiTensor``: its state, how a view is made of another, and questions about the layout.
+
+    Attributes:
+        layout: shape, strides and offset together.
+        is_whole: whether it is known to be all of the storage.
+        may_be_accessed: whether it is known to be within what a compute engine can access; see isa/access.py.
+        size: number of elements.
+        free_size: number of elements for each index of dimension 0; on chip, elements per partition.
+    """
+
+    __slots__ = (
+        "_array",
+        "_flat_rows",
+        "_indirect",
+        "buffer",
+        "dtype",
+        "free_size",
+        "is_whole",
+        "layout",
+        "may_be_accessed",
+        "name",
+        "offset",
+        "shape",
+        "size",
+        "storage",
+        "strides",
+    )
+
+    def _set(
+        self,
+        layout: Layout,
+        dtype: DType,
+        storage: Storage,
+        buffer: MemoryRegion,
+        name: str,
+        indirect: Indirect | None,
+    ) -> None:
+        # Worked out once: every instruction asks for them of every operand.
+        self.layout = layout
+        shape, self.strides, self.offset = layout
+        self.shape = shape
+        self.free_size = free_size = shape[1] if len(shape) == 2 else prod(shape[1:])
+        self.size = shape[0] * free_size if shape else 1
+        self.dtype = dtype
+        self.storage = storage
+        self.buffer = buffer
+        self.name = name
+        self._indirect = indirect
+        self._array: npt.NDArray[Any] | None = None
+        self._flat_rows: npt.NDArray[Any] | None = None
+        self.is_whole = False
+        # The layout never changes, so that it is checked once.
+        self.may_be_accessed = False
+
+    def _with(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int | None = None,
+        dtype: DType | None = None,
+        indirect: Indirect | None = None,
+    ) -> Self:
+        """Another view of the same storage."""
+        view = self.__class__.__new__(self.__class__)
+        layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
+        view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self._indirect)
+        return view
+
+    def with_layout(self, layout: Layout) -> Self:
+        """A static view of the same storage with another layout. For the simulator; kernels use other methods."""
+        view = self.__class__.__new__(self.__class__)
+        view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
+        return view
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def indirect_access(self) -> Indirect | None:
+        """The dynamic part of this view's address, if it has one."""
+        return self._indirect
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The elements as a numpy view of the storage. For the simulator, tests and debuggers, not for kernels.
+
+        Raises:
+            NkiValidationError: on an indirect view, whose address is known only to the instruction that uses it.
+        """
+        if self._indirect is not None:
+            raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
+        storage = self.storage
+        if storage.deferred is not None:
+            storage.settle()
+        if self._array is None:
+            if storage.is_abstract:
+                raise DataNeeded(repr(self))
+            self._array = storage.memory(self.layout, storage.numpy_type_of(self.dtype))
+        return self._array
+
+    @property
+    def flat_rows(self) -> npt.NDArray[Any] | None:
+        """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
+        if self.storage.deferred is not None:
+            self.storage.settle()
+        if self._flat_rows is None and self.is_contiguous():
+            array = self.array
+            self._flat_rows = array if len(self.shape) == 2 else array.reshape(self.shape[0], self.free_size)
+        return self._flat_rows
+
+    @property
+    def rows_to_read(self) -> npt.NDArray[Any] | None:
+        """As :attr:`flat_rows`, only to be read: of a tile whose load is deferred the memory that it comes from."""
+        deferred = self.storage.deferred
+        if deferred is not None and deferred.is_copy and self.is_content_of(deferred):
+            return deferred.source
+        return self.flat_rows
+
+    def is_content_of(self, deferred: Deferred) -> bool:
+        """Whether the elements of this view, all of them and no others, are what ``deferred`` says."""
+        return self.layout == deferred.layout and self.dtype == deferred.dtype and self._indirect is None
+
+    def allow_access(self) -> None:
+        """Remember that a compute engine can access this view."""
+        self.may_be_accessed = True
+
+    def mark_written(self, is_matmul: bool = False) -> None:
+        """An instruction has written all elements; ``is_matmul`` says whether a later matmul may add to them."""
+        storage = self.storage
+        written = storage.written
+        if not written.is_full:
+            if self.is_whole:
+                written.mark_all()
+            else:
+                written.mark(self.layout, storage.width_of(self.dtype))
+        if self.buffer is _PSUM and not is_matmul:
+            storage.accumulated.clear(self.layout, storage.width_of(self.dtype))
+
+    def covers_storage(self) -> bool:
+        """Whether the view has all elements of its storage."""
+        if self.is_whole:
+            return True
+        is_large_enough = self.size == self.storage.elements_of(self.dtype)
+        return is_large_enough and self._indirect is None and is_dense(self.shape, self.strides)
+
+    def is_on_chip(self) -> bool:
+        return self.buffer in ON_CHIP
+
+    def is_contiguous(self) -> bool:
+        """Whether the view is dense in row-major order; on chip, within each partition."""
+        if self.buffer not in ON_CHIP:
+            return is_dense(self.shape, self.strides)
+        if len(self.shape) == 2:  # most are
+            return self.shape[1] == 1 or self.strides[1] == 1
+        return is_dense(self.shape[1:], self.strides[1:])
+
+    def is_indirect(self) -> bool:
+        """Whether the address depends on a tensor or a register that is read at run time."""
+        return self._indirect is not None
+
+    def get_pattern(self) -> list[list[int]]:
+        """``[[stride, count], ...]``, in the form that :meth:`NkiTensor.ap` takes."""
+        return [[stride, size] for stride, size in zip(self.strides, self.shape, strict=True)]
+
+    def __repr__(self) -> str:
+        """One line, without values: for messages, for containers that hold tensors, for a debugger's list of names."""
+        return describe(self.name, self.shape, self.dtype, self.buffer)
+
+    def __format__(self, spec: str) -> str:
+        """The one line: an f-string puts a tensor into a sentence, most often that of an error message."""
+        return format(repr(self), spec)
+
+    def _check_dim(self, method: str, dim: int) -> int:
+        """``dim``, which may count from the end, as an index from the start."""
+        if type(dim) is int and 0 <= dim < len(self.shape):  # most are
+            return dim
+        if not isinstance(dim, int | np.integer) or not -self.ndim <= dim < self.ndim:
+            raise OutOfRangeError(f"NkiTensor.{method}: dim must be in [0, {self.ndim}) of {self}, got {dim!r}")
+        return int(dim) % self.ndim
+
+    def _refuse_second_indirection(self, method: str) -> None:
+        if self._indirect is not None:
+            raise NkiValidationError(f"NkiTensor.{method}: {self} is indirect already; a view has one dynamic index")
+
+    def _keeps_first_dimension(self) -> bool:
+        """Whether dimension 0 counts partitions, or the rows of a vector offset, and stays as it is."""
+        return self.is_on_chip() or (self._indirect is not None and self._indirect.dim == 0)

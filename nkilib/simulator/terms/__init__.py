@@ -1,0 +1,1 @@
+"""Words of NKI without state: types, enumerations, memory regions, layouts, errors."""

@@ -1,0 +1,26 @@
+"""How messages speak of a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .dtypes import DType
+from .regions import MemoryRegion
+
+
+def describe(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegion) -> str:
+    """One line: name, where it has one, shape, type and place."""
+    label = f"{name!r} " if name else ""
+    return f"tensor {label}{list(shape)} {dtype} in {region}"
+
+
+def describe_stranger(value: Any) -> str:
+    """What came where a tensor of the kernel belongs: an array in one line, without its elements, and what to do."""
+    shape = getattr(value, "shape", None)
+    if not isinstance(shape, tuple) or hasattr(value, "buffer") or not hasattr(value, "dtype"):
+        return repr(value)
+    library = type(value).__module__.partition(".")[0]
+    return (
+        f"a {library} {type(value).__name__} {list(shape)} {value.dtype}: pass it to the kernel as an argument and "
+        f"load it, or use nl.shared_constant"
+    )

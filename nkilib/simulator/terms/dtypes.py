@@ -1,0 +1,138 @@
+"""Data types of NKI: a name, and how the simulator stores it.
+
+Source of the names and widths: table "Supported Data Types" of the NKI documentation
+(``nki/api/nki.api.shared.rst``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+class DType(str):
+    """An NKI data type: a string (so it hashes, prints and compares as its name) that knows its storage.
+
+    Attributes:
+        numpy: the numpy type that holds an element.
+        itemsize: bytes of an element on the device.
+        kind: ``"float"``, ``"int"``, ``"uint"``, ``"bool"`` or ``"packed"``.
+    """
+
+    numpy: np.dtype[Any]
+    itemsize: int
+    kind: str
+
+    def __new__(cls, name: str, numpy_type: Any, kind: str) -> DType:
+        dtype = super().__new__(cls, name)
+        dtype.numpy = np.dtype(numpy_type)
+        dtype.itemsize = dtype.numpy.itemsize
+        dtype.kind = kind
+        return dtype
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By name: a copied or unpickled type is the very same object.
+        return _named, (str(self),)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        """Integer or boolean: the types that bit-wise operators accept."""
+        return self.kind in ("int", "uint", "bool")
+
+    @property
+    def is_packed(self) -> bool:
+        """Several elements in one word."""
+        return self.kind == "packed"
+
+
+bool_ = DType("bool", np.uint8, "bool")
+int8 = DType("int8", np.int8, "int")
+int16 = DType("int16", np.int16, "int")
+int32 = DType("int32", np.int32, "int")
+uint8 = DType("uint8", np.uint8, "uint")
+uint16 = DType("uint16", np.uint16, "uint")
+uint32 = DType("uint32", np.uint32, "uint")
+float16 = DType("float16", np.float16, "float")
+float32 = DType("float32", np.float32, "float")
+bfloat16 = DType("bfloat16", ml_dtypes.bfloat16, "float")
+# Held as float32 whose low 13 mantissa bits are zero: casts.py rounds at every store.
+tfloat32 = DType("tfloat32", np.float32, "float")
+float8_e4m3 = DType("float8_e4m3", ml_dtypes.float8_e4m3, "float")
+float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, "float")
+float8_e5m2 = DType("float8_e5m2", ml_dtypes.float8_e5m2, "float")
+float8_e8m0fnu = DType("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu, "float")
+# Four elements in one word, the first one in the lowest bits (see numerics/mx_format.py).
+float8_e5m2_x4 = DType("float8_e5m2_x4", np.uint32, "packed")
+float8_e4m3fn_x4 = DType("float8_e4m3fn_x4", np.uint32, "packed")
+float4_e2m1fn_x4 = DType("float4_e2m1fn_x4", np.uint16, "packed")
+
+ALL_DTYPES: tuple[DType, ...] = (
+    bool_,
+    int8,
+    int16,
+    int32,
+    uint8,
+    uint16,
+    uint32,
+    float16,
+    float32,
+    bfloat16,
+    tfloat32,
+    float8_e4m3,
+    float8_e4m3fn,
+    float8_e5m2,
+    float8_e8m0fnu,
+    float8_e5m2_x4,
+    float8_e4m3fn_x4,
+    float4_e2m1fn_x4,
+)
+
+FLOATS: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if dtype.is_float)
+
+# The types with which engines compute.
+COMPUTABLE: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if not dtype.is_packed)
+
+# The types of instructions that move bits and do not compute: the packed ones too, with which engines do not compute.
+MOVABLE: frozenset[DType] = frozenset(ALL_DTYPES)
+
+_BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
+
+# NKI_PRECISE_FP=0 keeps these in float32 (``nki/guides/nki_simulator.rst``, "Precise Floating-Point Mode").
+LOW_PRECISION: frozenset[DType] = frozenset({bfloat16, float8_e4m3, float8_e4m3fn, float8_e5m2})
+
+
+def as_dtype(value: Any) -> DType:
+    """The NKI type named by an NKI type, a string, a numpy type or a torch type.
+
+    Raises:
+        TypeError: for anything else that is no NKI data type.
+    """
+    if isinstance(value, DType):
+        return value
+    name = str(value) if isinstance(value, str) else _foreign_name(value)
+    if name not in _BY_NAME:
+        raise TypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
+    return _BY_NAME[name]
+
+
+def _named(name: str) -> DType:
+    return _BY_NAME[name]
+
+
+def _foreign_name(value: Any) -> str:
+    text = str(value)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    try:
+        return np.dtype(value).name
+    except TypeError:
+        return text

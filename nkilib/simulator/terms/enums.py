@@ -1,0 +1,76 @@
+"""The enumerations of ``nki.isa``, with the documented values."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class _Singletons(Enum):
+    """An enumeration whose members are keys: Enum's own hash, of the name, is a Python call at every look-up."""
+
+    __hash__ = object.__hash__
+
+
+class Engine(_Singletons):
+    """Engines of a NeuronCore: ``nki.isa.engine``, a name that parameters of instructions have too."""
+
+    tensor = 1
+    vector = 5
+    scalar = 2
+    gpsimd = 3
+    dma = 4
+    sync = 6
+    unknown = 0
+
+
+class reduce_cmd(_Singletons):
+    """What an instruction does to its engine's accumulator registers."""
+
+    idle = 0
+    reset = 1
+    reduce = 2
+    reset_reduce = 3
+    load_reduce = 4
+
+
+class dge_mode(_Singletons):
+    """Who generates the descriptors of a DMA transfer."""
+
+    unknown = 0
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class oob_mode(_Singletons):
+    """What an indirect DMA does with an index that is out of bounds."""
+
+    error = 0
+    skip = 1
+
+
+class matmul_perf_mode(_Singletons):
+    """Performance mode of ``nc_matmul``."""
+
+    none = "none"
+    double_row = "double_row"
+
+
+class nc_version(IntEnum):
+    """Generation of the NeuronCore. Kernels compare it, with ``<`` too, with another one or with its number."""
+
+    gen2 = 2
+    gen3 = 3
+    gen4 = 4
+
+    def __str__(self) -> str:
+        return f"nc_version.{self.name}"
+
+    __format__ = Enum.__format__
+
+
+class dma_engine(_Singletons):
+    """Which DMA engine moves the data of ``sendrecv``."""
+
+    dma = 1
+    gpsimd_dma = 2

@@ -1,0 +1,132 @@
+"""The errors that the simulator raises, and where in the user's kernel they came from."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+# The package whose frames are no user's kernel, by the name under which everybody imports it.
+_SIMULATOR = "nkilib.simulator"
+
+
+class NkiValidationError(Exception):
+    """A rule of the hardware or of the documented API is violated.
+
+    The name is the one that ``nki.isa`` documents. Every error that the simulator raises on a kernel's behalf is
+    of this class or of a subclass, except plain Python errors such as a wrong number of arguments.
+
+    Attributes:
+        place: ``file:line`` of the kernel, once it is known.
+        refusal: the message behind the place and the function of ``nki.language``.
+        core: `` on core 1`` where a function of ``nki.language`` refused on one of two cores.
+    """
+
+    place = ""
+    refusal = ""
+    core = ""
+
+
+class OutOfRangeError(NkiValidationError, IndexError):
+    """An index, static or read from a tensor at run time, leaves the tensor that it indexes."""
+
+
+class UninitializedReadError(NkiValidationError):
+    """A register is read that was never set, or, with ``uninitialized="error"``, an element that was never written."""
+
+
+class RegisterTypeError(NkiValidationError, TypeError):
+    """Python is asked to compute with a register, whose value only the device knows."""
+
+
+class CapacityError(NkiValidationError):
+    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap."""
+
+
+class RaceError(NkiValidationError):
+    """Two cores access the same elements of a shared tensor, one of them writing, without a barrier in between."""
+
+
+class BarrierError(NkiValidationError):
+    """A core waits at a barrier that the other core cannot reach any more."""
+
+
+class CoreAbortedError(BaseException):
+    """Ends a core because the other one failed.
+
+    Not an ``Exception``: a kernel that catches ``Exception`` must not keep a core alive whose partner is gone.
+    """
+
+
+# Of the files that were asked for, which are the simulator's.
+_KNOWN: dict[str, bool] = {}
+
+
+def _is_simulator(frame: FrameType) -> bool:
+    """Whether a function of the simulator runs in ``frame``."""
+    file = frame.f_code.co_filename
+    name = str(frame.f_globals.get("__name__", ""))
+    # What is compiled from a string has no file of its own.
+    _KNOWN[file] = not file.startswith("<") and (name == _SIMULATOR or name.startswith(f"{_SIMULATOR}."))
+    return _KNOWN[file]
+
+
+def kernel_frame() -> FrameType | None:
+    """The innermost frame outside the simulator, which is at the line of the user's kernel."""
+    frame: FrameType | None = sys._getframe(1)
+    known = _KNOWN
+    while frame is not None:
+        is_simulator = known.get(frame.f_code.co_filename)
+        if not (_is_simulator(frame) if is_simulator is None else is_simulator):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def kernel_location() -> str:
+    """``file:line`` of :func:`kernel_frame`."""
+    frame = kernel_frame()
+    return "<unknown>" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
+    """Put the kernel line that ``error`` came through in front of its message, unless an instruction has done so.
+
+    For errors that no instruction raises: of a view, or of a function of the language.
+    """
+    if error.place:
+        return
+    place = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if not _is_simulator(traceback.tb_frame):
+            place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    error.place = place or "<unknown>"
+    error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
+
+
+def add_location(error: NkiValidationError, what: str) -> None:
+    """Put kernel location and instruction in front of ``error``'s message, once."""
+    if error.place:
+        return
+    error.place = kernel_location()
+    error.refusal = f"{what}: {error}"
+    error.args = (f"{error.place}: {error.refusal}",)
+
+
+def add_function(error: NkiValidationError, function: str, core: int | None) -> None:
+    """Put kernel location and a function of ``nki.language`` in front of ``error``'s message.
+
+    The name of an instruction inside it that refused stays, behind that of the function; of functions that call each
+    other the outermost one, which is the last to come here, takes the place of the others.
+
+    Args:
+        error: what the function, or an instruction inside it, raises.
+        function: as the kernel calls it.
+        core: number of the core where there are two; an instruction has named it already.
+    """
+    if not error.place:
+        error.place = kernel_location()
+        error.refusal = str(error)
+        error.core = "" if core is None else f" on core {core}"
+    error.args = (f"{error.place}: {function}{error.core}: {error.refusal}",)

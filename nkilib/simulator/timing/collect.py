@@ -1,0 +1,35 @@
+"""Which launches are profiled: those inside the call of ``profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..machine.lives import lives_of
+from ..machine.observer import Observer, Observers, Watcher, watching
+from ..target.current import current_generation
+from .parameters import ModelParameters
+from .trace import Trace
+
+
+class Collection(Watcher):
+    """The traces of the cores of the launches that ran while it was open."""
+
+    def __init__(self, parameters: ModelParameters) -> None:
+        self.traces: list[Trace] = []
+        self._parameters = parameters
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        self.traces.append(Trace(number, lives_of(observers), current_generation(), self._parameters))
+        return self.traces[-1]
+
+    def conclude(self, has_ended: bool) -> None:
+        """A profile asks for the traces itself."""
+
+
+@contextmanager
+def collecting(parameters: ModelParameters) -> Iterator[Collection]:
+    """Trace the kernels launched inside the ``with`` block."""
+    collection = Collection(parameters)
+    with watching(collection):
+        yield collection

@@ -1,0 +1,71 @@
+"""One instruction on the timeline of a core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import NamedTuple
+
+from .plans import Plan
+
+_NS_PER_US = 1000.0
+
+# What is noted of an instruction while the kernel runs, at a fraction of the price of an event: its number, its plan,
+# its label, when its engine starts and ends in nanoseconds, and the position in the code of the kernel.
+Note = tuple[int, Plan, str | None, tuple[float, float], CodeType | None, int]
+
+
+class Event(NamedTuple):
+    """One instruction on the timeline.
+
+    Attributes:
+        core: number of the core.
+        engine: name of the engine: tensor, vector, scalar, gpsimd, dma or sync.
+        name: the instruction, without ``nisa.``.
+        label: its ``name=``, or empty.
+        operands: shape and type of each tensor operand, by parameter.
+        cycles: of its engine; 0 for a transfer.
+        start_us, end_us: when its engine worked on it; of a transfer, from its trigger to its last byte.
+        place: ``file:line`` in the kernel.
+        number: of the instruction on its core, from 1.
+    """
+
+    core: int
+    engine: str
+    name: str
+    label: str
+    operands: dict[str, tuple[tuple[int, ...], str]]
+    cycles: float
+    start_us: float
+    end_us: float
+    place: str
+    number: int
+
+
+def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
+    """What the notes of a core say."""
+    lines: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+    for number, plan, label, (start, end), code, position in notes:
+        place = "<unknown>"
+        if code is not None:
+            known = lines.get(id(code))
+            if known is None:
+                known = lines[id(code)] = _lines_of(code)
+            place = f"{code.co_filename}:{known[position]}"
+        yield Event(
+            core,
+            plan.engine,
+            plan.name,
+            label or "",
+            dict(plan.operands),
+            plan.cycles,
+            start / _NS_PER_US,
+            end / _NS_PER_US,
+            place,
+            number,
+        )
+
+
+def _lines_of(code: CodeType) -> dict[int, int]:
+    """The line of each position in a function, which would take longer to ask for one by one."""
+    return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}

@@ -1,0 +1,144 @@
+"""What the model of time needs to know of a tensor. Tensors that are alike to it share one description.
+
+A kernel makes the same few views again and again: each is looked up by its layout, and worked out when it is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..memory.storage import Storage
+from ..terms.dtypes import DType
+from ..terms.layout import Layout, is_dense
+from ..terms.regions import HBM, ON_CHIP, MemoryRegion
+from .parts import Part, Reach, part_of
+from .transfers import Side, side_of
+from .uses import HbmUses, TileUses
+
+# A kernel that makes more views of a storage than these is very long: it starts anew.
+_KEPT = 16384
+
+
+class Form:
+    """Shape, strides, type and region of a tensor: what the cost of an instruction can depend on.
+
+    Equal ones are one object: see :func:`form_of`.
+
+    Attributes:
+        free_size: elements of a partition, or of a row.
+        nbytes: of its elements, on the device.
+    """
+
+    __slots__ = ("buffer", "dtype", "free_size", "is_in_hbm", "nbytes", "shape", "strides")
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.buffer = buffer
+        self.free_size = prod(shape[1:])
+        self.nbytes = prod(shape) * dtype.itemsize
+        self.is_in_hbm = buffer in HBM
+
+    @property
+    def is_on_chip(self) -> bool:
+        return self.buffer in ON_CHIP
+
+    def is_contiguous(self) -> bool:
+        """As :meth:`View.is_contiguous`."""
+        first = 1 if self.is_on_chip else 0
+        return is_dense(self.shape[first:], self.strides[first:])
+
+
+@lru_cache(maxsize=65536)
+def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
+    """The one object for these."""
+    return Form(shape, strides, dtype, buffer)
+
+
+class Footprint:
+    """A form at its place in a storage.
+
+    Attributes:
+        form: without the place.
+        part: the elements; None if there are none.
+    """
+
+    __slots__ = ("_offset", "_pitch", "_side", "form", "part")
+
+    def __init__(self, form: Form, part: Part | None, offset: int, pitch: int) -> None:
+        self.form = form
+        self.part = part
+        self._offset = offset
+        self._pitch = pitch
+        self._side: Side | None = None
+
+    @property
+    def side(self) -> Side:
+        """What the time of a transfer depends on."""
+        if self._side is None:
+            form, first, step = self.form, 0, 0
+            if form.is_on_chip:
+                first, step = self._offset // self._pitch, form.strides[0] // self._pitch
+            self._side = side_of(form.shape, form.strides, form.dtype.itemsize, form.buffer, first, step)
+        return self._side
+
+
+class Views:
+    """The footprints of the views of storages that are alike: in shape, type, type in memory and region."""
+
+    __slots__ = ("_dtype", "_held_as", "_known", "_region", "_shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType, held_as: np.dtype[Any], region: MemoryRegion) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        self._held_as = held_as
+        self._region = region
+        self._known: dict[Hashable, Footprint] = {}
+
+    def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
+        """What is known of a view of such a storage; ``reach`` where its address is read at run time."""
+        key: Hashable = layout if reach is None and dtype is self._dtype else (layout, dtype, reach)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            found = self._known[key] = self._made(layout, dtype, reach)
+        return found
+
+    def _made(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
+        width = (self._held_as if dtype == self._dtype else dtype.numpy).itemsize
+        form = form_of(layout.shape, layout.strides, dtype, self._region)
+        part = part_of(layout, width, reach, prod(self._shape) * self._held_as.itemsize // width)
+        pitch = max(1, prod(self._shape[1:]) * self._held_as.itemsize // width)
+        return Footprint(form, part, layout.offset, pitch)
+
+
+_views_of = lru_cache(maxsize=256)(Views)
+
+
+class Tracked(NamedTuple):
+    """What the model knows of a storage.
+
+    Attributes:
+        uses: the accesses to it, by part.
+        views: the footprints of its views.
+        name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
+    """
+
+    uses: TileUses | HbmUses
+    views: Views
+    name: str
+
+
+def tracked(storage: Storage) -> Tracked:
+    """A storage of which nothing was used yet."""
+    views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
+    if storage.region in ON_CHIP:
+        return Tracked(TileUses(), views, "")
+    return Tracked(HbmUses(), views, storage.name or f"{list(storage.shape)} {storage.dtype}")

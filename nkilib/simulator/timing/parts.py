@@ -1,0 +1,125 @@
+"""The parts of a storage that tensors are, whether two of them share a byte, and whether one holds the other.
+
+Most parts are combs: equally long runs of bytes at equal distances, such as some columns of some rows. Whether two of
+these share a byte is arithmetic; other parts are compared range by range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..memory.byte_spans import first_meeting, spans_of
+from ..terms.layout import Layout, extent
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some elements of a storage. Equal ones are one object: see :func:`part_of`.
+
+    Attributes:
+        layout: which ones.
+        width: bytes of each.
+        first, last: the first byte and the last one.
+        length: bytes of a run.
+        step: from one run to the next.
+        count: how many runs there are; 0 where they are not equally far apart.
+        level: of like extents.
+    """
+
+    layout: Layout
+    width: int
+    first: int
+    last: int
+    length: int
+    step: int
+    count: int
+    level: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", (self.last - self.first).bit_length())
+
+    def meets(self, other: Part) -> bool:
+        """Whether the two share a byte."""
+        if self.last < other.first or other.last < self.first:
+            return False
+        if self is other or (self.count == 1 and other.count == 1):
+            return True
+        if not self.count or not other.count or (self.step != other.step and self.count > 1 and other.count > 1):
+            return _share_a_byte(self, other)
+        step = self.step if self.count > 1 else other.step
+        # Run i of self meets run k of other if (i - k) * step lies strictly between these two.
+        above, below = other.first - self.first - self.length, other.first - self.first + other.length
+        runs_apart = max(above // step + 1, 1 - other.count)
+        return runs_apart < self.count and runs_apart * step < below
+
+    def covers(self, other: Part) -> bool:
+        """Whether this part is known to hold all of ``other``."""
+        if self is other:
+            return True
+        if other.first < self.first or other.last > self.last or not self.count:
+            return False
+        if self.count == 1:
+            return True
+        is_alike = other.count == 1 or (other.count > 1 and other.step == self.step)
+        return is_alike and (other.first - self.first) % self.step + other.length <= self.length
+
+
+class Reach(NamedTuple):
+    """Where an address that is read at run time can lead; see :class:`~nkilib.simulator.tensors.indirect.Indirect`."""
+
+    kind: str
+    stride: int
+    limit: int
+
+
+def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> Part | None:
+    """The part of its storage that a tensor is, or may be where its address is read at run time; None if empty.
+
+    Args:
+        layout: of the tensor.
+        width: bytes of an element.
+        reach: where the address can lead, if it is read at run time.
+        elements: that the storage holds.
+    """
+    if reach is not None and reach.kind != "tensor":
+        layout = _reached(layout, reach, elements)
+    return _part(layout, width)
+
+
+def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
+    """Every element that a view with an index may be at: the rows that a vector chooses from, or all of its tensor."""
+    free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
+    if reach.kind == "vector" and reach.stride > 0:
+        rows = min(reach.limit, (elements - 1 - extent(free)[1]) // reach.stride + 1)
+        return Layout((max(0, rows), *free.shape), (reach.stride, *free.strides), layout.offset)
+    return Layout((elements,), (1,), 0)
+
+
+@lru_cache(maxsize=65536)
+def _part(layout: Layout, width: int) -> Part | None:
+    if 0 in layout.shape:
+        return None
+    low, high = extent(layout)
+    first, last = low * width, high * width + width - 1
+    length, step, count = width, 0, 1
+    for size, stride in sorted(zip(layout.shape, layout.strides, strict=True), key=lambda item: abs(item[1])):
+        distance = abs(stride) * width
+        if size == 1 or distance == 0:
+            continue
+        if count == 1 and distance <= length:
+            length += distance * (size - 1)
+        elif count == 1:
+            step, count = distance, size
+        elif distance == step * count:
+            count *= size
+        else:
+            return Part(layout, width, first, last, 0, 0, 0)
+    return Part(layout, width, first, last, length, step, count)
+
+
+@lru_cache(maxsize=65536)
+def _share_a_byte(one: Part, other: Part) -> bool:
+    sides = [[spans_of(part.layout, part.width)] for part in (one, other)]
+    return first_meeting(*sides) is not None

@@ -1,0 +1,177 @@
+"""What instructions that are alike have in common: it is worked out once and kept from launch to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from ..isa.definition import Definition
+from ..target.generation import Generation
+from ..terms.enums import Engine
+from .busy_times import DmaWork
+from .costs import CostInputs
+from .footprints import Form
+from .parameters import ModelParameters
+from .transfers import Side, engine_times, queue_of
+
+# The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
+DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine"})
+# A parameter that takes a list of tensors; these are no operands.
+_LIST_OF_TENSORS = "srcs"
+
+_KEPT = 16384
+_KEPT_MODELS = 8
+
+
+class Roles(NamedTuple):
+    """What the parameters of an instruction are to the model, by their positions.
+
+    Attributes:
+        tensors: those that may be tensors: first those that are written, then those that are read.
+        writes: those that are written.
+        deciding: those of :data:`DECIDING`.
+    """
+
+    tensors: tuple[int, ...]
+    writes: tuple[int, ...]
+    deciding: tuple[int, ...]
+
+
+_ROLES: dict[str, Roles] = {}
+
+
+def roles_of(definition: Definition) -> Roles:
+    """What the parameters of an instruction are to the model."""
+    roles = _ROLES.get(definition.name)
+    if roles is None:
+        inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
+        wanted = (definition.output_names, inputs, DECIDING)
+        writes, reads, deciding = (
+            tuple(at for at, name in enumerate(definition.names) if name in names) for names in wanted
+        )
+        roles = _ROLES[definition.name] = Roles(writes + reads, writes, deciding)
+    return roles
+
+
+class Plan(NamedTuple):
+    """Instructions of one name on tensors of one form each.
+
+    Attributes:
+        name, engine, operands, cycles: as in :class:`Event`.
+        table: the activation table that it needs; empty if none.
+        queue: that triggers it, if it is a transfer.
+    """
+
+    name: str
+    engine: str
+    operands: dict[str, tuple[tuple[int, ...], str]]
+    cycles: float = 0.0
+    table: str = ""
+    queue: str = ""
+
+
+class Plans:
+    """The plans of one generation, under one set of assumptions."""
+
+    def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
+        self.generation = generation
+        self.parameters = parameters
+        self._known: dict[Hashable, Plan] = {}
+        self._work: dict[tuple[tuple[Side, ...], int, bool], DmaWork] = {}
+
+    def plan(
+        self,
+        definition: Definition,
+        engine: Engine,
+        forms: Sequence[Form | None],
+        deciding: Sequence[Any],
+        is_gathered: bool,
+    ) -> Plan:
+        """The plan of a call.
+
+        Args:
+            definition: the instruction.
+            engine: that runs it.
+            forms: of its tensors, in the order of its roles; None where a parameter is no tensor.
+            deciding: its other parameters, in the order of its roles.
+            is_gathered: whether a vector offset names the rows of a transfer.
+        """
+        key = (definition.name, engine, is_gathered, *forms, *deciding)
+        try:
+            plan = self._known.get(key)
+        except TypeError:  # a value without a hash
+            return self._made(definition, engine, forms, deciding, is_gathered)
+        if plan is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            plan = self._known[key] = self._made(definition, engine, forms, deciding, is_gathered)
+        return plan
+
+    def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> DmaWork:
+        """What a transfer asks of the DMA engines; see :func:`engine_times`."""
+        key = sides, rows, is_transpose
+        work = self._work.get(key)
+        if work is None:
+            if len(self._work) >= _KEPT:
+                self._work.clear()
+            dma = self.generation.timing.dma
+            times = engine_times(sides, rows, is_transpose, dma, self.parameters)
+            is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
+            work = self._work[key] = DmaWork(times, is_even)
+        return work
+
+    def _made(
+        self,
+        definition: Definition,
+        engine: Engine,
+        forms: Sequence[Form | None],
+        deciding: Sequence[Any],
+        is_gathered: bool,
+    ) -> Plan:
+        roles = roles_of(definition)
+        named = _named(definition, roles, forms)
+        operands = _shown({name: form for name, form in named.items() if form is not None})
+        values = named | {definition.names[at]: value for at, value in zip(roles.deciding, deciding, strict=True)}
+        if definition.is_transfer:
+            queue = queue_of(values, is_gathered, values["dst"].is_on_chip, self.parameters)
+            return Plan(definition.name, "dma", operands, queue=queue)
+        cycles = 0.0
+        if definition.cost is not None:
+            cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
+        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
+
+    def _table(self, engine: Engine, values: dict[str, Any]) -> str:
+        """The activation table that an instruction of the Scalar engine needs; empty if none."""
+        if engine is not Engine.scalar:
+            return ""
+        function = getattr(values.get("op"), "key", "")
+        return self.parameters.table_of(function) if function else ""
+
+
+def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
+    """The forms by parameter, in the order of the parameters; a list's tensors come last among those that are read."""
+    positions = [*roles.tensors]
+    positions += positions[-1:] * (len(forms) - len(positions))
+    named: dict[str, Form | None] = {}
+    for number, (at, form) in enumerate(sorted(zip(positions, forms, strict=True), key=lambda item: item[0])):
+        name = definition.names[at]
+        named[f"{name}[{number - positions.index(at)}]" if name == _LIST_OF_TENSORS else name] = form
+    return named
+
+
+def _shown(forms: dict[str, Form]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (form.shape, str(form.dtype)) for name, form in forms.items()}
+
+
+_MODELS: list[Plans] = []
+
+
+def plans_for(generation: Generation, parameters: ModelParameters) -> Plans:
+    """The plans that launches with these share."""
+    for plans in _MODELS:
+        if plans.generation is generation and plans.parameters == parameters:
+            return plans
+    plans = Plans(generation, parameters)
+    _MODELS.insert(0, plans)
+    del _MODELS[_KEPT_MODELS:]
+    return plans

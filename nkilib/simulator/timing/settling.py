@@ -1,0 +1,162 @@
+"""Instructions that a core has issued, put on its timeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import CodeType
+from typing import Any
+
+from ..isa.definition import Definition
+from ..target.generation import Generation
+from ..terms.dtypes import DType
+from ..terms.enums import Engine
+from ..terms.layout import Layout
+from .event import Note
+from .footprints import Footprint, Form, Tracked
+from .parameters import ModelParameters
+from .parts import Reach
+from .plans import Plan, Roles, plans_for
+from .timeline import Places, Span, Timeline
+from .transfers import queue_of
+
+_NS_PER_US = 1000.0
+
+# A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
+# tensor that it is read from.
+Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
+
+
+# What tensor indirection reads, chooses from, and whether it writes there.
+Indirection = tuple[Access, Access, bool]
+
+# What is noted of an instruction when it is issued; no tensor, for that would keep its data: its number on its core;
+# what runs, what its parameters are to the model, where, and its ``name=``; the tensors and the deciding parameters, as
+# these roles order them; those of tensor indirection; when the last core came to the meeting that it is, if it is one;
+# and its position in the kernel's code.
+Noted = tuple[
+    int,
+    Definition,
+    Roles,
+    Engine,
+    str | None,
+    Sequence[Access | None],
+    Sequence[Any],
+    Sequence[Indirection],
+    float | None,
+    CodeType | None,
+    int,
+]
+
+
+class Settling:
+    """The timeline of a core, and what its instructions have been.
+
+    Attributes:
+        notes: one for each instruction, in program order.
+        timeline: the engines.
+        hbm_read, hbm_written: bytes by the name of the tensor in HBM.
+    """
+
+    def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
+        self.notes: list[Note] = []
+        self.timeline = Timeline(generation, parameters)
+        self.hbm_read: Counter[str] = Counter()
+        self.hbm_written: Counter[str] = Counter()
+        self._parameters = parameters
+        self._plans = plans_for(generation, parameters)
+
+    def add(self, pending: Iterable[Noted]) -> None:
+        """Instructions in program order."""
+        for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
+            if definition.is_transfer:
+                plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
+            else:
+                plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
+            self.notes.append((number, plan, label, span, code, position))
+
+    def _compute(
+        self,
+        definition: Definition,
+        roles: Roles,
+        engine: Engine,
+        operands: Sequence[Access | None],
+        deciding: Sequence[Any],
+        besides: Sequence[Indirection],
+        met_ns: float | None,
+    ) -> tuple[Plan, Span]:
+        reads: Places = []
+        writes: Places = []
+        forms: list[Form | None] = []
+        written = len(roles.writes)
+        for access in operands:
+            # Those that are written come first.
+            places = writes if len(forms) < written else reads
+            forms.append(None if access is None else _touch(access, places).form)
+        for index, base, is_output in besides:
+            _touch(index, reads)
+            _touch(base, writes if is_output else reads)
+        plan = self._plans.plan(definition, engine, forms, deciding, False)
+        if definition.cost is not None:
+            return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
+        if met_ns is not None:  # a barrier
+            return plan, self.timeline.meet(engine, reads, met_ns)
+        now = self.timeline.free_ns(engine)  # registers, and a barrier of one core: they take no time here
+        return plan, (now, now)
+
+    def _transfer(
+        self,
+        definition: Definition,
+        engine: Engine,
+        operands: Sequence[Access | None],
+        deciding: Sequence[Any],
+        met_ns: float | None,
+    ) -> tuple[Plan, Span]:
+        reads: Places = []
+        writes: Places = []
+        footprints: list[Footprint] = []
+        rows, is_gathered = 0, False
+        for access in operands:
+            if access is None:  # a constant takes the place of the source
+                continue
+            known, layout, _, reach, index = access
+            places, counter = (reads, self.hbm_read) if footprints else (writes, self.hbm_written)
+            footprint = _touch(access, places)
+            footprints.append(footprint)
+            if footprint.form.is_in_hbm:
+                counter[known.name] += footprint.form.nbytes
+            if index is not None:
+                _touch(index, reads)
+            if reach is not None and reach.kind == "vector":
+                rows, is_gathered = max(rows, layout.shape[0]), True
+        forms: list[Form | None] = [item.form for item in footprints]
+        if len(forms) < len(operands):
+            forms.append(None)
+        plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
+        work = self._plans.work(tuple([item.side for item in footprints]), rows, definition.name == "dma_transpose")
+        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
+        return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
+
+    def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
+        """When the core comes to a barrier on ``data``."""
+        writes: Places = []
+        _touch(data, writes)
+        return self.timeline.arrival(engine, [], writes)
+
+    def arrival_at_exchange(self, src: Access, dst: Access, values: dict[str, Any]) -> float:
+        """When the core is ready to swap tiles with the other one."""
+        reads: Places = []
+        writes: Places = []
+        _touch(src, reads)
+        to_chip = _touch(dst, writes).form.is_on_chip
+        return self.timeline.trigger_ns(queue_of(values, False, to_chip, self._parameters), reads, writes)
+
+
+def _touch(access: Access, places: Places) -> Footprint:
+    """Enter a tensor among what an instruction reads, or writes."""
+    known, layout, dtype, reach, _ = access
+    footprint = known.views.footprint(layout, dtype, reach)
+    part = footprint.part
+    if part is not None:
+        places.append(known.uses[part])
+    return footprint

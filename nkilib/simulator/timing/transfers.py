@@ -1,0 +1,123 @@
+"""How long each DMA engine works on a transfer, and which queue triggers it. Modelled, not measured.
+
+A transfer is moved row by row: a row is what is contiguous on both sides, and takes an engine at least so long whatever
+its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+from typing import Any
+
+from ..memory.byte_spans import spans_of
+from ..target.generation import DmaTiming
+from ..target.limits import PARTITIONS
+from ..terms.enums import Engine, dge_mode, dma_engine
+from ..terms.layout import Layout
+from ..terms.regions import ON_CHIP, MemoryRegion
+from .parameters import ModelParameters
+
+# A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
+_LEAST_PIECE_BYTES = 512
+
+SOFTWARE_QUEUE = Engine.gpsimd.name
+
+
+def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parameters: ModelParameters) -> str:
+    """The queue of a DMA instruction: that of the engine that triggers it, as far as the kernel says which one."""
+    is_software = values.get("dge_mode") is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
+    if is_indirect or is_software:
+        return SOFTWARE_QUEUE
+    asked = values.get("engine", Engine.unknown)
+    if asked is not Engine.unknown:
+        return str(asked.name)
+    if not parameters.queues_by_direction:
+        return "dma"
+    return "load" if to_chip else "store"
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One end of a transfer, as far as its time depends on it. Equal ones are one object: see :func:`side_of`.
+
+    Attributes:
+        shape, strides: of the view, in elements.
+        width: bytes of an element.
+        region: where it is.
+        first, step: on chip, its first partition, and from one partition to the next; else 0.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    width: int
+    region: MemoryRegion
+    first: int
+    step: int
+
+    @property
+    def is_on_chip(self) -> bool:
+        return self.region in ON_CHIP
+
+    @property
+    def runs(self) -> int:
+        """Contiguous pieces: on chip, each partition has its own."""
+        if self.is_on_chip:
+            return self.shape[0] * _runs(Layout(self.shape[1:], self.strides[1:], 0), self.width)
+        return _runs(Layout(self.shape, self.strides, 0), self.width)
+
+
+@lru_cache(maxsize=65536)
+def side_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], width: int, region: MemoryRegion, first: int, step: int
+) -> Side:
+    """The one object for these."""
+    return Side(shape, strides, width, region, first, step)
+
+
+def _runs(layout: Layout, width: int) -> int:
+    return int(spans_of(layout, width).starts.size)
+
+
+def engine_times(
+    sides: Sequence[Side], rows: int, is_transpose: bool, dma: DmaTiming, parameters: ModelParameters
+) -> list[tuple[int, float]]:
+    """Pairs (number of a DMA engine, nanoseconds that it works).
+
+    Args:
+        sides: of ``dst``, and of the sources: none for a constant, several for a sum of tensors.
+        rows: how many rows a vector offset names; 0 if none does.
+        is_transpose: whether the dimensions are reversed on the way.
+        dma: the engines.
+        parameters: what is assumed of gathers and scatters.
+    """
+    # Bytes on the side where the elements are wider: a cast on the way moves these.
+    nbytes = prod(sides[0].shape) * max(side.width for side in sides)
+    sources = max(1, len(sides) - 1)
+    if rows:
+        used = min(rows, dma.engines)
+        row = max(parameters.indirect_row_ns, nbytes / rows / dma.gb_per_s)
+        return [(number, ceil(rows / used) * row) for number in range(used)]
+    if is_transpose:
+        share = dma.transpose_from_sbuf if sides[1].region is MemoryRegion.sbuf else dma.transpose_from_hbm
+        return [(number, nbytes / dma.engines / (dma.gb_per_s * share)) for number in range(dma.engines)]
+    runs = max(side.runs for side in sides)
+    on_chip = next((side for side in sides if side.is_on_chip), None)
+    if on_chip is None:
+        count = max(runs, min(dma.engines, nbytes // _LEAST_PIECE_BYTES), 1)
+        row = sources * max(dma.row_ns, nbytes / count / dma.gb_per_s)
+        used = min(count, dma.engines)
+        return [(number, ceil(count / used) * row) for number in range(used)]
+    partitions = on_chip.shape[0]
+    rows_each = max(1, ceil(runs / max(1, partitions)))
+    row = sources * max(dma.row_ns, nbytes / max(1, partitions * rows_each) / dma.gb_per_s)
+    return [(number, held * rows_each * row) for number, held in _partitions_of(on_chip, dma.engines)]
+
+
+def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
+    """For each DMA engine that serves some of a tile's partitions: its number and how many."""
+    places = (side.first + side.step * number for number in range(side.shape[0]))
+    return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())

@@ -1,0 +1,40 @@
+"""No launch may become slower than it was frozen, and nothing that was accepted may be refused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from .launches import Boundary, Launch, frozen_boundaries, frozen_launches
+
+# A long launch hides what comes before and after its chunks; a short one is little else.
+_ALLOWED = {1: 1.01, 200: 1.01, 4096: 1.005}
+
+
+def test_one_hundred_and_twenty_launches_are_frozen() -> None:
+    assert len({str(launch) for launch, _ in frozen_launches()}) == 120
+
+
+@pytest.mark.parametrize(("launch", "frozen_us"), frozen_launches(), ids=str)
+def test_a_launch_is_not_slower_than_frozen(launch: Launch, frozen_us: float) -> None:
+    assert 0.0 < launch.time_us() <= _ALLOWED[launch.positions] * frozen_us
+
+
+def _by_kernel() -> dict[str, list[Boundary]]:
+    groups: dict[str, list[Boundary]] = defaultdict(list)
+    for boundary in frozen_boundaries():
+        groups[f"{boundary.target} {boundary.direction} {boundary.dtype}"].append(boundary)
+    return groups
+
+
+@pytest.mark.parametrize("boundaries", _by_kernel().values(), ids=_by_kernel().keys())
+def test_what_was_accepted_is_accepted(boundaries: list[Boundary]) -> None:
+    refused = [boundary for boundary in boundaries if not boundary.accepts(boundary.chunk_size)]
+    assert len(boundaries) >= 34 and refused == []
+
+
+@pytest.mark.parametrize("boundaries", _by_kernel().values(), ids=_by_kernel().keys())
+def test_beyond_the_hardware_a_chunk_is_refused(boundaries: list[Boundary]) -> None:
+    """65,536 elements are more than an instruction takes, whatever else would fit."""
+    assert [boundary for boundary in boundaries if boundary.accepts(65_536)] == []

@@ -1,0 +1,122 @@
+"""How close the kernels are modelled to come to what trn2 allows: modelled, not measured.
+
+The bound is worked out here from the rates of a core, with no regard to what the kernels do: 16 DMA engines of 23 GB/s,
+128 lanes, Scalar at 1.2 GHz for one exponential an element, and in the forward Vector at 0.96 GHz for one maximum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import pytest
+
+from nkilib.experimental.loss import Tiling
+from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
+from nkilib.simulator import ModelParameters, Profile
+
+from ..loss_inputs import BF16, FP32
+
+POSITIONS, CORES = 4096, 2
+DMA_BYTES_PER_US, LANES, SCALAR_PER_US, VECTOR_PER_US = 16 * 23e3, 128, 1200, 960
+
+CASES = [
+    pytest.param(vocabulary, dtype, id=f"{vocabulary} {dtype}")
+    for vocabulary in (32128, 129280, 151936, 202408)
+    for dtype in (BF16, FP32)
+]
+
+
+def _tiling(vocabulary: int, dtype: Any) -> Tiling:
+    """Chunks of equal length, of at most 21 KiB in bfloat16 and 32 KiB in float32; all partitions."""
+    chunks = ceil(vocabulary / (8192 if dtype == FP32 else 10752))
+    return Tiling(128, ceil(vocabulary / chunks))
+
+
+def _profile(
+    direction: str, vocabulary: int, dtype: Any, parameters: ModelParameters | None = None, positions: int = POSITIONS
+) -> Profile:
+    tiling = _tiling(vocabulary, dtype)
+    return profile_launch(positions, vocabulary, dtype, direction, tiling, parameters=parameters)
+
+
+def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float) -> float:
+    """``passes`` over the logits in HBM, one exponential an element, and a maximum unless ``maxima_per_cycle`` is 0."""
+    elements = POSITIONS * vocabulary / CORES
+    maxima = elements / LANES / VECTOR_PER_US / maxima_per_cycle if maxima_per_cycle else 0.0
+    return max(passes * elements * dtype.itemsize / DMA_BYTES_PER_US, elements / LANES / SCALAR_PER_US, maxima)
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["max N", "bf16 max N/2"])
+@pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
+def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, halves: bool) -> None:
+    found = _profile("forward", vocabulary, dtype, ModelParameters(halves_bf16_max=halves))
+    bound = _bound_us(vocabulary, dtype, 1, 2.0 if halves and dtype == BF16 else 1.0)
+    assert bound < found.time_us <= 1.10 * bound
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
+def test_backward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any) -> None:
+    found = _profile("backward", vocabulary, dtype)
+    bound = _bound_us(vocabulary, dtype, 2, 0.0)
+    assert bound < found.time_us <= 1.10 * bound
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_one_queue_for_loads_and_stores_is_enough(dtype: Any) -> None:
+    """The compiler chooses the queues: the order of issue alone has to keep the engines busy."""
+    parameters = ModelParameters(queues_by_direction=False)
+    assert _profile("forward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
+    assert _profile("backward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 2, 0.0)
+
+
+def test_logs_are_rare() -> None:
+    """For 16 batches a core takes two logs, not 16: each loads two activation tables, while exponentials wait.
+
+    What remains of the activations beside one a chunk are these logs, and as many exponentials of weights.
+    """
+    chunks = POSITIONS // 128 * ceil(32128 / _tiling(32128, BF16).chunk_size)
+    activations = _profile("forward", 32128, BF16).instruction_counts["activation"]
+    assert activations - chunks == CORES * (2 + 2)
+
+
+@pytest.mark.parametrize(("direction", "passes", "maxima"), [("forward", 1, 1.0), ("backward", 2, 0.0)])
+def test_a_batch_streams_while_the_one_before_is_finished(direction: str, passes: int, maxima: float) -> None:
+    """What a further batch adds is hardly more than the bound: no engine drains between batches."""
+    fewer, more = (_profile(direction, 32128, BF16, positions=count).time_us for count in (2048, 4096))
+    assert more - fewer <= 1.05 * _bound_us(32128, BF16, passes, maxima) / 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch."""
+
+    positions: int
+    vocabulary: int
+    tiling: Tiling
+
+
+# One chunk; a core without a position; ragged ends; more chunks than columns of statistics; a training step.
+SHAPES = [
+    Shape(1, 100, Tiling(1, 100)),
+    Shape(2, 100, Tiling(1, 100)),
+    Shape(5, 100, Tiling(2, 100)),
+    Shape(37, 101, Tiling(4, 30)),
+    Shape(1, 129, Tiling(1, 1)),
+    Shape(3, 400, Tiling(2, 1)),
+    Shape(4096, 32128, Tiling(128, 8032)),
+]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_instructions_are_few(shape: Shape, cores: int) -> None:
+    """At most 6 for a chunk of a batch and 24 for a batch, whatever engine they run on."""
+    tiling = shape.tiling
+    own = (len(range(core, shape.positions, cores)) for core in range(cores))
+    batches = sum(ceil(positions / tiling.positions_per_batch) for positions in own)
+    allowed = (6 * ceil(shape.vocabulary / tiling.chunk_size) + 24) * batches
+    for direction in ("forward", "backward"):
+        found = profile_launch(shape.positions, shape.vocabulary, "bfloat16", direction, tiling, cores=cores)
+        assert 0 < sum(found.instruction_counts.values()) <= allowed

@@ -1,0 +1,210 @@
+"""Shards of the vocabulary, whose results combine to those of the whole; and targets out of range."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkilib.simulator
+from nkilib.experimental.loss.cross_entropy.host.reference import (
+    ExtendedLoss,
+    extended_backward_reference,
+    extended_forward_reference,
+)
+
+from .extended_checks import Array, Launch, Upstream, backward, check_backward, check_forward, forward
+from .loss_inputs import BF16, FP32, normal_batch
+from .test_extended_accuracy import class_weights, with_ignored
+
+POSITIONS, VOCABULARY = 37, 120
+SHARDS = [(0, 50), (50, 51), (51, 120)]
+
+
+def _inputs() -> tuple[Array, Array]:
+    logits, targets = normal_batch(POSITIONS, VOCABULARY)
+    targets[:3] = [0, 50, VOCABULARY - 1]
+    return logits, with_ignored(targets)
+
+
+def _part(options: ExtendedLoss, start: int, end: int) -> ExtendedLoss:
+    weights = None if options.class_weight is None else options.class_weight[start:end].copy()
+    return ExtendedLoss(
+        weights, options.ignore_index, options.label_smoothing, options.logit_softcap, options.lse_square_scale
+    )
+
+
+OPTIONS = {
+    "off": ExtendedLoss(),
+    "ignored class": ExtendedLoss(ignore_index=7),
+    "smoothing": ExtendedLoss(label_smoothing=0.1),
+    "everything": ExtendedLoss(class_weights(VOCABULARY), -100, 0.2, 10.0, 1e-2),
+}
+
+
+def _inputs_for(options: ExtendedLoss) -> tuple[Array, Array]:
+    logits, targets = _inputs()
+    targets[targets == -100] = options.ignore_index
+    return logits, targets
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
+    options = OPTIONS[name]
+    logits, targets = _inputs_for(options)
+    truth = extended_forward_reference(logits, targets, dtype, options)
+    launch = Launch(dtype, 2, 8, 1)
+    found = [
+        forward(
+            logits[:, start:end].copy(),
+            targets,
+            _part(options, start, end),
+            Launch(dtype, 2, 8, min(20, end - start)),
+            first_class=start,
+            num_classes=VOCABULARY,
+            with_argmax=True,
+            with_entropy=True,
+            with_distance_sum=True,
+            with_log_sum=True,
+        )
+        for start, end in SHARDS
+    ]
+    lse = np.logaddexp.reduce([each["lse"].astype(np.float64) for each in found])
+    np.testing.assert_allclose(lse, truth.lse, rtol=1e-5)
+    for result in ("target_logit", "position_weight"):
+        total = sum(each[result].astype(np.float64) for each in found)
+        np.testing.assert_allclose(total, getattr(truth, result), rtol=1e-5, atol=1e-4, err_msg=result)
+    weights = options.weights(VOCABULARY)
+    maximum, log_sum, distance_sum, entropy = _combined(found, [weights[start:end].sum() for start, end in SHARDS])
+    np.testing.assert_allclose(maximum + log_sum, truth.lse, rtol=1e-5)
+    np.testing.assert_allclose(distance_sum, truth.distance_sum, rtol=1e-5)
+    np.testing.assert_allclose(entropy, truth.entropy, rtol=1e-5)
+    for each, (start, end) in zip(found, SHARDS, strict=True):
+        held = (targets >= start) & (targets < end) & (targets != options.ignore_index)
+        assert (each["position_weight"][~held] == 0.0).all() and (each["target_logit"][~held] == 0.0).all()
+        rounded = logits.astype(dtype)[:, start:end]
+        np.testing.assert_array_equal(each["argmax"], start + rounded.argmax(axis=1))
+    _check_gradients(logits, targets, truth.lse.astype(np.float32), options, launch)
+
+
+def _combined(found: list[dict[str, Array]], factors: list[Any]) -> tuple[Array, Array, Array, Array]:
+    """Maximum, log-sum, sum of distances and entropy of all shards, as ``docs/kernels.md`` combines them."""
+    parts = [{name: values.astype(np.float64) for name, values in each.items()} for each in found]
+    maximum = np.max([each["maximum"] for each in parts], axis=0)
+    shares = [np.exp(each["maximum"] - maximum + each["log_sum"]) for each in parts]
+    total = sum(shares)
+    distance_sum = sum(
+        each["distance_sum"] + of_shard * (maximum - each["maximum"])
+        for each, of_shard in zip(parts, factors, strict=True)
+    )
+    terms = [
+        share * (each["entropy"] + (maximum - each["maximum"]) - each["log_sum"])
+        for each, share in zip(parts, shares, strict=True)
+    ]
+    return maximum, np.log(total), distance_sum, np.log(total) + sum(terms) / total
+
+
+def _check_gradients(logits: Array, targets: Array, lse: Array, options: ExtendedLoss, launch: Launch) -> None:
+    rng = np.random.default_rng(1)
+    loss, of_lse, of_logprob = rng.standard_normal((3, POSITIONS)).astype(np.float32)
+    truth = extended_backward_reference(logits, targets, lse, loss, launch.dtype, options, of_lse, of_logprob)
+    weights = options.weights(VOCABULARY)
+    valid = options.is_valid(targets)
+    given = np.where(valid, weights[np.where(valid, targets, 0)], np.nan).astype(np.float32)
+    parts = [
+        backward(
+            logits[:, start:end].copy(),
+            targets,
+            lse,
+            Upstream(loss, of_lse, of_logprob),
+            _part(options, start, end),
+            Launch(launch.dtype, 2, 8, min(20, end - start)),
+            first_class=start,
+            num_classes=VOCABULARY,
+            target_weight_hbm=None if options.class_weight is None else given,
+            weight_sum=float(weights.sum()),
+        )
+        for start, end in SHARDS
+    ]
+    tolerance = 2.0**-8 if launch.dtype == BF16 else 1e-5
+    found = np.concatenate([part.astype(np.float64) for part in parts], axis=1)
+    np.testing.assert_allclose(found, truth, rtol=tolerance, atol=1e-6)
+
+
+def test_shards_of_probabilities() -> None:
+    logits, _ = _inputs()
+    y = np.random.default_rng(2).random((POSITIONS, VOCABULARY)).astype(np.float32)
+    options = OPTIONS["everything"]
+    truth = extended_forward_reference(logits, y, FP32, options)
+    loss = np.random.default_rng(1).standard_normal(POSITIONS).astype(np.float32)
+    lse = truth.lse.astype(np.float32)
+    expected = extended_backward_reference(logits, y, lse, loss, FP32, options)
+    found = []
+    for start, end in SHARDS:
+        part = _part(options, start, end)
+        launch = Launch(FP32, 2, 8, min(20, end - start))
+        shard: dict[str, Any] = {"first_class": start, "num_classes": VOCABULARY}
+        own, own_y = logits[:, start:end].copy(), y[:, start:end].copy()
+        found.append(
+            forward(own, own_y, part, launch, with_distance_sum=True, with_entropy=True, with_log_sum=True, **shard)
+        )
+        sums = options.factors(y, VOCABULARY).sum(axis=1).astype(np.float32)
+        gradient = backward(own, own_y, lse, Upstream(loss), part, launch, target_weight_hbm=sums, **shard)
+        np.testing.assert_allclose(gradient, expected[:, start:end], rtol=1e-4, atol=1e-5)
+    for result in ("target_logit", "position_weight"):
+        total = sum(each[result].astype(np.float64) for each in found)
+        np.testing.assert_allclose(total, getattr(truth, result), rtol=1e-5, atol=1e-3, err_msg=result)
+    maximum, log_sum, distance_sum, _ = _combined(found, [each["position_weight"] for each in found])
+    of_targets = distance_sum + truth.position_weight * log_sum
+    np.testing.assert_allclose(of_targets + options.lse_square_scale * (maximum + log_sum) ** 2, truth.loss, rtol=1e-5)
+
+
+def test_what_is_given_is_not_summed_again() -> None:
+    """Of the whole vocabulary too: the results are as good, and the class weights are read once less."""
+    options = OPTIONS["everything"]
+    logits, targets = _inputs()
+    launch = Launch(FP32, 1, 37, 50)
+    lse = check_forward(logits, targets, options, launch)["lse"]
+    upstream = Upstream(np.ones(POSITIONS, np.float32))
+    read = []
+    for more in ({}, {"weight_sum": float(options.weights(VOCABULARY).sum())}):
+        with nkilib.simulator.recording() as record:
+            check_backward(logits, targets, lse, upstream, options, launch, **more)
+        read.append(record.hbm_read_bytes)
+    assert read[1] < read[0]
+
+
+def _names(row: int, target: int) -> str:
+    return rf"\brow {row}\b.*\btarget {re.escape(str(target))}(?!\d)"
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("row", [0, 17, POSITIONS - 1])
+@pytest.mark.parametrize("target", [-1, -99, VOCABULARY, 2**30, -(2**30), 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("is_shard", [False, True])
+def test_a_target_that_is_no_class_is_refused(is_shard: bool, target: int, row: int, cores: int) -> None:
+    logits, targets = _inputs()
+    targets[row] = target
+    start, end = (51, 100) if is_shard else (0, VOCABULARY)
+    shard: dict[str, Any] = {"first_class": start, "num_classes": VOCABULARY}
+    own, launch = logits[:, start:end].copy(), Launch(FP32, cores, 8, 30)
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(row, target)):
+        forward(own, targets, ExtendedLoss(), launch, **shard)
+    upstream = Upstream(np.ones(POSITIONS, np.float32))
+    before = own.copy()
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(row, target)):
+        backward(own, targets, np.ones(POSITIONS, np.float32), upstream, ExtendedLoss(), launch, **shard)
+    np.testing.assert_array_equal(own, before)
+
+
+def test_every_class_is_a_target_once() -> None:
+    logits, _ = normal_batch(VOCABULARY, VOCABULARY)
+    targets = np.arange(VOCABULARY, dtype=np.int32)[::-1].copy()
+    for dtype in (BF16, FP32):
+        launch = Launch(dtype, 2, 128, 50)
+        lse = check_forward(logits, targets, OPTIONS["everything"], launch)["lse"]
+        upstream = Upstream(np.full(VOCABULARY, -0.5, np.float32))
+        check_backward(logits, targets, lse, upstream, OPTIONS["everything"], launch)

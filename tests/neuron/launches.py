@@ -1,0 +1,177 @@
+"""Small launches of every public kernel with every option, and their results: `python -m tests.neuron.launches FILE`.
+
+Kernels and examples are imported here, so that they run on whatever NKI `nkilib.nki` has chosen in this process. The
+inputs do not depend on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from examples.call_from_nki import make_inputs, output_layer_loss
+from nkilib.experimental import loss
+from nkilib.experimental.loss import extended_inline, inline
+from nkilib.nki import nki, nl
+
+ROWS: Final = 5
+CLASSES: Final = 37
+# Three batches on one core, two on two; two full chunks and a short one.
+TILING: Final = {"positions_per_batch": 2, "chunk_size": 16}
+TYPES: Final = {"float32": (np.float32, nl.float32), "bfloat16": (ml_dtypes.bfloat16, nl.bfloat16)}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a kernel.
+
+    Attributes:
+        kernel: what `nki.jit` returned.
+        arguments: by name; arrays are copied for a launch, since it may write them.
+        cores: of the launch.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    cores: int
+
+    def results(self) -> list[np.ndarray]:
+        """What the kernel returns, and the arrays it was given, as it left them."""
+        arrays = {name: value.copy() for name, value in self.arguments.items() if isinstance(value, np.ndarray)}
+        returned = self.kernel[self.cores](**{**self.arguments, **arrays})
+        return [*(returned if isinstance(returned, tuple) else [returned]), *arrays.values()]
+
+
+@functools.cache
+def _numbers(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def _logits(numpy_type: Any) -> np.ndarray:
+    return (3 * _numbers(0, ROWS, CLASSES)).astype(numpy_type)
+
+
+def _targets() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, CLASSES, ROWS, dtype=np.int32)
+
+
+def _probabilities() -> np.ndarray:
+    positive = np.abs(_numbers(2, ROWS, CLASSES))
+    return positive / positive.sum(1, keepdims=True)
+
+
+def _weights() -> np.ndarray:
+    return np.abs(_numbers(3, CLASSES)) + np.float32(0.5)
+
+
+def _lse() -> np.ndarray:
+    return np.log(np.exp(_logits(np.float32)).sum(1))
+
+
+# One option, or a few that belong together, a line; "all" has every one that goes with class targets.
+PLAIN_FORWARD: Final = {"default": {}, "lse_dtype": {"lse_dtype": nl.float32}}
+PLAIN_BACKWARD: Final = {"default": {}, "sum": {"reduction": "sum"}, "not in place": {"inplace": False}}
+EXTENDED: Final[dict[str, dict[str, Any]]] = {
+    "default": {},
+    "class weights": {"class_weight_hbm": _weights()},
+    "ignored": {"ignore_index": int(_targets()[2])},
+    "smoothing": {"label_smoothing": 0.1},
+    "softcap": {"logit_softcap": 2.0},
+    "z-loss": {"lse_square_scale": 0.01},
+    "shard": {"first_class": 20, "num_classes": 20 + CLASSES, "targets_hbm": _targets() + np.int32(20)},
+    "probabilities": {"targets_hbm": _probabilities()},
+}
+EXTENDED["probabilities, smoothed"] = {**EXTENDED["probabilities"], **EXTENDED["class weights"], "label_smoothing": 0.1}
+_TOGETHER: Final[dict[str, Any]] = {
+    name: value
+    for options in ("class weights", "ignored", "smoothing", "softcap", "z-loss")
+    for name, value in EXTENDED[options].items()
+}
+_ASKED: Final = {f"with_{name}": {f"with_{name}": True} for name in ("argmax", "entropy", "distance_sum", "log_sum")}
+EXTENDED_FORWARD: Final = {
+    **EXTENDED,
+    **_ASKED,
+    "all": {**_TOGETHER, **{name: True for name in _ASKED}},
+}
+_GRADIENTS: Final = {"grad_lse_hbm": _numbers(4, ROWS), "grad_logprob_hbm": _numbers(5, ROWS)}
+_MAXIMUM: Final = {
+    "maximum_hbm": _logits(np.float32).max(1),
+    "log_sum_hbm": _lse() - _logits(np.float32).max(1),
+}
+_SHARD_SUMS: Final = {"target_weight_hbm": _weights()[_targets()], "weight_sum": float(_weights().sum())}
+EXTENDED_BACKWARD: Final = {
+    **EXTENDED,
+    "in place": {"inplace": True},
+    "gradients of lse and logprob": _GRADIENTS,
+    "maximum and log-sum": _MAXIMUM,
+    "weights of a shard": {**EXTENDED["shard"], **EXTENDED["class weights"], "label_smoothing": 0.1, **_SHARD_SUMS},
+    "all": {**_TOGETHER, **_GRADIENTS, **_MAXIMUM, **_SHARD_SUMS, "inplace": True},
+}
+
+
+@nki.jit
+def calls_plain(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, dtype: str) -> Any:
+    """A kernel of one's own that calls the plain functions: forward, and the gradient over the logits."""
+    tiling = {**TILING, "dtype": dtype}
+    loss_hbm, lse_hbm = inline.cross_entropy_forward(logits_hbm, targets_hbm, lse_dtype=nl.float32, **tiling)
+    return loss_hbm, lse_hbm, inline.cross_entropy_backward(logits_hbm, targets_hbm, lse_hbm, inplace=True, **tiling)
+
+
+@nki.jit
+def calls_extended(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor, dtype: str) -> Any:
+    """As `calls_plain`, with options, and the gradient in memory of its own."""
+    options = {**TILING, "dtype": dtype, "label_smoothing": 0.1, "logit_softcap": 3.0}
+    forward = extended_inline.extended_cross_entropy_forward(logits_hbm, targets_hbm, with_entropy=True, **options)
+    return *forward, extended_inline.extended_cross_entropy_backward(
+        logits_hbm, targets_hbm, forward[1], grad_loss_hbm, **options
+    )
+
+
+def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    base = {"logits_hbm": _logits(numpy_type), "targets_hbm": _targets()}
+    tiled = {**base, **TILING, "dtype": dtype}
+    extended_back = {**tiled, "lse_hbm": _lse(), "grad_loss_hbm": _numbers(6, ROWS)}
+    groups = (
+        (loss.cross_entropy_forward, tiled, PLAIN_FORWARD),
+        (loss.cross_entropy_backward, {**tiled, "lse_state_hbm": _lse()}, PLAIN_BACKWARD),
+        (loss.extended_cross_entropy_forward, tiled, EXTENDED_FORWARD),
+        (loss.extended_cross_entropy_backward, extended_back, EXTENDED_BACKWARD),
+    )
+    for kernel, common, cases in groups:
+        for name, options in cases.items():
+            yield f"{kernel.__name__} {name}", kernel, {**common, **options}
+    yield "inline", calls_plain, {**base, "dtype": dtype}
+    yield "extended_inline", calls_extended, {**base, "grad_loss_hbm": _numbers(6, ROWS), "dtype": dtype}
+
+
+def launches() -> dict[str, Launch]:
+    """All launches by name."""
+    found = {
+        f"{name}, {type_name}, {cores} core(s)": Launch(kernel, arguments, cores)
+        for type_name, types in TYPES.items()
+        for name, kernel, arguments in _launches_of_type(*types)
+        for cores in (1, 2)
+    }
+    inputs = dict(zip(("hidden", "weight", "targets"), make_inputs(7, 6, 600), strict=True))
+    return {**found, "examples.call_from_nki, 1 core(s)": Launch(output_layer_loss, inputs, 1)}
+
+
+def main(file: str) -> None:
+    """Run all launches and write their results: by name, (type, shape, bytes) of every array."""
+    results = {
+        name: [(str(array.dtype), array.shape, array.tobytes()) for array in launch.results()]
+        for name, launch in launches().items()
+    }
+    Path(file).write_bytes(pickle.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

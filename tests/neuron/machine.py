@@ -1,0 +1,31 @@
+"""Processes as on a Neuron machine: the stand-in for NKI is on the path, and `NKILIB_BACKEND` says `neuron`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+SITE: Final = Path(__file__).resolve().parent / "site"
+"""Holds the package `nki`; nothing else puts it on a path."""
+
+_CHOSEN: Final = ("NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_PRECISE_FP", "NKI_COMPILER_FRONTEND")
+
+
+def run(*command: str | Path, backend: str = "neuron", before: Path = SITE) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments.
+
+    Args:
+        command: what follows `python`.
+        backend: value of NKILIB_BACKEND.
+        before: directories on the import path ahead of the stand-in.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _CHOSEN}
+    environment["NKILIB_BACKEND"] = backend
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, dict.fromkeys((before, SITE, CHECKOUT))))
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )

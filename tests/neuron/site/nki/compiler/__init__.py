@@ -1,0 +1,5 @@
+"""The documented names of `nki.compiler`."""
+
+from .._build import names_of as _names_of
+
+globals().update(_names_of("nki.compiler"))

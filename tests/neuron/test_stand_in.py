@@ -1,0 +1,128 @@
+"""The stand-in for NKI 0.7 has the documented names only, and refuses what the real one cannot do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.neuron import machine
+from tests.neuron.planted import CASES
+
+SHOW_API = """
+import inspect, json
+import nki, nki.collectives, nki.compiler, nki.isa, nki.language
+
+def written(parameter):
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    only = ["*"] if parameter.kind is parameter.KEYWORD_ONLY else []
+    return only + [stars.get(parameter.kind, "") + parameter.name]
+
+def shown(value):
+    return [written(parameter) for parameter in inspect.signature(value).parameters.values()]
+
+modules = {"nki": nki, "nki.collectives": nki.collectives, "nki.compiler": nki.compiler, "nki.isa": nki.isa,
+           "nki.language": nki.language}
+public = {name: [each for each in vars(module) if not each.startswith("_")] for name, module in modules.items()}
+tensor = nki.language.NkiTensor
+print(json.dumps({
+    "version": nki.__version__,
+    "public": public,
+    "tensor": [name for name in dir(tensor) if name not in dir(object)],
+    "signatures": {f"{module}.{name}": shown(getattr(modules[module], name)) for module, name in [
+        ("nki", "jit"), ("nki.isa", "dma_copy"), ("nki.isa", "scalar_tensor_tensor"), ("nki.isa", "topk"),
+        ("nki.language", "empty_like"), ("nki.language", "add"), ("nki.collectives", "rank_id"),
+        ("nki.isa", "scalar_load")]},
+    "enumerations": {name: [member.name for member in getattr(nki.isa, name)] for name in ("engine", "dependency")},
+}))
+"""
+DATA = Path(__file__).parents[1] / "simulator" / "api" / "documented_api.json"
+OPERATORS_OF_PYTHON = {"__bool__", "__contains__", "__float__", "__index__", "__int__", "__iter__", "__len__"}
+
+
+@pytest.fixture(scope="module")
+def api() -> dict[str, Any]:
+    done = machine.run("-c", SHOW_API)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_its_names_are_the_documented_ones(api: dict[str, Any]) -> None:
+    documented = json.loads(DATA.read_text())
+    changes = json.loads((Path(__file__).parent / "changes_of_0_7.json").read_text())
+    modules = {"collectives", "compiler", "isa", "language"}
+    assert api["version"] == "0.7.0"
+    for module, names in api["public"].items():
+        known = {*documented.get(module, ()), *changes.get(module, ())}
+        of_nki = modules if module == "nki" else set()
+        assert set(names) == {name for name in known if not name.startswith("_")} | of_nki
+
+
+def test_names_of_0_7_are_there(api: dict[str, Any]) -> None:
+    assert {"NkiScalar", "dependency", "scalar_load", "scalar_store"} <= set(api["public"]["nki.isa"])
+    assert {"alloc_tiles", "blocks", "int64", "tiles"} <= set(api["public"]["nki.language"])
+    assert "VirtualRegister" not in api["public"]["nki.language"]  # of nki.isa; the simulator imports it there too
+    assert api["enumerations"]["dependency"] == ["runtime", "schedule"]
+    assert set(api["enumerations"]["engine"]) == {"tensor", "vector", "scalar", "gpsimd", "dma", "sync", "unknown"}
+
+
+def test_a_tensor_has_the_documented_attributes_and_methods_only(api: dict[str, Any]) -> None:
+    documented = json.loads(DATA.read_text())["nki.language"]["NkiTensor"]
+    known = {*documented["attributes"], *documented["methods"], "data"} - {"__init__"}
+    public = {name for name in api["tensor"] if not name.startswith("_") or name.startswith("__")}
+    assert public - OPERATORS_OF_PYTHON - {"__slots__", "__module__"} == known
+
+
+def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
+    def names(*each: str) -> list[list[str]]:
+        return [name.split() for name in each]
+
+    assert api["signatures"] == {
+        "nki.jit": names("fn", "* compile_config", "* specialization_config", "**kwargs"),
+        "nki.isa.dma_copy": names("dst", "src", "priority", "oob_mode", "dge_mode", "engine", "name"),
+        "nki.isa.scalar_tensor_tensor": names(
+            *("dst", "data", "op0", "operand0", "op1", "operand1", "reverse0", "reverse1"),
+            *("reduce_cmd", "reduce_op", "reduce_res", "name"),
+        ),
+        "nki.isa.topk": names("val_dst", "idx_dst", "src", "n", "sorted", "name"),
+        "nki.language.empty_like": names("x", "dtype", "buffer", "name", "* transpose_axes", "* address"),
+        "nki.language.add": names("x", "y", "dtype"),
+        "nki.collectives.rank_id": names("name"),
+        "nki.isa.scalar_load": names("src"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        ("nl.tiles(None)", "nki.language.tiles"),
+        ("nisa.scalar_load(None)", "nki.isa.scalar_load"),
+        ("nki.collectives.rank_id()", "nki.collectives.rank_id"),
+        ("nki.jit(print, compile_config=nki)", "compile_config"),
+        ("nki.compiler.CompileConfig()", "nki.compiler.CompileConfig"),
+    ],
+)
+def test_what_is_documented_and_not_simulated_says_so(call: str, names: str) -> None:
+    done = machine.run("-c", f"import nki, nki.isa as nisa, nki.language as nl\n{call}")
+    error = done.stderr.strip().splitlines()[-1]
+    assert error.startswith("NotImplementedError: ") and names in error
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str | None]]:
+    """By case: what launching the kernel raises, and its twin."""
+    done = machine.run("-m", "tests.neuron.planted", tmp_path_factory.mktemp("planted"))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[str | None]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planted_kernel_is_refused_and_its_twin_runs(name: str, outcomes: dict[str, list[str | None]]) -> None:
+    refused, instead = outcomes[name]
+    kind, message = CASES[name].error
+    assert instead is None
+    assert refused is not None and refused.startswith(f"{kind}: ") and message in refused, refused

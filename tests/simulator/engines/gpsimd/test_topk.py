@@ -1,0 +1,370 @@
+"""`topk`: against a sort in Python of the sequence that is read, element by element, from the partitions' snake."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nkilib.simulator
+from nkilib.nki import nisa, nl
+
+from ...kernels import Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, store, tile
+
+BFLOAT16, UINT32 = nl.bfloat16, nl.uint32
+UNINITIALIZED = nkilib.simulator.UninitializedReadError
+INF = math.inf
+
+
+def snake(sequence: Any, columns: int, rest: float = 0) -> np.ndarray[Any, Any]:
+    """16 partitions over which a sequence is wound; `rest` behind its end."""
+    wound = np.full((16, columns), rest, ml_dtypes.bfloat16)
+    for position, value in enumerate(sequence):
+        wound[position % 16, position // 16] = value
+    return wound
+
+
+def unwound(partitions: np.ndarray[Any, Any], elements: int) -> list[Any]:
+    """The first elements of the sequence that is wound over 16 partitions."""
+    return [partitions[position % 16, position // 16].item() for position in range(elements)]
+
+
+def largest(sequence: Any, k: int) -> tuple[list[float], list[int]]:
+    """Values and positions of the k largest, ascending; of equal ones the lower position is taken and stands higher."""
+    positions = sorted(range(len(sequence)), key=lambda position: (sequence[position], -position))[-k:]
+    return [sequence[position] for position in positions], positions
+
+
+def run_topk(source: Any, n: int, k: int, target: str = "trn2") -> Any:
+    """What `topk` leaves in `val_dst` and `idx_dst`, the columns that hold results."""
+    shape = (source.array.shape[0] if isinstance(source, Tile) else source.shape[0], -(-k // 16))
+
+    def body(values: Any, indices: Any, source: Any) -> None:
+        val_dst, idx_dst = tile(source.shape[0], k, dtype=BFLOAT16), tile(source.shape[0], k, dtype=UINT32)
+        nisa.topk(val_dst, idx_dst, source, n)
+        nisa.tensor_copy(values, val_dst[:, 0 : shape[1]])
+        nisa.tensor_copy(indices, idx_dst[:, 0 : shape[1]])
+
+    return run(body, [source], Result(shape, BFLOAT16), Result(shape, UINT32), target=target)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_the_largest_in_ascending_order_with_their_positions(target: str) -> None:
+    """42 elements in 3 columns, of which the last is not full."""
+    sequence = [float((17 * position) % 42) for position in range(42)]
+    values, indices = run_topk(snake(sequence, 3, rest=INF), 42, 8, target)
+    assert unwound(values, 8) == [34, 35, 36, 37, 38, 39, 40, 41]
+    assert [(17 * position) % 42 for position in unwound(indices, 8)] == [34, 35, 36, 37, 38, 39, 40, 41]
+
+
+@given(
+    st.lists(st.integers(-8, 8), min_size=8, max_size=60),
+    st.data(),
+)
+def test_any_sequence(sequence: list[int], data: Any) -> None:
+    """With ties, any K up to the number of elements, and columns beyond the sequence that are ignored."""
+    k = data.draw(st.integers(1, len(sequence)))
+    columns = -(-len(sequence) // 16) + data.draw(st.integers(0, 2))
+    values, indices = run_topk(snake(sequence, columns, rest=100), len(sequence), k)
+    assert (unwound(values, k), unwound(indices, k)) == largest(sequence, k)
+
+
+def test_every_16_partitions_are_a_snake_of_their_own() -> None:
+    """As many as 8 top-k run at once."""
+    sequences = [normal(100, seed=seed).astype(ml_dtypes.bfloat16).tolist() for seed in range(8)]
+    values, indices = run_topk(np.concatenate([snake(sequence, 7) for sequence in sequences]), 100, 20)
+    for core, sequence in enumerate(sequences):
+        rows = slice(16 * core, 16 * core + 16)
+        assert (unwound(values[rows], 20), unwound(indices[rows], 20)) == largest(sequence, 20)
+
+
+def test_of_equal_elements_the_lowest_positions_are_taken_and_stand_higher() -> None:
+    values, indices = run_topk(snake([5, 7, 5, 5, 9, 5, 7, 5], 1), 8, 5)
+    assert unwound(values, 5) == [5, 5, 7, 7, 9]
+    assert unwound(indices, 5) == [2, 0, 6, 1, 4]
+
+
+def test_a_row_that_was_loaded_in_contiguous_runs() -> None:
+    """As kernels call it: partition p holds elements [63 p, 63 p + 63) of 1000, and padding that never wins.
+
+    Position i of the snake then holds element i % 16 * 63 + i // 16.
+    """
+    row = np.full(16 * 63, -3e38, ml_dtypes.bfloat16)
+    row[:1000] = normal(1000, seed=7)
+    values, indices = run_topk(row.reshape(16, 63), 16 * 63, 24)
+    elements = [position % 16 * 63 + position // 16 for position in unwound(indices, 24)]
+    assert unwound(values, 24) == sorted(row.tolist())[-24:]
+    assert row[elements].tolist() == unwound(values, 24)
+    assert len(set(elements)) == 24 and max(elements) < 1000
+
+
+def test_special_values() -> None:
+    """Infinities in their places, the two zeros equal, NaN above everything."""
+    values, indices = run_topk(snake([0, -INF, np.nan, INF, -0.0, 1, -1, -INF, np.nan], 1), 9, 9)
+    assert unwound(indices, 9) == [7, 1, 6, 4, 0, 5, 3, 8, 2]
+    assert np.isnan(unwound(values, 9)[-2:]).all()
+    assert unwound(values, 7) == [-INF, -INF, -1, 0, 0, 1, INF]
+
+
+def test_it_writes_the_results_and_nothing_else() -> None:
+    """K = 20 results are column 0 and the first four partitions of column 1; the other elements keep their values."""
+
+    def body(values: Any, indices: Any, source: Any) -> None:
+        nisa.memset(values, -3)
+        nisa.memset(indices, 7)
+        nisa.topk(values, indices, source, 32)
+
+    source = np.concatenate([snake(range(32), 2), snake(range(100, 132), 2)])
+    values, indices = run(body, [source], Result((32, 20), BFLOAT16), Result((32, 20), UINT32))
+    for rows, first in ((slice(0, 16), 0), (slice(16, 32), 100)):
+        assert unwound(values[rows], 20) == list(range(first + 12, first + 32))
+        assert unwound(indices[rows], 20) == list(range(12, 32))
+        assert (values[rows][4:, 1] == -3).all() and (values[rows][:, 2:] == -3).all()
+        assert (indices[rows][4:, 1] == 7).all() and (indices[rows][:, 2:] == 7).all()
+
+
+def _reading(results: str, partitions: int, columns: slice) -> Any:
+    """A kernel that reads a part of K = 20 results, of their values or their indices."""
+
+    def kernel() -> None:
+        values, indices = nl.ndarray((32, 20), BFLOAT16), nl.ndarray((32, 20), UINT32)
+        nisa.topk(values, indices, tile(32, 2, dtype=BFLOAT16), 32)
+        shape = (partitions, columns.stop - columns.start)
+        read = {"values": values, "indices": indices}[results][0:partitions, columns]
+        nisa.tensor_copy(nl.ndarray(shape, read.dtype), read)
+
+    return kernel
+
+
+@pytest.mark.parametrize("results", ["values", "indices"])
+def test_elements_that_are_no_result_stay_unwritten(results: str) -> None:
+    execute(_reading(results, 32, slice(0, 1)))
+    execute(_reading(results, 4, slice(0, 2)))
+    message = refusal(_reading(results, 32, slice(1, 2)), error=UNINITIALIZED)
+    assert message.startswith("nisa.tensor_copy: operand 'src': 24 of the 32 elements of ")
+    message = refusal(_reading(results, 4, slice(1, 3)), error=UNINITIALIZED)
+    assert message.startswith("nisa.tensor_copy: operand 'src': 4 of the 8 elements of ")
+
+
+def _partly_written(elements: int) -> Any:
+    def kernel() -> None:
+        source = nl.ndarray((16, 3), BFLOAT16)
+        nisa.memset(source[:, 0:2], 1)
+        nisa.memset(source[0:4, 2:3], 2)
+        nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), source, elements)
+
+    return kernel
+
+
+def test_it_reads_the_sequence_and_nothing_else() -> None:
+    execute(_partly_written(32))
+    execute(_partly_written(36))
+    message = refusal(_partly_written(38), error=UNINITIALIZED)
+    assert message.startswith("nisa.topk: operand 'src': 2 of the 6 elements of tensor ")
+
+
+def test_strided_views_of_some_partitions() -> None:
+    def body() -> Any:
+        source, values, indices = tile(64, 8, dtype=BFLOAT16), tile(64, 4, dtype=BFLOAT16), tile(64, 4, dtype=UINT32)
+        nisa.iota(source[32:64, 1:7:2], [[1, 3]], 0, 3)
+        nisa.topk(values[32:64, 1:4:2], indices[32:64, 0:4:2], source[32:64, 1:7:2], 48)
+        return store(values), store(indices)
+
+    values, indices = execute(body)
+    # Partition p holds 3p, 3p + 1, 3p + 2: of 48 elements the last partition's last two are the largest.
+    assert values[[32, 33, 48, 49], 1].tolist() == [46, 47, 94, 95]
+    assert indices[[32, 33, 48, 49], 0].tolist() == [31, 47, 31, 47]
+    assert values.astype(np.float32).sum() == 46 + 47 + 94 + 95 and indices.sum() == 2 * (31 + 47)
+
+
+def test_val_dst_may_be_src() -> None:
+    sequence = [(5 * position) % 32 for position in range(32)]
+
+    def body(values: Any, indices: Any, source: Any) -> None:
+        nisa.memset(indices, 99)
+        nisa.topk(source, indices, source, 32)
+        nisa.tensor_copy(values, source)
+
+    values, indices = run(body, [snake(sequence, 2)], Result((16, 2), BFLOAT16), Result((16, 2), UINT32))
+    assert unwound(values, 2) == [30, 31]
+    assert unwound(indices, 3) == [6, 19, 99]
+    assert values[2:].tolist() == snake(sequence, 2)[2:].tolist()
+
+
+def test_the_most_elements() -> None:
+    """The last of 65535 elements, in a column that is not full, and the first are the largest."""
+    sequence = normal(65535, seed=5)
+    sequence[0], sequence[65534], sequence[70] = 100, 200, 50
+    source = np.zeros(65536, ml_dtypes.bfloat16)
+    source[:-1], source[-1] = sequence, 1000
+    values, indices = run_topk(source.reshape(4096, 16).T.copy(), 65535, 3)
+    assert unwound(values, 3) == [50, 100, 200]
+    assert unwound(indices, 3) == [70, 0, 65534]
+
+
+def test_the_largest_k() -> None:
+    """All of 32767 elements, which leaves the whole sequence sorted."""
+    sequence = normal(32767, seed=6).astype(ml_dtypes.bfloat16)
+    source = np.zeros(32768, ml_dtypes.bfloat16)
+    source[:-1] = sequence
+
+    def body(values: Any, indices: Any, source: Any) -> None:
+        val_dst, idx_dst = nl.ndarray((16, 32767), BFLOAT16), nl.ndarray((16, 32767), UINT32)
+        nisa.topk(val_dst, idx_dst, source, 32767)
+        nisa.tensor_copy(values, val_dst[0:15, 0:2048])
+        nisa.tensor_copy(indices, idx_dst[0:15, 0:2048])
+
+    values, indices = run(
+        body, [source.reshape(2048, 16).T.copy()], Result((15, 2048), BFLOAT16), Result((15, 2048), UINT32)
+    )
+    # Without the last partition: every 16th result is missing.
+    is_kept = np.arange(32767) % 16 < 15
+    assert (values.T.reshape(-1) == np.sort(sequence)[is_kept]).all()
+    assert (sequence[indices.T.reshape(-1)] == np.sort(sequence)[is_kept]).all()
+    assert len(set(indices.reshape(-1).tolist())) == 15 * 2048
+
+
+def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16) -> Any:
+    """A kernel that calls `topk` with tiles of these sizes."""
+    return lambda: nisa.topk(
+        tile(partitions, k, dtype=BFLOAT16),
+        tile(partitions, k, dtype=UINT32),
+        tile(partitions, columns, dtype=BFLOAT16),
+        n,
+    )
+
+
+@rules(
+    Rule("n", sizes(7, 1), "nisa.topk: n must be an integer of 8 to 65535, got 7", sizes(8, 1)),
+    Rule(
+        "largest n",
+        sizes(65536, 1, 4096),
+        "nisa.topk: n must be an integer of 8 to 65535, got 65536",
+        sizes(65535, 1, 4096),
+    ),
+    Rule(
+        "type of n", sizes(16.0, 1), "nisa.topk: n must be an integer of 8 to 65535, got 16.0", sizes(np.int64(16), 1)
+    ),
+    Rule(
+        "columns of src",
+        sizes(65, 8),
+        "nisa.topk: operand 'src' needs 5 columns for n=65 elements, got tensor [16, 4] bfloat16 in sbuf",
+        sizes(64, 8),
+    ),
+    Rule(
+        "K and n",
+        sizes(8, 9),
+        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 9] bfloat16 in "
+        "sbuf with n=8",
+        sizes(9, 9),
+    ),
+    Rule(
+        "smallest K",
+        lambda: nisa.topk(
+            tile(16, 1, dtype=BFLOAT16)[:, 0:0], tile(16, 1, dtype=UINT32)[:, 0:0], tile(16, 4, dtype=BFLOAT16), 8
+        ),
+        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 0] bfloat16 in "
+        "sbuf with n=8",
+        sizes(8, 1),
+    ),
+    Rule(
+        "largest K",
+        sizes(40000, 32768, 2500),
+        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 32768] bfloat16 "
+        "in sbuf with n=40000",
+        sizes(40000, 32767, 2500),
+    ),
+    Rule(
+        "number of partitions",
+        sizes(8, 1, partitions=24),
+        "nisa.topk: operand 'val_dst' must have two dimensions, the first a multiple of 16, got tensor [24, 1] "
+        "bfloat16 in sbuf",
+        sizes(8, 1, partitions=48),
+    ),
+    Rule(
+        "dimensions",
+        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, 2, dtype=BFLOAT16), 16),
+        "nisa.topk: operand 'src' must have two dimensions, the first a multiple of 16, got tensor [16, 2, 2] bfloat16 "
+        "in sbuf",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, 2, dtype=BFLOAT16)[:, 1], 16
+        ),
+    ),
+    Rule(
+        "partitions of val_dst",
+        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(32, 8, dtype=UINT32), tile(32, 2, dtype=BFLOAT16), 16),
+        "nisa.topk: operands 'src' and 'val_dst' must have the same number of partitions, got tensor [32, 2] bfloat16 "
+        "in sbuf and tensor [16, 8] bfloat16 in sbuf",
+        lambda: nisa.topk(tile(32, 8, dtype=BFLOAT16), tile(32, 8, dtype=UINT32), tile(32, 2, dtype=BFLOAT16), 16),
+    ),
+    Rule(
+        "columns of idx_dst",
+        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 9, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16),
+        "nisa.topk: operand 'idx_dst' must have the shape of 'val_dst', got tensor [16, 9] uint32 in sbuf and tensor "
+        "[16, 8] bfloat16 in sbuf",
+        lambda: nisa.topk(tile(16, 9, dtype=BFLOAT16), tile(16, 9, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16),
+    ),
+    Rule(
+        "type of src",
+        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2), 16),
+        "nisa.topk: operand 'src' must have one of the types bfloat16, got tensor [16, 2] float32 in sbuf",
+        sizes(16, 8, 2),
+    ),
+    Rule(
+        "type of val_dst",
+        lambda: nisa.topk(tile(16, 8), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16),
+        "nisa.topk: operand 'val_dst' must have one of the types bfloat16, got tensor [16, 8] float32 in sbuf",
+        sizes(16, 8, 2),
+    ),
+    Rule(
+        "type of idx_dst",
+        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=nl.int32), tile(16, 2, dtype=BFLOAT16), 16),
+        "nisa.topk: operand 'idx_dst' must have one of the types uint32, got tensor [16, 8] int32 in sbuf",
+        sizes(16, 8, 2),
+    ),
+    Rule(
+        "val_dst in PSUM",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16, buffer=nl.psum), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16
+        ),
+        "nisa.topk: operand 'val_dst' must be in sbuf, got tensor [16, 8] bfloat16 in psum",
+        sizes(16, 8, 2),
+    ),
+    Rule(
+        "idx_dst in PSUM",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32, buffer=nl.psum), tile(16, 2, dtype=BFLOAT16), 16
+        ),
+        "nisa.topk: operand 'idx_dst' must be in sbuf, got tensor [16, 8] uint32 in psum",
+        sizes(16, 8, 2),
+    ),
+    Rule(
+        "PSUM",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16, buffer=nl.psum), 16
+        ),
+        "nisa.topk: operand 'src' must be in sbuf, got tensor [16, 2] bfloat16 in psum"
+        "; copy it to sbuf first, with nisa.tensor_copy",
+        sizes(16, 8, 2),
+    ),
+)
+def test_topk_rules(rule: Rule) -> None:
+    check_rule(rule)
+
+
+def test_with_precise_fp_off_values_are_not_rounded_to_bfloat16() -> None:
+    """Then a bfloat16 tile is held in float32, and 1 + 14 / 2^20 is less than 1 + 15 / 2^20."""
+    sequence = 1 + np.arange(16, dtype=np.float32)[:, None] / 2**20
+    with nkilib.simulator.using(precise_fp=False):
+        values, indices = run_topk(Tile(sequence, BFLOAT16), 16, 2)
+    assert unwound(indices, 2) == [14, 15]
+    assert unwound(values, 2) == [1 + 14 / 2**20, 1 + 15 / 2**20]
+
+
+def test_it_runs_on_gpsimd() -> None:
+    assert engine_of(sizes(16, 8)) == "gpsimd"

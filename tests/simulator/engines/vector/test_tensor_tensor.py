@@ -1,0 +1,290 @@
+"""`tensor_tensor`: every binary operator, integers on GpSimd, bit patterns, engines and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nkilib.nki import nisa, nl
+
+from ...kernels import Body, Result, Rule, Tile, check_rule, engine_of, rules, run, tile
+
+ENGINE = nisa.engine
+PSUM = nl.psum
+
+
+LEFT = [-2.0, 3.0, 0.0, 1.5, -0.0, 7.0, 0.25, -4.0]
+RIGHT = [3.0, -3.0, 0.0, 1.5, 2.0, 0.0, 0.5, -4.5]
+
+
+def _logical(left: float, right: float) -> tuple[bool, bool]:
+    return left != 0, right != 0
+
+
+ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "maximum": lambda x, y: x if x > y else y,
+    "minimum": lambda x, y: x if x < y else y,
+    "max": lambda x, y: x if x > y else y,
+    "min": lambda x, y: x if x < y else y,
+    "equal": lambda x, y: 1.0 if x == y else 0.0,
+    "not_equal": lambda x, y: 0.0 if x == y else 1.0,
+    "greater_equal": lambda x, y: 1.0 if x >= y else 0.0,
+    "greater": lambda x, y: 1.0 if x > y else 0.0,
+    "less_equal": lambda x, y: 1.0 if x <= y else 0.0,
+    "less": lambda x, y: 1.0 if x < y else 0.0,
+    "logical_and": lambda x, y: float(all(_logical(x, y))),
+    "logical_or": lambda x, y: float(any(_logical(x, y))),
+    "logical_xor": lambda x, y: float(sum(_logical(x, y)) == 1),
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_tensor_tensor_arithmetic(name: str) -> None:
+    left, right = np.array([LEFT], np.float32), np.array([RIGHT], np.float32)
+    result = run(
+        lambda dst, x, y: nisa.tensor_tensor(dst, x, y, getattr(nl, name)), [left, right], Result((1, len(LEFT)))
+    )
+    assert result.tolist() == [[ARITHMETIC[name](x, y) for x, y in zip(LEFT, RIGHT, strict=True)]]
+
+
+def test_tensor_tensor_power_runs_on_gpsimd() -> None:
+    base, exponent = np.array([[2.0, 9.0, 0.5, -3.0]], np.float32), np.array([[10.0, 0.5, -2.0, 3.0]], np.float32)
+    result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.power), [base, exponent], Result((1, 4)))
+    assert result.tolist() == [[1024.0, 3.0, 4.0, -27.0]]
+    assert engine_of(lambda: nisa.tensor_tensor(tile(2, 2), tile(2, 2), tile(2, 2), nl.power)) == "gpsimd"
+
+
+@pytest.mark.parametrize(("name", "expected"), [("abs_max", [-5, -1, 2, 4]), ("abs_min", [3, -1, 0, -3])])
+def test_tensor_tensor_by_magnitude_keeps_the_sign_and_takes_the_right_one_of_a_tie(
+    name: str, expected: list[float]
+) -> None:
+    left, right = np.array([[-5, 1, 2, -3]], np.float32), np.array([[3, -1, 0, 4]], np.float32)
+    result = run(
+        lambda dst, x, y: nisa.tensor_tensor(dst, x, y, getattr(nl, name)),
+        [left, right],
+        Result((1, 4)),
+        target="trn3",
+    )
+    assert result.tolist() == [expected]
+
+
+def test_tensor_tensor_casts_to_float32_and_from_it() -> None:
+    """bfloat16 256 + int32 2 is 258, which bfloat16 and float16 hold and int8 saturates."""
+    left, right = np.array([[256, 1]], ml_dtypes.bfloat16), np.array([[2, 1]], np.int32)
+    for dtype, expected in ((nl.bfloat16, [258, 2]), (nl.int8, [127, 2]), (nl.float16, [258, 2])):
+        result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.add), [left, right], Result((1, 2), dtype))
+        assert result.tolist() == [expected]
+
+
+def test_tensor_tensor_does_not_round_between_the_cast_in_and_the_result() -> None:
+    """256 + 1 - in bfloat16 it would stay 256 - is 257 in a float32 result."""
+    left, right = np.array([[256]], ml_dtypes.bfloat16), np.array([[1]], ml_dtypes.bfloat16)
+    assert run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.add), [left, right], Result((1, 1))) == 257
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (nl.less, [0, 1, 0, 1]),
+        (nl.greater_equal, [1, 0, 1, 0]),
+        (nl.equal, [0, 0, 0, 0]),
+        (nl.maximum, [2**31, 2**31, 2**32 - 1, 2**32 - 1]),
+        (nl.minimum, [1, 1, 0, 2**32 - 2]),
+    ],
+)
+def test_unsigned_integers_compare_without_a_sign(op: Any, expected: Any) -> None:
+    left = np.array([[2**31, 1, 2**32 - 1, 2**32 - 2]], np.uint32)
+    right = np.array([[1, 2**31, 0, 2**32 - 1]], np.uint32)
+    result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, op), [left, right], Result((1, 4), nl.uint32))
+    assert result.tolist() == [expected]
+
+
+@pytest.mark.parametrize(("op", "expected"), [(nl.equal, 0), (nl.less, 1), (nl.maximum, 2**32 - 1)])
+def test_integers_with_and_without_a_sign_compare_as_numbers(op: Any, expected: int) -> None:
+    """-1 and 2^32 - 1, whose bits are the same."""
+    left, right = np.array([[-1]], np.int32), np.array([[2**32 - 1]], np.uint32)
+    result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, op), [left, right], Result((1, 1), nl.uint32))
+    assert result == expected
+
+
+@pytest.mark.parametrize("dtypes", [(nl.int32,) * 3, (nl.uint32,) * 3, (nl.int32, nl.uint32, nl.int32)])
+def test_tensor_tensor_of_32_bit_integers_is_exact_on_gpsimd(dtypes: Any) -> None:
+    left, right = [16777217, 65537, 2147483646], [16777218, 3, 1]
+    arrays = [np.array([values], np.dtype(str(dtype))) for values, dtype in zip((left, right), dtypes, strict=False)]
+    for op, expected in (
+        (nl.add, [33554435, 65540, 2147483647]),
+        (nl.multiply, [16777217 * 16777218 % 2**32, 196611, 2147483646]),
+        (nl.maximum, [16777218, 65537, 2147483646]),
+        (nl.less, [1, 0, 0]),
+        (nl.equal, [0, 0, 0]),
+    ):
+        result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, op), arrays, Result((1, 3), dtypes[2]))  # noqa: B023
+        assert result.tolist() == [expected]
+
+
+def test_tensor_tensor_power_of_integers_is_exact() -> None:
+    base, exponent = np.array([[7, -3, 2, -1, 5]], np.int32), np.array([[11, 19, 30, -3, -1]], np.int32)
+    result = run(lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.power), [base, exponent], Result((1, 5), nl.int32))
+    assert result.tolist() == [[1977326743, -1162261467, 1073741824, -1, 0]]
+
+
+def test_tensor_tensor_of_32_bit_integers_is_float32_on_vector() -> None:
+    left, right = np.array([[16777217]], np.int32), np.array([[0]], np.int32)
+    result = run(
+        lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.add, engine=ENGINE.vector),
+        [left, right],
+        Result((1, 1), nl.int32),
+    )
+    assert result == 16777216
+
+
+def test_tensor_tensor_of_32_bit_integers_falls_back_to_vector_with_psum() -> None:
+    left, right = np.array([[16777217]], np.int32), np.array([[0]], np.int32)
+    for first, second, result in ((PSUM, nl.sbuf, nl.sbuf), (nl.sbuf, PSUM, nl.sbuf), (nl.sbuf, nl.sbuf, PSUM)):
+        summed = run(
+            lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.add),
+            [Tile(left, buffer=first), Tile(right, buffer=second)],
+            Result((1, 1), nl.int32, result),
+        )
+        assert summed == 16777216
+
+
+def test_tensor_tensor_engines() -> None:
+    def integers(dst: Any, left: Any, right: Any, op: Any = nl.add) -> Body:
+        return lambda: nisa.tensor_tensor(tile(2, 2, dtype=dst), tile(2, 2, dtype=left), tile(2, 2, dtype=right), op)
+
+    assert engine_of(integers(nl.int32, nl.int32, nl.int32)) == "gpsimd"
+    assert engine_of(integers(nl.uint32, nl.int32, nl.uint32)) == "gpsimd"
+    assert engine_of(integers(nl.int32, nl.int32, nl.int32, nl.bitwise_and)) == "vector"
+    assert engine_of(integers(nl.int32, nl.int32, nl.int16)) == "vector"
+    assert engine_of(integers(nl.float32, nl.int32, nl.int32)) == "vector"
+    assert engine_of(integers(nl.float32, nl.float32, nl.float32)) == "vector"
+
+
+BITS = {
+    "bitwise_and": [0b1000, 0, -8],
+    "bitwise_or": [0b1110, -1, -1],
+    "bitwise_xor": [0b0110, -1, 7],
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("dtype", [nl.int8, nl.int16, nl.int32])
+def test_tensor_tensor_bits(name: str, dtype: Any) -> None:
+    left, right = np.array([[0b1100, -1, -8]], str(dtype)), np.array([[0b1010, 0, -1]], str(dtype))
+    result = run(
+        lambda dst, x, y: nisa.tensor_tensor(dst, x, y, getattr(nl, name)), [left, right], Result((1, 3), dtype)
+    )
+    assert result.tolist() == [BITS[name]]
+
+
+def test_tensor_tensor_shifts_are_logical() -> None:
+    values, distances = np.array([[1, -8, 3, -1]], np.int32), np.array([[31, 1, 4, 31]], np.int32)
+    left = run(
+        lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.left_shift), [values, distances], Result((1, 4), nl.int32)
+    )
+    right = run(
+        lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.right_shift), [values, distances], Result((1, 4), nl.int32)
+    )
+    assert left.tolist() == [[-(2**31), -16, 48, -(2**31)]]
+    assert right.tolist() == [[0, 0x7FFFFFFC, 0, 1]]
+
+
+def test_tensor_tensor_bits_are_patterns_whatever_the_sign_of_the_types() -> None:
+    left, right = np.array([[-1, -2]], np.int16), np.array([[0xFF00, 0x00FF]], np.uint16)
+    for dtype, expected in ((nl.uint16, [0xFF00, 0x00FE]), (nl.int16, [-256, 0x00FE])):
+        result = run(
+            lambda dst, x, y: nisa.tensor_tensor(dst, x, y, nl.bitwise_and), [left, right], Result((1, 2), dtype)
+        )
+        assert result.tolist() == [expected]
+
+
+@rules(
+    Rule(
+        "both in PSUM",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2, buffer=PSUM), tile(4, 2, buffer=PSUM), nl.add),
+        "nisa.tensor_tensor: operands 'data1' and 'data2' must not both be in psum",
+        lambda: nisa.tensor_tensor(tile(4, 2, buffer=PSUM), tile(4, 2), tile(4, 2, buffer=PSUM), nl.add),
+    ),
+    Rule(
+        "partitions",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(2, 4), nl.add),
+        "nisa.tensor_tensor: operands 'dst' and 'data2' must have the same number of partitions, got tensor [4, 2] "
+        "float32 in sbuf and tensor [2, 4] float32 in sbuf",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add),
+    ),
+    Rule(
+        "elements",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 1), tile(4, 2), nl.add),
+        "nisa.tensor_tensor: operands 'dst' and 'data1' must have the same number of elements per partition, got "
+        "tensor [4, 2] float32 in sbuf and tensor [4, 1] float32 in sbuf",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 1).broadcast(1, 2), tile(4, 2), nl.add),
+    ),
+    Rule(
+        "power on Vector",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.power, engine=ENGINE.vector),
+        "nisa.tensor_tensor: op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.power, engine=ENGINE.gpsimd),
+    ),
+    Rule(
+        "power in PSUM",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2, buffer=PSUM), nl.power),
+        "nisa.tensor_tensor: operand 'data2': the GpSimd engine cannot access psum, got tensor [4, 2] float32 in psum",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.power),
+    ),
+    Rule(
+        "engine",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add, engine=ENGINE.scalar),
+        "nisa.tensor_tensor: engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got "
+        "nki.isa.engine.scalar",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add, engine=ENGINE.gpsimd),
+    ),
+    Rule(
+        "unary operator",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.square),
+        "nisa.tensor_tensor: op=nl.square is no binary operator of tensor_tensor",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.multiply),
+    ),
+    Rule(
+        "no operator",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), "add"),
+        "nisa.tensor_tensor: op must be an operator such as nl.add, got 'add'",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add),
+    ),
+    Rule(
+        "bits of floats",
+        lambda: nisa.tensor_tensor(tile(4, 2, dtype=nl.int32), tile(4, 2), tile(4, 2, dtype=nl.int32), nl.bitwise_or),
+        "nisa.tensor_tensor: operand 'data1' must be an integer tensor with a bit-wise operator, got tensor [4, 2] "
+        "float32 in sbuf",
+        lambda: nisa.tensor_tensor(
+            tile(4, 2, dtype=nl.int32), tile(4, 2).view(nl.int32), tile(4, 2, dtype=nl.int32), nl.bitwise_or
+        ),
+    ),
+    Rule(
+        "bits of unlike widths",
+        lambda: nisa.tensor_tensor(
+            tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.int8), nl.bitwise_or
+        ),
+        "nisa.tensor_tensor: bit-wise operators cast nothing: the operands must have one width, got tensor [4, 2] "
+        "int32 in sbuf, tensor [4, 2] int32 in sbuf, tensor [4, 2] int8 in sbuf",
+        lambda: nisa.tensor_tensor(
+            tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.uint32), nl.bitwise_or
+        ),
+    ),
+    Rule(
+        "abs_max before trn3",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.abs_max),
+        "nisa.tensor_tensor: op=nl.abs_max needs trn3; the target is trn2",
+        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.abs_max),
+        corrected_target="trn3",
+    ),
+)
+def test_tensor_tensor_rules(rule: Rule) -> None:
+    check_rule(rule)

@@ -1,0 +1,113 @@
+"""``nkilib.simulator.target.options``: defaults, environment variables, and ``using``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import Options
+from nkilib.simulator.target.options import current_options
+from tests.simulator.frame import refused
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NKI_PRECISE_FP", raising=False)
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+
+
+def test_defaults() -> None:
+    assert Options() == Options(target="trn2", precise_fp=True, uninitialized="nan") == Options.from_environment()
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().target = "trn3"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "message"),
+    [
+        ("target", "trn9", ValueError, "target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, got 'trn9'"),
+        ("precise_fp", 1, TypeError, "Options.precise_fp must be a bool, got 1"),
+        ("uninitialized", "zero", ValueError, 'Options.uninitialized must be "nan" or "error", got \'zero\''),
+        ("speed", 1, TypeError, "Options.__init__() got an unexpected keyword argument 'speed'"),
+    ],
+)
+def test_wrong_values_are_refused(field: str, value: Any, error: type[Exception], message: str) -> None:
+    assert refused(error, lambda: Options(**{field: value})) == message
+    before = current_options()
+
+    def use() -> None:
+        with nkilib.simulator.using(**{field: value}):
+            raise AssertionError("the block must not be entered")
+
+    assert refused(error, use) == message
+    assert current_options() == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "field", "expected"),
+    [
+        ("NKI_PRECISE_FP", "0", "precise_fp", False),
+        ("NKI_PRECISE_FP", "1", "precise_fp", True),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "gen4", "target", "gen4"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1", "target", "trn1"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "", "target", "trn2"),
+    ],
+)
+def test_environment_variables(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, field: str, expected: Any
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert getattr(Options.from_environment(), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("NKI_PRECISE_FP", "no", "NKI_PRECISE_FP must be 0 or 1, got 'no'"),
+        (
+            "NEURON_PLATFORM_TARGET_OVERRIDE",
+            "trn9",
+            "NEURON_PLATFORM_TARGET_OVERRIDE: target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, "
+            "got 'trn9'",
+        ),
+    ],
+)
+def test_undocumented_values_of_the_environment_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert refused(ValueError, Options.from_environment) == message
+
+
+@nki.jit
+def generation_seen() -> Any:
+    return nisa.get_nc_version(), nl.tile_size.sbuf_fmax_bytes
+
+
+def test_a_kernel_runs_on_the_target_of_the_environment_or_of_using(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generation_seen()[0] is nisa.nc_version.gen3
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
+    assert generation_seen()[0] is nisa.nc_version.gen2
+    with nkilib.simulator.using(target="trn3"):
+        assert generation_seen() == (nisa.nc_version.gen4, 245_752)
+    assert generation_seen() == (nisa.nc_version.gen2, 180_224)
+
+
+def test_using_nests_keeps_what_it_does_not_name_and_ends_with_its_block() -> None:
+    before = current_options()
+    with nkilib.simulator.using(target="trn3", uninitialized="nan") as outer:
+        assert (outer.target, outer.uninitialized) == ("trn3", "nan")
+        with nkilib.simulator.using(precise_fp=False) as inner:
+            assert inner == current_options() == dataclasses.replace(outer, precise_fp=False)
+        assert current_options() == outer
+        with pytest.raises(KeyError), nkilib.simulator.using(target="trn1"):
+            raise KeyError
+        assert current_options() == outer
+    assert current_options() == before

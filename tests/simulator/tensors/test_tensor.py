@@ -1,0 +1,584 @@
+"""``nkilib.simulator.tensors.tensor``: what a tensor says of its layout, and its static views, against numpy's views.
+
+Views that split and merge dimensions are in ``test_reshaped_views.py``, those with a dynamic index in
+``test_dynamic_views.py``, ``test_register_views.py`` and ``isa/test_indirection.py``, the access pattern ``ap`` in
+``test_access_patterns.py``; what a tensor prints is in ``test_text.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nkilib.nki import nki, nl
+from nkilib.simulator import NkiValidationError, OutOfRangeError
+from nkilib.simulator.memory.storage import Storage
+from nkilib.simulator.tensors.tensor import NkiTensor
+from nkilib.simulator.terms.dtypes import as_dtype
+from tests.simulator.frame import counted, empty, hbm, indices, refused, run, sbuf, tensor_of
+
+HBM = "tensor [4, 6] float32 in private_hbm"
+SBUF = "tensor [4, 6] float32 in sbuf"
+CUBE = "tensor [4, 2, 6] float32 in sbuf"
+
+
+class Constraint(NamedTuple):
+    """A documented constraint of a view method: a call that breaks it, the message, and the call put right."""
+
+    broken: Callable[[], Any]
+    message: str
+    corrected: Callable[[], NkiTensor]
+    error: type[Exception] = NkiValidationError
+
+    def check(self) -> None:
+        assert refused(self.error, self.broken) == self.message
+        assert isinstance(self.corrected(), NkiTensor)
+
+
+def plain(*shape: int) -> NkiTensor:
+    return hbm(counted(*shape))
+
+
+def tile(*shape: int) -> NkiTensor:
+    return sbuf(counted(*shape))
+
+
+# -- questions -------------------------------------------------------------------------------------------------
+
+
+def test_the_tensor_of_the_language_guide() -> None:
+    t = empty(128, 64, buffer=nl.sbuf)
+    assert (t.shape, t.strides, t.offset, t.dtype, t.buffer) == ((128, 64), (64, 1), 0, nl.float32, nl.sbuf)
+    assert (t.ndim, t.size, t.name) == (2, 128 * 64, "")
+    assert t.get_pattern() == [[64, 128], [1, 64]]
+    assert not t.is_indirect()
+
+
+def test_a_tensor_can_be_bound_to_a_storage() -> None:
+    storage = Storage((2, 3), nl.int32, nl.psum, "")
+    t = NkiTensor((2, 3), "int32", storage, "psum", "sums")
+    assert t.storage is storage and t.buffer is nl.psum and t.dtype is nl.int32
+    assert NkiTensor((2, 3), nl.int32, None).buffer is nl.sbuf
+    assert repr(t) == "tensor 'sums' [2, 3] int32 in psum"
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (tile(4, 2, 6), True),
+        (tile(4, 2, 6)[1:3], True),
+        (tile(4, 2, 6)[:, :, 1:3], False),
+        (tile(4, 2, 6)[:, 1], True),
+        (tile(4, 2, 6).permute((0, 2, 1)), False),
+        (plain(4, 2, 6), True),
+        (plain(4, 2, 6)[1:3], True),
+        (plain(4, 2, 6)[::2], False),
+        (plain(4, 2, 6)[:, 1], False),
+        (plain(4, 2, 6).reshape((8, 6)), True),
+        (plain(1, 6).permute((1, 0)), True),
+    ],
+)
+def test_contiguous_is_dense_and_on_chip_dense_in_each_partition(view: NkiTensor, expected: bool) -> None:
+    assert view.is_contiguous() is expected
+
+
+def test_views_share_storage() -> None:
+    array = counted(4, 6)
+    t = hbm(array)
+    t[1:3, ::2].permute((1, 0)).array[...] = -1
+    assert (array[1:3, ::2] == -1).all() and (array == -1).sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nl.ndarray((4, 6), nl.float32)[0:1, 2:3], "tensor [1, 1] float32 in sbuf"),
+        (lambda: nl.add(nl.zeros((4, 6), nl.float32), 1), "tensor [4, 6] float32 in sbuf"),
+    ],
+    ids=["part", "result"],
+)
+def test_a_value_has_no_truth_value(make: Any, name: str) -> None:
+    expected = (
+        f"{name}: the values of a tensor are not known while the kernel is being built; "
+        "nisa.register_load brings one into a register, and 'is not None' asks whether there is a tensor"
+    )
+    assert refused(NkiValidationError, lambda: run(lambda: bool(make()))).endswith(expected)
+
+
+def test_a_tensor_is_true_where_an_optional_argument_may_be_none() -> None:
+    """Whatever it holds: `if bias:` asks whether a bias was passed, in kernels of AWS too, also of one in SBUF."""
+    assert plain(4, 6)
+    assert hbm(np.zeros((1, 1), np.float32))
+    assert run(lambda: bool(nl.ndarray((1, 4), nl.uint32, name="index")) and bool(nl.zeros((1, 1), nl.float32))) is True
+
+
+# -- assignment ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("region", [nl.sbuf, nl.psum])
+def test_assignment_copies_a_tile_into_part_of_another(region: nl.MemoryRegion) -> None:
+    """With a cast, as one tensor_copy that reads its source before it writes."""
+    x = counted(4, 6)
+
+    def kernel(x: nl.NkiTensor) -> nl.NkiTensor:
+        source = nl.load(x)
+        tile = nl.ndarray((4, 2, 6), nl.float16, buffer=region)
+        tile[...] = nl.zeros((4, 2, 6), nl.float32)
+        tile[0:4, 1, 0:6] = source
+        tile[:, 0, 1:4] = source[:, ::2]
+        source[:, 0:4] = source[:, 2:6]
+        tile[0:1, 0, 0] = source[0:1, 0]
+        result = nl.ndarray((4, 2, 6), nl.float16, buffer=nl.shared_hbm)
+        nl.store(result, value=nl.copy(tile))
+        return result
+
+    expected = np.zeros((4, 2, 6), np.float16)
+    expected[:, 1] = x
+    expected[:, 0, 1:4] = x[:, ::2]
+    expected[0, 0, 0] = x[0, 2]
+    np.testing.assert_array_equal(nki.jit(kernel)(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "message"),
+    [
+        (
+            lambda: plain(4, 6),
+            0,
+            f"NkiTensor.__setitem__: only a tile in sbuf or psum can be assigned to, got {HBM}; write to HBM with "
+            f"nisa.dma_copy or nl.store",
+        ),
+        (
+            lambda: nl.ndarray((4, 6), nl.float32),
+            1.0,
+            "NkiTensor.__setitem__: tensor [4, 2] float32 in sbuf takes a tile of that shape in sbuf or psum, got 1.0; "
+            "nisa.memset sets all elements, nisa.dma_copy reads from HBM",
+        ),
+        (
+            lambda: nl.ndarray((4, 6), nl.float32),
+            plain(4, 2),
+            f"NkiTensor.__setitem__: tensor [4, 2] float32 in sbuf takes a tile of that shape in sbuf or psum, got "
+            f"{plain(4, 2)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM",
+        ),
+    ],
+    ids=["a tensor in HBM", "a number", "a value in HBM"],
+)
+def test_assignment_is_between_tiles(target: Any, value: Any, message: str) -> None:
+    def kernel(x: nl.NkiTensor) -> None:
+        target()[:, 0:2] = value
+
+    assert refused(NkiValidationError, lambda: nki.jit(kernel)(counted(4, 6))).endswith(message)
+
+
+def test_assignment_wants_a_tile_of_the_same_shape() -> None:
+    """NKI's documentation broadcasts nothing here, and a numpy habit should not pass for a copy."""
+
+    def kernel(x: nl.NkiTensor) -> None:
+        nl.ndarray((4, 6), nl.float32)[:, 0:2] = nl.load(x)[:, 0:1]
+
+    message = refused(NkiValidationError, lambda: nki.jit(kernel)(counted(4, 6)))
+    assert "takes a tile of that shape in sbuf or psum, got tensor [4, 1] float32 in sbuf" in message
+
+
+# -- slice, select ---------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_slice_is_numpys(data: st.DataObject) -> None:
+    array = counted(4, 5, 6)
+    dim = data.draw(st.integers(0, 2))
+    start = data.draw(st.integers(0, array.shape[dim] - 1))
+    end = data.draw(st.integers(start + 1, array.shape[dim]))
+    step = data.draw(st.integers(1, 7))
+    key = (slice(None),) * dim + (slice(start, end, step),)
+    for make in (hbm, sbuf):
+        np.testing.assert_array_equal(make(array).slice(dim, start, end, step).array, array[key], strict=True)
+
+
+def test_an_empty_slice_is_accepted() -> None:
+    assert plain(4, 6).slice(0, 4, 4).shape == (0, 6)
+    assert plain(4, 6).slice(0, 4, 4).slice(1, 5, 6).array.shape == (0, 1)
+    assert plain(4, 6).slice(0, 4, 4).reshape((3, 0, 2)).array.shape == (3, 0, 2)
+
+
+def _slice_message(dim: int, size: int, **given_bounds: int) -> str:
+    bounds = ", ".join(f"{name}={value}" for name, value in given_bounds.items())
+    return (
+        f"NkiTensor.slice: 0 <= start < end <= {size} and step >= 1 are required in dimension {dim} of {HBM}, "
+        f"got {bounds}"
+    )
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(
+            lambda: plain(4, 6).slice(0, -1, 3),
+            _slice_message(0, 4, start=-1, end=3, step=1),
+            lambda: plain(4, 6).slice(0, 0, 3),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).slice(1, 2, 7),
+            _slice_message(1, 6, start=2, end=7, step=1),
+            lambda: plain(4, 6).slice(1, 2, 6),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).slice(1, 3, 2),
+            _slice_message(1, 6, start=3, end=2, step=1),
+            lambda: plain(4, 6).slice(1, 2, 3),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).slice(1, 2, 6, 0),
+            _slice_message(1, 6, start=2, end=6, step=0),
+            lambda: plain(4, 6).slice(1, 2, 6, 1),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).slice(2, 0, 1),
+            f"NkiTensor.slice: dim must be in [0, 2) of {HBM}, got 2",
+            lambda: plain(4, 6).slice(1, 0, 1),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).slice(0, 0, 1),
+            "tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed",
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).slice(1, 0, 1),
+        ),
+    ],
+)
+def test_constraints_of_slice(constraint: Constraint) -> None:
+    constraint.check()
+
+
+@pytest.mark.parametrize(
+    ("make", "dim", "index", "expected"),
+    [
+        (plain, 0, 3, np.s_[3]),
+        (plain, 1, 1, np.s_[:, 1]),
+        (plain, 2, 5, np.s_[:, :, 5]),
+        (tile, 0, 3, np.s_[3:4]),
+        (tile, 1, 0, np.s_[:, 0]),
+        (tile, 2, np.int32(5), np.s_[:, :, 5]),
+    ],
+)
+def test_a_static_select_is_an_integer_index(make: Any, dim: int, index: int, expected: Any) -> None:
+    array = counted(4, 2, 6)
+    np.testing.assert_array_equal(make(4, 2, 6).select(dim, index).array, array[expected], strict=True)
+
+
+def test_a_static_select_keeps_two_dimensions_on_chip_and_one_in_hbm() -> None:
+    assert tile(4, 6).select(1, 2).array.tolist() == [[2], [8], [14], [20]]
+    assert plain(4, 6).select(0, 1).select(0, 5).array.tolist() == [11]
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(
+            lambda: plain(4, 6).select(1, 6),
+            f"NkiTensor.select: index must be in [0, 6) in dimension 1 of {HBM}, got 6",
+            lambda: plain(4, 6).select(1, 5),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: tile(4, 6).select(0, -1),
+            f"NkiTensor.select: index must be in [0, 4) in dimension 0 of {SBUF}, got -1",
+            lambda: tile(4, 6).select(0, 3),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).select(-3, 0),
+            f"NkiTensor.select: dim must be in [0, 2) of {HBM}, got -3",
+            lambda: plain(4, 6).select(-2, 0),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 6).select(0, 1.0),  # type: ignore[arg-type]
+            f"{HBM} can be indexed with integers, slices, ... and nl.ds, got 1.0 for dimension 0",
+            lambda: plain(4, 6).select(0, 1),
+        ),
+        Constraint(
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).select(0, 1),
+            "tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed",
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).select(1, 1),
+        ),
+    ],
+)
+def test_constraints_of_a_static_select(constraint: Constraint) -> None:
+    constraint.check()
+
+
+# -- reshape, permute, broadcast -------------------------------------------------------------------------------
+
+
+@given(st.sampled_from([(24,), (4, 6), (6, 4), (2, 12), (3, 1, 8), (2, 2, 3, 2), (1, 24, 1)]))
+def test_reshape_in_hbm_is_numpys(shape: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(plain(4, 6).reshape(shape).array, counted(*shape), strict=True)
+    part = counted(4, 8)[:, :6]
+    view = plain(4, 8)[:, :6]
+    reshaped = part.reshape(shape)
+    if np.shares_memory(part, reshaped):
+        np.testing.assert_array_equal(view.reshape(shape).array, reshaped, strict=True)
+    else:
+        message = f"NkiTensor.reshape: {HBM} with strides (8, 1) cannot become {list(shape)} without a copy"
+        assert refused(NkiValidationError, lambda: view.reshape(shape)) == message
+
+
+def test_reshape_on_chip_and_after_a_vector_select_keeps_the_first_dimension() -> None:
+    array = counted(4, 2, 6)
+    np.testing.assert_array_equal(sbuf(array).reshape((4, 12)).array, array.reshape(4, 12), strict=True)
+    window = sbuf(array)[1:3].reshape((2, 3, 4))
+    np.testing.assert_array_equal(window.array, array[1:3].reshape(2, 3, 4), strict=True)
+    assert hbm(array).vector_select(0, indices(1, 1, 2)).reshape((3, 4, 3)).shape == (3, 4, 3)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(
+            lambda: plain(4, 6).reshape((5, 5)),
+            f"NkiTensor.reshape: {HBM} has 24 elements, [5, 5] has 25",
+            lambda: plain(4, 6).reshape((8, 3)),
+        ),
+        Constraint(
+            lambda: plain(4, 6).reshape((-4, -6)),
+            f"NkiTensor.reshape: sizes must not be negative, got [-4, -6] for {HBM}; reshape_dim takes one -1, for "
+            f"what the other sizes leave",
+            lambda: plain(4, 6).reshape((4, 6)),
+        ),
+        Constraint(
+            lambda: plain(4, 6).reshape((4, -1)),
+            f"NkiTensor.reshape: sizes must not be negative, got [4, -1] for {HBM}; reshape_dim takes one -1, for "
+            f"what the other sizes leave",
+            lambda: plain(4, 6).reshape((4, 6)),
+        ),
+        Constraint(
+            lambda: tile(4, 6).reshape((8, 3)),
+            f"NkiTensor.reshape: dimension 0 of {SBUF} counts partitions and must stay 4, got [8, 3]",
+            lambda: tile(4, 6).reshape((4, 2, 3)),
+        ),
+        Constraint(
+            lambda: sbuf(counted(4, 1)).reshape((4,)),
+            "NkiTensor.reshape: an on-chip tensor has a partition and at least one free dimension, got [4] for "
+            "tensor [4, 1] float32 in sbuf",
+            lambda: sbuf(counted(4, 1)).reshape((4, 1, 1)),
+        ),
+        Constraint(
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).reshape((12, 1)),
+            "NkiTensor.reshape: dimension 0 of tensor [2, 6] float32 in private_hbm counts partitions and must stay 2, "
+            "got [12, 1]",
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).reshape((2, 3, 2)),
+        ),
+        Constraint(
+            lambda: tile(4, 2, 6).permute((0, 2, 1)).reshape((4, 12)),
+            "NkiTensor.reshape: tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) cannot become [4, 12] "
+            "without a copy",
+            lambda: tile(4, 2, 6).reshape((4, 12)),
+        ),
+    ],
+)
+def test_constraints_of_reshape(constraint: Constraint) -> None:
+    constraint.check()
+
+
+@given(st.permutations(range(3)))
+def test_permute_is_numpys_transpose(dims: list[int]) -> None:
+    array = counted(4, 2, 6)
+    np.testing.assert_array_equal(hbm(array).permute(tuple(dims)).array, array.transpose(dims), strict=True)
+
+
+def test_permute_on_chip_and_after_a_vector_select_reorders_the_rest() -> None:
+    array = counted(4, 2, 6)
+    np.testing.assert_array_equal(sbuf(array).permute((0, 2, 1)).array, array.transpose(0, 2, 1), strict=True)
+    assert hbm(array).vector_select(0, indices(1, 1, 2)).permute((0, 2, 1)).shape == (3, 6, 2)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(
+            lambda: plain(4, 6).permute((0, 2)),
+            "NkiTensor.permute: dims must be a permutation of 0..1, got (0, 2)",
+            lambda: plain(4, 6).permute((1, 0)),
+        ),
+        Constraint(
+            lambda: plain(4, 6).permute((0, 0)),
+            "NkiTensor.permute: dims must be a permutation of 0..1, got (0, 0)",
+            lambda: plain(4, 6).permute((0, 1)),
+        ),
+        Constraint(
+            lambda: tile(4, 2, 6).permute((1, 0, 2)),
+            f"NkiTensor.permute: dimension 0 of {CUBE} must stay first, got (1, 0, 2)",
+            lambda: tile(4, 2, 6).permute((0, 2, 1)),
+        ),
+        Constraint(
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).permute((1, 0)),
+            "NkiTensor.permute: dimension 0 of tensor [2, 6] float32 in private_hbm must stay first, got (1, 0)",
+            lambda: plain(4, 6).vector_select(0, indices(1, 2)).permute((0, 1)),
+        ),
+    ],
+)
+def test_constraints_of_permute(constraint: Constraint) -> None:
+    constraint.check()
+
+
+def test_broadcast_is_numpys() -> None:
+    array = counted(4, 1, 6)
+    np.testing.assert_array_equal(sbuf(array).broadcast(1, 3).array, np.broadcast_to(array, (4, 3, 6)), strict=True)
+    row = counted(1, 6)
+    np.testing.assert_array_equal(hbm(row).broadcast(0, 4).array, np.broadcast_to(row, (4, 6)), strict=True)
+    assert sbuf(array).broadcast(1, 3).get_pattern() == [[6, 4], [0, 3], [1, 6]]
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(
+            lambda: plain(4, 6).broadcast(0, 2),
+            f"NkiTensor.broadcast: dimension 0 of {HBM} must have size 1 and not be the partition dimension",
+            lambda: plain(1, 6).broadcast(0, 2),
+        ),
+        Constraint(
+            lambda: tile(1, 6).broadcast(0, 2),
+            "NkiTensor.broadcast: dimension 0 of tensor [1, 6] float32 in sbuf must have size 1 and not be the "
+            "partition dimension",
+            lambda: tile(6, 1).broadcast(1, 2),
+        ),
+        Constraint(
+            lambda: tile(6, 1).broadcast(1, 0),
+            "NkiTensor.broadcast: size must be at least 1, got 0",
+            lambda: tile(6, 1).broadcast(1, 1),
+        ),
+        Constraint(
+            lambda: tile(6, 1).broadcast(2, 2),
+            "NkiTensor.broadcast: dim must be in [0, 2) of tensor [6, 1] float32 in sbuf, got 2",
+            lambda: tile(6, 1).broadcast(1, 2),
+            OutOfRangeError,
+        ),
+        Constraint(
+            lambda: plain(4, 1).vector_select(0, indices(2)).broadcast(0, 2),
+            "NkiTensor.broadcast: dimension 0 of tensor [1, 1] float32 in private_hbm is indirect",
+            lambda: plain(4, 1).vector_select(0, indices(2)).broadcast(1, 2),
+        ),
+    ],
+)
+def test_constraints_of_broadcast(constraint: Constraint) -> None:
+    constraint.check()
+
+
+# -- view ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (np.float32, np.uint8),
+        (np.float32, np.int32),
+        (np.int32, ml_dtypes.bfloat16),
+        (ml_dtypes.bfloat16, np.float32),
+        (np.uint8, np.float16),
+        (np.int8, ml_dtypes.float8_e4m3),
+    ],
+)
+@pytest.mark.parametrize("buffer", [nl.sbuf, nl.private_hbm])
+def test_view_is_numpys(old: Any, new: Any, buffer: Any) -> None:
+    bits = np.random.default_rng(0).integers(0, 32, (4, 64), dtype=np.uint8)  # no NaN, which equals nothing
+    array = bits.view(old)
+    t = tensor_of(array, buffer)
+    np.testing.assert_array_equal(t.view(as_dtype(new)).array, array.view(new), strict=True)
+    part = t[1:3, 4:12].view(as_dtype(new))
+    np.testing.assert_array_equal(part.array, array[1:3, 4:12].view(new), strict=True)
+    assert part.dtype == as_dtype(new)
+    assert part.reinterpret_cast(t.dtype).layout == t[1:3, 4:12].layout
+
+
+def test_a_last_dimension_of_one_element_can_be_split() -> None:
+    array = counted(4, 6)
+    halves = hbm(array)[:, 2:3].view(nl.uint16)
+    np.testing.assert_array_equal(halves.array, array.view(np.uint16)[:, 4:6], strict=True)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(
+            lambda: plain(4, 6)[:, ::2].view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [4, 3] float32 in private_hbm must be dense, got strides "
+            "(6, 2)",
+            lambda: plain(4, 6)[::2].view(nl.uint8),
+        ),
+        Constraint(
+            lambda: plain(4, 6).permute((1, 0)).view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [6, 4] float32 in private_hbm must be dense, got strides "
+            "(1, 6)",
+            lambda: plain(4, 6).view(nl.uint8).permute((1, 0)),
+        ),
+        Constraint(
+            lambda: plain(4, 6)[0:1, ::2].view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [1, 3] float32 in private_hbm must be dense, got strides "
+            "(6, 2)",
+            lambda: plain(4, 6)[0:1].view(nl.uint8),
+        ),
+        Constraint(
+            lambda: hbm(np.array(3, np.float32)).view(nl.uint8),
+            "NkiTensor.view: the last dimension of tensor [] float32 in private_hbm must be dense, got strides ()",
+            lambda: hbm(np.array(3, np.float32)).view(nl.int32),
+        ),
+        Constraint(
+            lambda: hbm(counted(4, 7, dtype=np.int16)).view(nl.float32),
+            "NkiTensor.view: the 14 bytes of the last dimension of tensor [4, 7] int16 in private_hbm and the strides "
+            "before it must be multiples of the 4 bytes of float32",
+            lambda: hbm(counted(4, 6, dtype=np.int16)).view(nl.float32),
+        ),
+        Constraint(
+            lambda: hbm(counted(4, 7, dtype=np.int16))[:, 0:6].view(nl.float32),
+            "NkiTensor.view: the 12 bytes of the last dimension of tensor [4, 6] int16 in private_hbm and the strides "
+            "before it must be multiples of the 4 bytes of float32",
+            lambda: hbm(counted(4, 8, dtype=np.int16))[:, 0:6].view(nl.float32),
+        ),
+        Constraint(
+            lambda: hbm(counted(4, 8, dtype=np.int16))[:, 1:7].view(nl.float32),
+            "NkiTensor.view: tensor [4, 6] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes "
+            "of float32",
+            lambda: hbm(counted(4, 8, dtype=np.int16))[:, 2:8].view(nl.float32),
+        ),
+        Constraint(
+            lambda: plain(4, 6).vector_select(0, indices(1)).view(nl.int32),
+            "NkiTensor.view: tensor [1, 6] float32 in private_hbm is indirect",
+            lambda: plain(4, 6).view(nl.int32).vector_select(0, indices(1)),
+        ),
+        Constraint(
+            lambda: plain(4, 6).select(0, indices(1)).view(nl.int32),
+            "NkiTensor.view: tensor [6] float32 in private_hbm is indirect",
+            lambda: plain(4, 6).view(nl.int32).select(0, indices(1)),
+        ),
+    ],
+)
+def test_constraints_of_view(constraint: Constraint) -> None:
+    constraint.check()
+
+
+def test_bits_of_a_type_held_in_float32_cannot_be_read() -> None:
+    wide = Storage((4, 6), nl.bfloat16, nl.sbuf, "", precise_fp=False)
+    t = NkiTensor((4, 6), nl.bfloat16, wide)
+    message = "tensor [4, 6] bfloat16 in sbuf is held in float32 because NKI_PRECISE_FP=0; its bits cannot be read as"
+    assert refused(NkiValidationError, lambda: t.view(nl.int16)) == f"NkiTensor.view: {message} int16"
+    pattern = [[3, 4], [1, 3]]
+    assert refused(NkiValidationError, lambda: t.ap(pattern, dtype=nl.int32)) == f"NkiTensor.ap: {message} int32"
+    assert t.view(nl.bfloat16).array.dtype == np.float32
+    assert empty(4, 6, dtype=nl.bfloat16).view(nl.int16).array.dtype == np.int16
+
+
+def test_views_compose() -> None:
+    array = counted(128, 4, 16)
+    u = sbuf(array)[0:64, :, :].permute((0, 2, 1))[:, 0, :]
+    np.testing.assert_array_equal(u.array, array[:64].transpose(0, 2, 1)[:, 0], strict=True)

@@ -1,0 +1,171 @@
+"""``nkilib.simulator.terms.errors``: the classes, and where in the kernel an error comes from."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkilib.simulator
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import BarrierError, NkiValidationError, OutOfRangeError, UninitializedReadError
+from nkilib.simulator.terms.errors import CoreAbortedError, add_location, add_location_of_traceback
+from tests.simulator.frame import hbm, refused, run
+
+
+def test_the_classes() -> None:
+    assert nisa.NkiValidationError is NkiValidationError
+    for error in (OutOfRangeError, UninitializedReadError, BarrierError):
+        assert issubclass(error, NkiValidationError) and getattr(nkilib.simulator, error.__name__) is error
+    assert issubclass(OutOfRangeError, IndexError)
+    assert not issubclass(CoreAbortedError, Exception)
+
+
+def test_an_error_names_the_line_of_the_kernel() -> None:
+    def kernel() -> None:
+        tile = nl.ndarray((2, 2), nl.int8)
+        nisa.memset(tile, 0)
+        nisa.memset(tile, 999)
+
+    line = inspect.getsourcelines(kernel)[1] + 3
+    message = refused(NkiValidationError, lambda: run(kernel))
+    assert message == f"{__file__}:{line}: nisa.memset: value must be in [-128, 127] for int8, got 999"
+
+
+def helper() -> None:
+    nl.ndarray((200, 2), nl.int8)
+
+
+def test_an_error_in_a_function_that_the_kernel_calls_names_the_line_there() -> None:
+    line = inspect.getsourcelines(helper)[1] + 1
+    message = refused(NkiValidationError, lambda: run(lambda: helper()))
+    assert message.startswith(f"{__file__}:{line}: nl.ndarray: tensor [200, 2] int8 in sbuf: ")
+
+
+def test_the_place_is_given_once() -> None:
+    error = NkiValidationError("too large")
+    add_location(error, "inner")
+    first = str(error)
+    add_location(error, "outer")
+    assert str(error) == first and first.endswith(": inner: too large")
+
+
+X = np.zeros((2, 3), np.float32)
+
+WITHOUT_INSTRUCTION = [
+    (lambda x: x[0, 7], OutOfRangeError, "index 7 is out of range for dimension 1 of {}"),
+    (lambda x: x[:, 5:9], OutOfRangeError, "slice [5:9] leaves dimension 1 of {}"),
+    (lambda x: x.reshape((4, 2)), NkiValidationError, "NkiTensor.reshape: {} has 6 elements, [4, 2] has 8"),
+    (
+        lambda x: x.select(1, 3),
+        OutOfRangeError,
+        "NkiTensor.select: index must be in [0, 3) in dimension 1 of {}, got 3",
+    ),
+    (
+        lambda x: x.ap([[9, 9]])[0:1],
+        OutOfRangeError,
+        "NkiTensor.ap on {}: pattern [(9, 9)] at offset 0 touches elements 0 to 72 of a storage of 6",
+    ),
+    (
+        lambda x: nl.dynamic_range(0, 1, 0),
+        NkiValidationError,
+        "nl.dynamic_range: step must be a positive integer, got 0",
+    ),
+    (lambda x: nl.program_id(1), NkiValidationError, "nl.program_id: the launch grid has one axis, 0; got 1"),
+]
+IDS = ["index", "slice", "reshape", "select", "ap", "dynamic_range", "program_id"]
+
+
+@pytest.mark.parametrize(("action", "error", "message"), WITHOUT_INSTRUCTION, ids=IDS)
+@pytest.mark.parametrize("cores", [None, 1])
+def test_an_error_of_a_view_or_of_the_language_names_the_line(
+    action: Any, error: Any, message: str, cores: Any
+) -> None:
+    line = action.__code__.co_firstlineno
+    told = message.format("tensor 'x' [2, 3] float32 in private_hbm")
+    assert refused(error, lambda: run(action, X, cores=cores)) == f"{__file__}:{line}: {told}"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize(("action", "error", "message"), WITHOUT_INSTRUCTION, ids=IDS)
+def test_on_two_cores_it_names_the_core_too(action: Any, error: Any, message: str, failing: int) -> None:
+    def kernel(x: Any) -> None:
+        if nl.program_id() == failing:
+            action(x)
+
+    line = action.__code__.co_firstlineno
+    told = message.format("tensor 'x' [2, 3] float32 in shared_hbm")
+    assert refused(error, lambda: run(kernel, X, cores=2)) == f"{__file__}:{line}: core {failing}: {told}"
+
+
+def test_the_line_is_the_innermost_one_outside_the_simulator() -> None:
+    """Through a kernel that the kernel calls, which passes through the simulator once more."""
+    inner = nki.jit(WITHOUT_INSTRUCTION[0][0])
+    line = WITHOUT_INSTRUCTION[0][0].__code__.co_firstlineno
+    message = refused(OutOfRangeError, lambda: run(lambda x: inner(x), X))
+    told = "index 7 is out of range for dimension 1 of tensor 'x' [2, 3] float32 in private_hbm"
+    assert message == f"{__file__}:{line}: {told}"
+
+
+def test_an_error_of_the_kernels_own_gets_its_line_and_stays_the_same_object() -> None:
+    error = NkiValidationError("too many rows")
+
+    def kernel() -> None:
+        raise error
+
+    with pytest.raises(NkiValidationError) as caught:
+        run(kernel)
+    line = inspect.getsourcelines(kernel)[1] + 1
+    assert caught.value is error and str(error) == f"{__file__}:{line}: too many rows"
+
+
+def test_an_error_that_the_kernel_catches_and_raises_again_gets_the_line_where_it_arose() -> None:
+    def kernel(x: Any) -> None:
+        try:
+            x[0, 7]
+        except IndexError:
+            assert x.shape == (2, 3)
+            raise
+
+    line = inspect.getsourcelines(kernel)[1] + 2
+    message = refused(OutOfRangeError, lambda: run(kernel, X))
+    assert message.startswith(f"{__file__}:{line}: index 7 is out of range ")
+
+
+def test_an_error_of_another_class_stays_as_it_is() -> None:
+    def kernel() -> None:
+        raise IndexError("mine")
+
+    assert refused(IndexError, lambda: run(kernel, cores=2)) == "mine"
+
+
+def test_outside_a_kernel_there_is_no_line_to_name() -> None:
+    assert refused(OutOfRangeError, lambda: hbm(X)[0, 7]) == (
+        "index 7 is out of range for dimension 1 of tensor [2, 3] float32 in private_hbm"
+    )
+
+
+def test_the_place_of_a_traceback_is_given_once_and_not_after_that_of_an_instruction() -> None:
+    for first_place in (lambda error: add_location(error, "inner"), lambda error: add_location_of_traceback(error, "")):
+        try:
+            raise NkiValidationError("too large")
+        except NkiValidationError as raised:
+            error = raised
+        first_place(error)
+        first = str(error)
+        assert first.startswith(f"{__file__}:") and first.endswith(": too large")
+        add_location_of_traceback(error, "core 1: ")
+        add_location(error, "outer")
+        assert str(error) == first
+
+
+def test_a_kernel_may_live_beside_the_simulator_in_a_directory_of_a_similar_name() -> None:
+    directory = nkilib.simulator.__file__.rpartition("/")[0]
+    code = compile("def kernel(nl):\n    nl.ndarray((200, 2), 'int8')\n", f"{directory}_kernels.py", "exec")
+    names: dict[str, object] = {}
+    exec(code, names)
+    with pytest.raises(NkiValidationError) as caught:
+        run(names["kernel"], nl)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"{directory}_kernels.py:2: nl.ndarray: ")
