@@ -17,10 +17,13 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.keywords import numbers
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
+from nkilib.torch.dispatch.options import values_of
 from nkilib.torch.dispatch.reductions import check_reduction
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
+# Options whose part in the loss soft_targets.py and vocab_parallel/autograd.py know.
+_KNOWN: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
 _INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
@@ -47,6 +50,17 @@ def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) 
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
+
+
+def check_known(caller: Caller, options: LossOptions, where: str) -> None:
+    """Refuse an option that is the kernels' alone where a formula of the loss is written in PyTorch.
+
+    Raises:
+        NotImplementedError: the option has another value than its default.
+    """
+    for name, value in values_of(options).items():
+        if name not in _KNOWN and value != getattr(LossOptions, name):
+            raise NotImplementedError(f"{caller}: {name} is not supported {where}, got {value}; leave it out")
 
 
 def check_arguments(
