@@ -15,6 +15,7 @@ from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,
     check_inplace,
+    check_known,
     check_outputs,
     check_weight,
     checked_options,
@@ -144,6 +145,8 @@ def cross_entropy(
     check_arguments(caller, input, target, weight, options, reduction, normalizer, class_dim)
     soft, classes = target.shape == input.shape, row_length(input, class_dim)
     check_weight(caller, weight, classes, soft)
+    if soft and torch.is_grad_enabled() and (target.requires_grad or (weight is not None and weight.requires_grad)):
+        check_known(caller, options, "where class probabilities or their weights require grad")
     if return_outputs:
         check_outputs(caller, classes)
     if inplace:
