@@ -206,8 +206,8 @@ if TYPE_CHECKING:
     from nkilib.simulator.api import isa as nisa
     from nkilib.simulator.api import language as nl
     from nkilib.simulator.api import nki
+    from nkilib.simulator.isa.operators import Operator as Operator
     from nkilib.simulator.language.explain import explain_index
-    from nkilib.simulator.numerics.operators import Operator as Operator
 else:
     nki, nisa, nl = _modules
     if SIMULATED:
