@@ -28,6 +28,7 @@ lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy nkilib
+	@if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(VENV)/bin/lint-imports --no-cache; fi
 
 sweep: $(VENV)/.installed-cli
 	$(RUN) -m benchmarks.sweep
