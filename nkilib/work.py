@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -32,11 +32,8 @@ class Work:
     dtype: str = "float32"
 
 
-class StatesWork(Protocol):
-    """A function with a kernel's parameters, by name, that returns the kernel's work."""
-
-    def __call__(self, **parameters: Any) -> Work: ...
-
+# A function with a kernel's parameters, by name, that returns the kernel's work.
+StatesWork = Callable[..., Work]
 
 _STATED: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()
 

@@ -35,15 +35,14 @@ class TensorAnnotation:
 
 _TYPES = {str(dtype): dtype for dtype in dtypes.ALL_DTYPES}
 _ANNOTATIONS = {"tensor": TensorAnnotation, "mutable_tensor": NkiTensor}
-_ENUMERATIONS = ("dge_mode", "dma_engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
-_CONSTANTS = {name: getattr(enums, name) for name in _ENUMERATIONS} | {"engine": enums.Engine}
+_CONSTANTS = ("dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
 
 # Whole modules, by the name under which kernels import them.
 MODULES: dict[str, ModuleType] = {
     "nki.experimental": _module("nki.experimental", {"while_loop": while_loop}),
     "nki.dtype": _module("nki.dtype", _TYPES),
     "nki.typing": _module("nki.typing", _ANNOTATIONS),
-    "nki.isa.constants": _module("nki.isa.constants", _CONSTANTS),
+    "nki.isa.constants": _module("nki.isa.constants", {name: getattr(enums, name) for name in _CONSTANTS}),
 }
 
 # The same for the package of the compiler, which had the first release of NKI in it.

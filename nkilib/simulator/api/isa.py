@@ -59,12 +59,11 @@ from ..isa.handle import NkiInstruction
 from ..language.programs import get_nc_sub_version, get_nc_version
 from ..language.registers import register_alloc
 from ..tensors.registers import VirtualRegister
-from ..terms.enums import Engine, dge_mode, dma_engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from ..terms.enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
 from ..terms.errors import NkiValidationError
 from .aliases import alias
 
-engine = Engine
-# Deprecated names of its members.
+# Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor
 vector_engine = engine.vector
 scalar_engine = engine.scalar

@@ -30,7 +30,7 @@ class AccessPatterns(IndexedViews, ReshapedViews):
 
     __slots__ = ()
 
-    def ap(
+    def _ap(
         self,
         pattern: Sequence[Sequence[int]],
         offset: int | None = None,
@@ -39,23 +39,7 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> Self:
-        """An access pattern given outright: ``[[stride, count], ...]`` over the storage, in elements of ``dtype``.
-
-        The pattern takes the place of this view's shape and strides. ``offset`` is added to the view's own offset
-        (the API's docstring says so; the deep dive on access patterns lets it replace the view's offset: the two
-        agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
-        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says.
-
-        On chip the first stride is one partition: as many elements as one of the storage has, or, on a view that is
-        dense in a partition, as many as the view has there. Published kernels say the latter, of a slice as if it were
-        a tensor of its own; the offset then counts likewise.
-
-        A static pattern that leaves the storage, or a partition, makes a view whose use is an OutOfRangeError.
-
-        Raises:
-            NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not walk
-                partition by partition, or ``indirect_dim`` is not 0 with a vector offset.
-        """
+        """See :meth:`NkiTensor.ap`."""
         self._refuse_second_indirection("ap")
         new_dtype = self.dtype if dtype is None else self._reinterpreted(as_dtype(dtype), "ap")
         added = 0 if offset is None else as_integer(f"NkiTensor.ap on {self}: offset", offset)

@@ -121,12 +121,8 @@ class IndexedViews(View):
         missing = [dim for dim in range(self.ndim - 1, -1, -1) if dim not in kept]
         return sorted(kept + missing[: max(0, min(least, self.ndim) - len(kept))])
 
-    def slice(self, dim: int, start: int, end: int, step: int = 1) -> Self:
-        """Elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
-
-        Raises:
-            OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
-        """
+    def _slice(self, dim: int, start: int, end: int, step: int = 1) -> Self:
+        """See :meth:`NkiTensor.slice`."""
         dim = self._check_dim("slice", dim)
         if not type(start) is type(end) is type(step) is int:
             start, end, step = as_integers(f"NkiTensor.slice of {self}: start, end and step", (start, end, step))
@@ -145,13 +141,8 @@ class IndexedViews(View):
         key[dim] = slice(start, end, step)
         return self[tuple(key)]
 
-    def select(self, dim: int, index: int | View | VirtualRegister) -> Self:
-        """One element of dimension ``dim``: at an integer, or at what a register or an SBUF tensor (1, 1) then holds.
-
-        Raises:
-            OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
-            NkiValidationError: for a second dynamic index, or a dynamic one on the partition dimension.
-        """
+    def _select(self, dim: int, index: int | View | VirtualRegister) -> Self:
+        """See :meth:`NkiTensor.select`."""
         dim = self._check_dim("select", dim)
         if not isinstance(index, View | VirtualRegister):
             if isinstance(index, int | np.integer) and not 0 <= index < self.shape[dim]:
@@ -170,13 +161,8 @@ class IndexedViews(View):
         kept = self._kept_dimensions(picked)
         return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
 
-    def vector_select(self, dim: int, vector_offset: View) -> Self:
-        """Row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
-
-        Raises:
-            NkiValidationError: unless ``dim`` is 0, this is an HBM tensor and not indirect, and ``vector_offset`` is
-                an integer SBUF tensor of shape (P, 1).
-        """
+    def _vector_select(self, dim: int, vector_offset: View) -> Self:
+        """See :meth:`NkiTensor.vector_select`."""
         if dim != 0:
             raise NkiValidationError(f"NkiTensor.vector_select: dim must be 0, got {dim!r}")
         vector_offset = checked_index_tensor("vector_select", self, vector_offset, "vector")
@@ -215,18 +201,8 @@ class IndexedViews(View):
             )
         return step // dtype.itemsize
 
-    def indirect(self, index: View, num_elem: int | None = None) -> Self:
-        """Free elements chosen by ``index``, on trn3: the view of a gather, or as an output of a scatter, on chip.
-
-        Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p, where G partitions share
-        their offsets and g is the first one of p's group. G is 32 for the Tensor engine and 16 for the others. The
-        view has the shape (P, ``num_elem``); it can be reshaped but not indexed. Instructions that document tensor
-        indirection take it (see ``isa/indirection.py``).
-
-        Raises:
-            NkiValidationError: on an older target, in HBM, on a view that is indirect or not dense in a partition;
-                if ``index`` is no integer SBUF tensor (P, K), or holds less than ``num_elem`` offsets.
-        """
+    def _gathered(self, index: View, num_elem: int | None = None) -> Self:
+        """See :meth:`NkiTensor.indirect`."""
         where = f"NkiTensor.indirect on {self}"
         generation = current_generation()
         if generation.version.value < nc_version.gen4.value:

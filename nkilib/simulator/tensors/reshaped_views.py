@@ -27,13 +27,8 @@ class ReshapedViews(View):
 
     __slots__ = ()
 
-    def reshape(self, shape: Sequence[int]) -> Self:
-        """The same elements in another shape, without moving them.
-
-        Raises:
-            NkiValidationError: if the number of elements differs, the partition dimension (or that of a vector offset)
-                would change, or the layout does not allow it.
-        """
+    def _reshape(self, shape: Sequence[int]) -> Self:
+        """See :meth:`NkiTensor.reshape`."""
         new_shape = as_integers("NkiTensor.reshape: shape", shape)
         if min(new_shape, default=0) < 0:
             raise NkiValidationError(
@@ -63,12 +58,8 @@ class ReshapedViews(View):
             )
         return self._with(new_shape, (*self.strides[:first], *strides))
 
-    def permute(self, dims: Sequence[int]) -> Self:
-        """Dimensions in the order ``dims``; dimension 0 stays first on chip and after ``vector_select``.
-
-        Raises:
-            NkiValidationError: if ``dims`` is no permutation, or moves a dimension 0 that must stay.
-        """
+    def _permute(self, dims: Sequence[int]) -> Self:
+        """See :meth:`NkiTensor.permute`."""
         order = as_integers("NkiTensor.permute: dims", dims)
         if sorted(order) != list(range(self.ndim)):
             raise NkiValidationError(
@@ -78,13 +69,8 @@ class ReshapedViews(View):
             raise NkiValidationError(f"NkiTensor.permute: dimension 0 of {self} must stay first, got {order}")
         return self._with([self.shape[dim] for dim in order], [self.strides[dim] for dim in order])
 
-    def broadcast(self, dim: int, size: int) -> Self:
-        """Dimension ``dim``, of size 1, repeated ``size`` times by a stride of 0.
-
-        Raises:
-            NkiValidationError: if the dimension is not of size 1, is the partition dimension or that of a vector
-                offset, or if ``size`` is not positive.
-        """
+    def _broadcast(self, dim: int, size: int) -> Self:
+        """See :meth:`NkiTensor.broadcast`."""
         dim = self._check_dim("broadcast", dim)
         if self._indirect is not None and self._indirect.dim == dim:
             raise NkiValidationError(f"NkiTensor.broadcast: dimension {dim} of {self} is indirect")
@@ -99,13 +85,8 @@ class ReshapedViews(View):
         shape[dim], strides[dim] = size, 0
         return self._with(shape, strides)
 
-    def expand_dim(self, dim: int) -> Self:
-        """A new dimension of size 1 at position ``dim``; a negative one counts from the end of the new shape.
-
-        Raises:
-            OutOfRangeError: if ``dim`` is not in [0, ndim].
-            NkiValidationError: if it would come before the partition dimension or that of a vector offset.
-        """
+    def _expand_dim(self, dim: int) -> Self:
+        """See :meth:`NkiTensor.expand_dim`."""
         if not isinstance(dim, int | np.integer) or not -self.ndim - 1 <= dim <= self.ndim:
             raise OutOfRangeError(f"NkiTensor.expand_dim: dim must be in [0, {self.ndim}] of {self}, got {dim!r}")
         at = int(dim) % (self.ndim + 1)
@@ -114,14 +95,8 @@ class ReshapedViews(View):
         stride = self.shape[at] * self.strides[at] if at < self.ndim else 1
         return self._with((*self.shape[:at], 1, *self.shape[at:]), (*self.strides[:at], stride, *self.strides[at:]))
 
-    def squeeze_dim(self, dim: int) -> Self:
-        """Without dimension ``dim``, which has size 1.
-
-        Raises:
-            OutOfRangeError: if there is no such dimension.
-            NkiValidationError: if its size is not 1, if it is the partition dimension or that of a vector offset, or
-                if the tensor has no other (on chip, no other free) dimension.
-        """
+    def _squeeze_dim(self, dim: int) -> Self:
+        """See :meth:`NkiTensor.squeeze_dim`."""
         dim = self._check_dim("squeeze_dim", dim)
         self._check_not_first("squeeze_dim", dim)
         if self.shape[dim] != 1:
@@ -130,14 +105,8 @@ class ReshapedViews(View):
             raise NkiValidationError(f"NkiTensor.squeeze_dim: {self} must keep a dimension besides its partitions")
         return self._with((*self.shape[:dim], *self.shape[dim + 1 :]), (*self.strides[:dim], *self.strides[dim + 1 :]))
 
-    def reshape_dim(self, dim: int, shape: Sequence[int]) -> Self:
-        """Dimension ``dim`` split into dimensions of ``shape``, of which one may be -1: what the others leave.
-
-        Raises:
-            OutOfRangeError: if there is no such dimension.
-            NkiValidationError: if the sizes do not make up the dimension, or if it is the partition dimension (which
-                may stay as it is) or that of a vector offset.
-        """
+    def _reshape_dim(self, dim: int, shape: Sequence[int]) -> Self:
+        """See :meth:`NkiTensor.reshape_dim`."""
         dim = self._check_dim("reshape_dim", dim)
         sizes = completed(f"NkiTensor.reshape_dim of dimension {dim} of {self}", self.shape[dim], shape)
         if len(sizes) != 1 or not self.is_on_chip():
@@ -148,14 +117,8 @@ class ReshapedViews(View):
             (*self.strides[:dim], *strides, *self.strides[dim + 1 :]),
         )
 
-    def flatten_dims(self, start_dim: int, end_dim: int) -> Self:
-        """Dimensions ``start_dim`` to ``end_dim`` (inclusive) merged into one.
-
-        Raises:
-            OutOfRangeError: if there are no such dimensions.
-            NkiValidationError: if they do not follow each other in memory without a gap, or include the partition
-                dimension or that of a vector offset.
-        """
+    def _flatten_dims(self, start_dim: int, end_dim: int) -> Self:
+        """See :meth:`NkiTensor.flatten_dims`."""
         first, last = self._check_dim("flatten_dims", start_dim), self._check_dim("flatten_dims", end_dim)
         if first > last:
             raise NkiValidationError(
@@ -175,28 +138,19 @@ class ReshapedViews(View):
             (*self.strides[:first], *strides, *self.strides[last + 1 :]),
         )
 
-    def rearrange(
+    def _rearrange(
         self, src_pattern: Sequence[Any], dst_pattern: Sequence[Any], fixed_sizes: dict[str, int] | None = None
     ) -> Self:
-        """Split, reorder and merge dimensions by name: ``t.rearrange(("b", ("h", "w")), ("b", "w", "h"), {"h": 4})``.
-
-        An item of a pattern is the name of a dimension, or a tuple of names: in ``src_pattern`` a dimension that is
-        split into them, in ``dst_pattern`` one into which they are merged. ``fixed_sizes`` gives the sizes of names;
-        one in each tuple may be left to be worked out.
-
-        Raises:
-            NkiValidationError: if the patterns do not fit each other or the shape, or where :meth:`reshape_dim`,
-                :meth:`permute` or :meth:`flatten_dims` would.
-        """
+        """See :meth:`NkiTensor.rearrange`."""
         try:
             plan = Rearrangement(src_pattern, dst_pattern, fixed_sizes or {}, self.shape)
             view = self._with(self.shape, self.strides)
             # From the last dimension to the first, so that the numbers of those still to come do not change.
             for dim, sizes in reversed(plan.splits):
-                view = view.reshape_dim(dim, sizes)
-            view = view.permute(plan.order)
+                view = view._reshape_dim(dim, sizes)
+            view = view._permute(plan.order)
             for first, last in reversed(plan.merges):
-                view = view.flatten_dims(first, last)
+                view = view._flatten_dims(first, last)
         except NkiValidationError as error:
             given = f"NkiTensor.rearrange({src_pattern!r}, {dst_pattern!r}, {fixed_sizes!r}) of {self}"
             raise NkiValidationError(f"{given}: {error}") from None
@@ -220,13 +174,8 @@ class ReshapedViews(View):
             )
         return dtype
 
-    def view(self, dtype: Any) -> Self:
-        """The same bits read as ``dtype``; the last dimension's size changes by the ratio of the widths.
-
-        Raises:
-            NkiValidationError: on an indirect view, where the last dimension is not dense, or where its bytes are no
-                multiple of the new width.
-        """
+    def _view(self, dtype: Any) -> Self:
+        """See :meth:`NkiTensor.view`."""
         new = as_dtype(dtype)
         if self._indirect is not None:
             raise NkiValidationError(f"NkiTensor.view: {self} is indirect")
@@ -247,5 +196,3 @@ class ReshapedViews(View):
         shape = [*self.shape[:-1], last_bytes // new_width]
         strides = [*(stride // new_width for stride in outer), 1]
         return self._with(shape, strides, self.offset * old_width // new_width, new)
-
-    reinterpret_cast = view

@@ -7,7 +7,6 @@ Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documenta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..terms.layout import Layout, dense
 from ..terms.regions import HBM, MemoryRegion, as_region
 from .access_patterns import AccessPatterns
 from .python_operators import PythonOperators
+from .registers import VirtualRegister
 from .text import values_text
 from .view import Indirect, View
 
@@ -64,6 +64,165 @@ class NkiTensor(AccessPatterns, PythonOperators):
         tensor._set(dense(storage.shape), storage.dtype, storage, storage.region, storage.name, None)
         tensor.is_whole = True
         return tensor
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """Elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
+
+        Raises:
+            OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
+        """
+        return self._slice(dim, start, end, step)
+
+    def select(self, dim: int, index: int | NkiTensor | VirtualRegister) -> NkiTensor:
+        """One element of dimension ``dim``: at an integer, or at what a register or an SBUF tensor (1, 1) then holds.
+
+        Raises:
+            OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
+            NkiValidationError: for a second dynamic index, or a dynamic one on the partition dimension.
+        """
+        return self._select(dim, index)
+
+    def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
+        """Row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
+
+        Raises:
+            NkiValidationError: unless ``dim`` is 0, this is an HBM tensor and not indirect, and ``vector_offset`` is
+                an integer SBUF tensor of shape (P, 1).
+        """
+        return self._vector_select(dim, vector_offset)
+
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Free elements chosen by ``index``, on trn3: the view of a gather, or as an output of a scatter, on chip.
+
+        Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p, where G partitions share
+        their offsets and g is the first one of p's group. G is 32 for the Tensor engine and 16 for the others. The
+        view has the shape (P, ``num_elem``); it can be reshaped but not indexed. Instructions that document tensor
+        indirection take it (see ``isa/indirection.py``).
+
+        Raises:
+            NkiValidationError: on an older target, in HBM, on a view that is indirect or not dense in a partition;
+                if ``index`` is no integer SBUF tensor (P, K), or holds less than ``num_elem`` offsets.
+        """
+        return self._gathered(index, num_elem)
+
+    def reshape(self, shape: Sequence[int]) -> NkiTensor:
+        """The same elements in another shape, without moving them.
+
+        Raises:
+            NkiValidationError: if the number of elements differs, the partition dimension (or that of a vector offset)
+                would change, or the layout does not allow it.
+        """
+        return self._reshape(shape)
+
+    def permute(self, dims: Sequence[int]) -> NkiTensor:
+        """Dimensions in the order ``dims``; dimension 0 stays first on chip and after ``vector_select``.
+
+        Raises:
+            NkiValidationError: if ``dims`` is no permutation, or moves a dimension 0 that must stay.
+        """
+        return self._permute(dims)
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """Dimension ``dim``, of size 1, repeated ``size`` times by a stride of 0.
+
+        Raises:
+            NkiValidationError: if the dimension is not of size 1, is the partition dimension or that of a vector
+                offset, or if ``size`` is not positive.
+        """
+        return self._broadcast(dim, size)
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """A new dimension of size 1 at position ``dim``; a negative one counts from the end of the new shape.
+
+        Raises:
+            OutOfRangeError: if ``dim`` is not in [0, ndim].
+            NkiValidationError: if it would come before the partition dimension or that of a vector offset.
+        """
+        return self._expand_dim(dim)
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Without dimension ``dim``, which has size 1.
+
+        Raises:
+            OutOfRangeError: if there is no such dimension.
+            NkiValidationError: if its size is not 1, if it is the partition dimension or that of a vector offset, or
+                if the tensor has no other (on chip, no other free) dimension.
+        """
+        return self._squeeze_dim(dim)
+
+    def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
+        """Dimension ``dim`` split into dimensions of ``shape``, of which one may be -1: what the others leave.
+
+        Raises:
+            OutOfRangeError: if there is no such dimension.
+            NkiValidationError: if the sizes do not make up the dimension, or if it is the partition dimension (which
+                may stay as it is) or that of a vector offset.
+        """
+        return self._reshape_dim(dim, shape)
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+        """Dimensions ``start_dim`` to ``end_dim`` (inclusive) merged into one.
+
+        Raises:
+            OutOfRangeError: if there are no such dimensions.
+            NkiValidationError: if they do not follow each other in memory without a gap, or include the partition
+                dimension or that of a vector offset.
+        """
+        return self._flatten_dims(start_dim, end_dim)
+
+    def rearrange(
+        self, src_pattern: Sequence[Any], dst_pattern: Sequence[Any], fixed_sizes: dict[str, int] | None = None
+    ) -> NkiTensor:
+        """Split, reorder and merge dimensions by name: ``t.rearrange(("b", ("h", "w")), ("b", "w", "h"), {"h": 4})``.
+
+        An item of a pattern is the name of a dimension, or a tuple of names: in ``src_pattern`` a dimension that is
+        split into them, in ``dst_pattern`` one into which they are merged. ``fixed_sizes`` gives the sizes of names;
+        one in each tuple may be left to be worked out.
+
+        Raises:
+            NkiValidationError: if the patterns do not fit each other or the shape, or where :meth:`reshape_dim`,
+                :meth:`permute` or :meth:`flatten_dims` would.
+        """
+        return self._rearrange(src_pattern, dst_pattern, fixed_sizes)
+
+    def view(self, dtype: Any) -> NkiTensor:
+        """The same bits read as ``dtype``; the last dimension's size changes by the ratio of the widths.
+
+        Raises:
+            NkiValidationError: on an indirect view, where the last dimension is not dense, or where its bytes are no
+                multiple of the new width.
+        """
+        return self._view(dtype)
+
+    def ap(
+        self,
+        pattern: Sequence[Sequence[int]],
+        offset: int | None = None,
+        scalar_offset: NkiTensor | VirtualRegister | None = None,
+        vector_offset: NkiTensor | None = None,
+        indirect_dim: int = 0,
+        dtype: Any = None,
+    ) -> NkiTensor:
+        """An access pattern given outright: ``[[stride, count], ...]`` over the storage, in elements of ``dtype``.
+
+        The pattern takes the place of this view's shape and strides. ``offset`` is added to the view's own offset
+        (the API's docstring says so; the deep dive on access patterns lets it replace the view's offset: the two
+        agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
+        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says.
+
+        On chip the first stride is one partition: as many elements as one of the storage has, or, on a view that is
+        dense in a partition, as many as the view has there. Published kernels say the latter, of a slice as if it were
+        a tensor of its own; the offset then counts likewise.
+
+        A static pattern that leaves the storage, or a partition, makes a view whose use is an OutOfRangeError.
+
+        Raises:
+            NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not walk
+                partition by partition, or ``indirect_dim`` is not 0 with a vector offset.
+        """
+        return self._ap(pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype)
+
+    reinterpret_cast = view
 
     @classmethod
     def assign_by(cls, copy_tile: Callable[[NkiTensor, NkiTensor], object]) -> None:
@@ -132,13 +291,6 @@ class NkiTensor(AccessPatterns, PythonOperators):
                 f"{describe_stranger(value)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM"
             )
         type(self)._copy_tile(view, value)
-
-
-# Kernels know the inherited methods as those of NkiTensor, and so shall Python's message for a wrong call.
-for _base in NkiTensor.__mro__[1:]:
-    for _name, _method in vars(_base).items():
-        if isinstance(_method, FunctionType) and not _name.startswith("__"):
-            _method.__qualname__ = f"{NkiTensor.__name__}.{_method.__name__}"
 
 
 class OutsideTensor(NkiTensor):

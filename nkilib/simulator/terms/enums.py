@@ -11,8 +11,8 @@ class _Singletons(Enum):
     __hash__ = object.__hash__
 
 
-class Engine(_Singletons):
-    """Engines of a NeuronCore: ``nki.isa.engine``, a name that parameters of instructions have too."""
+class engine(_Singletons):
+    """Engines of a NeuronCore."""
 
     tensor = 1
     vector = 5
@@ -21,6 +21,10 @@ class Engine(_Singletons):
     dma = 4
     sync = 6
     unknown = 0
+
+
+# What the simulator itself calls it: parameters of instructions are named ``engine``.
+Engine = engine
 
 
 class reduce_cmd(_Singletons):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from nkilib.core.rows.batches import Batch, batches_of_core
-from nkilib.core.rows.checks import require
 from nkilib.core.rows.elements import rows_per_batch
 from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
 from nkilib.core.tiling import div_ceil
@@ -55,19 +54,16 @@ def check_options(function: str, options: LossOptions) -> None:
         AssertionError: with function, requirement and value.
     """
     smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
-    require(
-        isinstance(smoothing, float | int) and 0.0 <= smoothing <= 1.0,
-        f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}",
-    )
-    require(
-        cap is None or (isinstance(cap, float | int) and SOFTCAP_MIN <= cap <= OPTION_MAX),
-        f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
-        f"pass None for no cap",
-    )
-    require(
-        isinstance(square, float | int) and 0.0 <= square <= OPTION_MAX,
-        f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}",
-    )
+    # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
+    if not isinstance(smoothing, float | int) or not 0.0 <= smoothing <= 1.0:
+        raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
+    if cap is not None and (not isinstance(cap, float | int) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
+        raise AssertionError(
+            f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
+            f"pass None for no cap"
+        )
+    if not isinstance(square, float | int) or not 0.0 <= square <= OPTION_MAX:
+        raise AssertionError(f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}")
 
 
 @dataclass(frozen=True)

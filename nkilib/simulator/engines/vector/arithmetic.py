@@ -37,7 +37,7 @@ from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
 from ..blocks import ResultRows, SourceRows, free_size, row_blocks
-from ..gpsimd.integer_arithmetic import are_integers, compute_integers
+from ..integer_arithmetic import are_integers, compute_integers
 from .elementwise import ScalarOperator, require_bit_patterns
 
 

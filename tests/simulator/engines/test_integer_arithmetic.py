@@ -11,7 +11,7 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator.isa.operators import OPERATORS
 from nkilib.simulator.numerics.operators import ARITHMETIC
 
-from ...kernels import execute, tile
+from ..kernels import execute, tile
 
 EXTREMES = np.array([-(2**31), -(2**31) + 1, -70_000, -2, -1, 0, 1, 3, 70_000, 2**31 - 2, 2**31 - 1], np.int64)
 LEFT, RIGHT = (side.reshape(1, -1) for side in np.meshgrid(EXTREMES, EXTREMES))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...numerics.casts import store_integer
-from ...numerics.operators import ARITHMETIC
-from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import int32, uint32
+from ..numerics.casts import store_integer
+from ..numerics.operators import ARITHMETIC
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import int32, uint32
 
 _INTEGERS = frozenset({int32, uint32})
 # Operators that give in 32 bits what they give in more, wrapped. Not so a magnitude: that of the lowest int32 needs 33.

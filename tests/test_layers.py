@@ -1,0 +1,128 @@
+"""Who imports whom in nkilib: in layers, in no circle, and torch in one place.
+
+The layers are those of ``[tool.importlinter]`` in pyproject.toml, which import-linter holds too where it runs. Here
+every file is read, so that imports for annotations only and imports inside functions count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+LIBRARY, SIMULATOR = (contract for contract in SETTINGS["contracts"] if contract["type"] == "layers")
+
+Graph = Mapping[str, set[str]]
+
+
+def imports_of(root: Path, package: str) -> dict[str, set[str]]:
+    """By module of a package: the names of all modules that it imports, of the package itself and of others."""
+    files = {_name(root, file): file for file in sorted((root / package).rglob("*.py"))}
+    return {name: set(_imported(name, file, files)) - {name} for name, file in files.items()}
+
+
+def _name(root: Path, file: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported(name: str, file: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    here = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = here[: len(here) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                member = f"{base}.{alias.name}"
+                yield member if member in modules else base
+
+
+def circle_in(graph: Graph) -> list[str]:
+    """Modules of which each is imported by the next, and the last one by the first; empty if there are none."""
+    try:
+        TopologicalSorter({name: others & graph.keys() for name, others in graph.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def arrows_up(graph: Graph, layers: Sequence[str]) -> list[tuple[str, str]]:
+    """The imports from a layer to a higher one; ``layers`` start with the highest."""
+    depth_of = {
+        module: depth for module in graph for depth, layer in enumerate(layers) if f"{module}.".startswith(f"{layer}.")
+    }
+    return [
+        (module, other)
+        for module, depth in depth_of.items()
+        for other in sorted(graph[module])
+        if depth_of.get(other, depth) < depth
+    ]
+
+
+def simulator_layers() -> list[str]:
+    (container,) = SIMULATOR["containers"]
+    return [f"{container}.{layer}" for layer in SIMULATOR["layers"]]
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return imports_of(ROOT, "nkilib")
+
+
+def test_no_module_imports_itself_by_way_of_others(graph: Graph) -> None:
+    assert circle_in(graph) == []
+
+
+@pytest.mark.parametrize("layers", [LIBRARY["layers"], simulator_layers()], ids=["library", "simulator"])
+def test_imports_go_down(graph: Graph, layers: list[str]) -> None:
+    assert all(layer in graph for layer in layers)
+    assert arrows_up(graph, layers) == []
+
+
+def test_every_package_and_module_is_in_a_layer() -> None:
+    ignored = {f"nkilib.simulator.{name}" for name in (*SIMULATOR["exhaustive_ignores"], "__init__")}
+    for folder, layers in (("nkilib", LIBRARY["layers"]), ("nkilib/simulator", simulator_layers())):
+        found = {_name(ROOT, path) for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"}
+        found |= {_name(ROOT, path.parent) for path in (ROOT / folder).glob("*/__init__.py")}
+        assert found - ignored == set(layers)
+
+
+def test_only_the_torch_side_imports_torch(graph: Graph) -> None:
+    with_torch = {name for name, others in graph.items() if any(other.split(".")[0] == "torch" for other in others)}
+    assert with_torch
+    assert {name for name in with_torch if not name.startswith("nkilib.torch")} == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from .high import name",
+        "from . import high",
+        "import package.high",
+        "from package import high",
+        "def later():\n    from package.high import name",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .high import name",
+    ],
+)
+def test_every_way_to_import_is_seen(tmp_path: Path, line: str) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, text in {"__init__": "", "high": "from . import low\nname = low", "low": line}.items():
+        (package / f"{name}.py").write_text(text)
+    found = imports_of(tmp_path, "package")
+    assert arrows_up(found, ["package.high", "package.low"]) == [("package.low", "package.high")]
+    assert set(circle_in(found)) == {"package.high", "package.low"}
