@@ -45,11 +45,10 @@ def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) 
     options = numbers(caller, function, LossOptions, given)
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
-    if not torch.compiler.is_compiling():  # a graph cannot put numbers into messages; there, the kernel refuses
-        try:
-            check_options(str(caller), options)
-        except AssertionError as error:
-            raise ValueError(str(error)) from None
+    try:
+        check_options(str(caller), options)
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
     return options
 
 
