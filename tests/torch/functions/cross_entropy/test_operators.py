@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nkilib import simulator
 from nkilib.torch import cross_entropy
-from nkilib.torch.dispatch.register import DEFINITIONS, OPERATORS
+from nkilib.torch.dispatch.register import OPERATORS
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
 from tests.torch.inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 from tests.torch.stand_in import stand_in_for
@@ -153,17 +153,6 @@ def test_shapes_and_types_of_fake_tensors_are_those_of_real_ones() -> None:
             assert [(r.shape, r.dtype, r.device) for r in real] == [(f.shape, f.dtype, f.device) for f in fake]
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("nkilib::") for name in DEFINITIONS])
-def test_logits_of_another_type_or_shape_are_refused(name: str) -> None:
-    operator = getattr(ops, name)
-    for logits in (make_logits(POSITIONS, CLASSES).double(), make_logits(2, POSITIONS, CLASSES)):
-        rest = [make_targets(POSITIONS)]
-        if "backward" in name:
-            rest += [torch.zeros(POSITIONS), torch.zeros(POSITIONS), torch.ones(POSITIONS)]
-        with pytest.raises(TypeError, match=f"nkilib::{name}: logits must be 2-D, bfloat16 or float32"):
-            operator(logits, *rest)
-
-
 def test_inplace_refuses_logits_that_are_not_contiguous() -> None:
     logits = make_logits(CLASSES, POSITIONS).t()
     with pytest.raises(ValueError, match=r"logits must be contiguous, got strides \(1, 6\)"):
@@ -195,10 +184,11 @@ SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_are_public(name: str) -> None:
     """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
-    schema = getattr(ops, f"cross_entropy_{name}").default._schema
+    schema = str(getattr(ops, f"cross_entropy_{name}").default._schema)
+    given, returned = schema.removeprefix(f"nkilib::cross_entropy_{name}(").split(") -> ")
     positional, options, results = SCHEMAS[name]
-    given = [(str(each), each.kwarg_only) for each in schema.arguments]
-    known = [*((each, False) for each in positional), *((each, True) for each in options)]
-    assert [each for each in given if each in known] == known
-    assert all("=" in each and is_keyword for each, is_keyword in given if (each, is_keyword) not in known)
-    assert [str(each.type) for each in schema.returns] == ["Tensor"] * results
+    before, after = (each.split(", ") for each in given.split(", *, "))
+    assert tuple(before) == positional
+    assert [each for each in after if each in options] == list(options)
+    assert all("=" in each for each in after)
+    assert returned.count("Tensor") == results
