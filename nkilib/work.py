@@ -32,7 +32,7 @@ class Work:
     dtype: str = "float32"
 
 
-# A function with a kernel's parameters, by name, that returns the kernel's work.
+# Takes a kernel's parameters, by name.
 StatesWork = Callable[..., Work]
 
 _STATED: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()

@@ -23,12 +23,11 @@ __all__ = [
     "extended_cross_entropy_forward",
 ]
 
-states_work(forward_work)(kernels.cross_entropy_forward)
-states_work(backward_work)(kernels.cross_entropy_backward)
-states_work(extended_forward_work)(extended_kernels.extended_cross_entropy_forward)
-states_work(extended_backward_work)(extended_kernels.extended_cross_entropy_backward)
-
-cross_entropy_forward = nki.jit(kernels.cross_entropy_forward)
-cross_entropy_backward = nki.jit(kernels.cross_entropy_backward)
-extended_cross_entropy_forward = nki.jit(extended_kernels.extended_cross_entropy_forward)
-extended_cross_entropy_backward = nki.jit(extended_kernels.extended_cross_entropy_backward)
+cross_entropy_forward = nki.jit(states_work(forward_work)(kernels.cross_entropy_forward))
+cross_entropy_backward = nki.jit(states_work(backward_work)(kernels.cross_entropy_backward))
+extended_cross_entropy_forward = nki.jit(
+    states_work(extended_forward_work)(extended_kernels.extended_cross_entropy_forward)
+)
+extended_cross_entropy_backward = nki.jit(
+    states_work(extended_backward_work)(extended_kernels.extended_cross_entropy_backward)
+)
