@@ -42,7 +42,7 @@ def check(matrix: Array, cut: Cut, **options: Any) -> None:
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_the_argmax_of_rows(cut: Cut) -> None:
-    check(cut.normal(), cut)
+    check(cut.normal(seed=1), cut)
 
 
 @given(cuts(), st.integers(0, 99), st.sampled_from([1, 2, 50]))
@@ -102,9 +102,9 @@ def test_hard_rows(cut: Cut) -> None:
 def test_a_nan_before_a_restart_is_remembered() -> None:
     cut = Cut(3, 300, 2, 1)
     matrix = cut.normal()
-    matrix[0, 5] = matrix[2, 299] = np.nan
+    matrix[0, 5] = matrix[1, 299] = np.nan
     found = launch(argmax_of_rows, cut, matrix)
-    np.testing.assert_array_equal(found, [300, matrix[1].argmax(), 300])
+    np.testing.assert_array_equal(found, [300, 300, matrix[2].argmax()])
 
 
 def test_columns_are_counted_exactly_as_far_as_is_promised() -> None:

@@ -92,10 +92,10 @@ def test_the_largest_elements_lie_anywhere() -> None:
     """One far above the others in each column in turn, so in each chunk, before and after a restart of the columns."""
     cut = Cut(300, 300, 128, 2)
     matrix = cut.normal(spread=1.0)
-    np.fill_diagonal(matrix, 50.0)
+    np.fill_diagonal(matrix, np.arange(50.0, 350.0))
     check(matrix, cut)
     ascending = np.tile(np.linspace(-60.0, 60.0, 300, dtype=np.float32), (2, 1))
-    ascending[1] = ascending[1, ::-1]
+    ascending[1] = ascending[1, ::-1] / 2.0
     check(ascending, Cut(2, 300, 2, 1))
 
 
