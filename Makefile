@@ -27,7 +27,8 @@ test: lint
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy nkilib
+	$(RUN) -m mypy nkilib --any-exprs-report .mypy_cache/any_exprs
+	$(RUN) -m tools.any_share .mypy_cache/any_exprs
 
 sweep: $(VENV)/.installed-cli
 	$(RUN) -m benchmarks.sweep

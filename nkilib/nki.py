@@ -18,11 +18,13 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
+
+from nkilib.installation import refuse_mixture
 
 __all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl"]
 
@@ -89,6 +91,8 @@ def _version_of(package: ModuleType) -> str | None:
     said = getattr(package, "__version__", None)
     if isinstance(said, str):
         return said
+    from importlib import metadata  # takes long to import, and is hardly ever needed
+
     try:
         return metadata.version("nki")
     except metadata.PackageNotFoundError:
@@ -193,6 +197,7 @@ def _load(requested: str) -> tuple[list[ModuleType], BackendChoice]:
     return [import_module(part) for part in _SIMULATOR_PARTS], BackendChoice("simulator", reason)
 
 
+refuse_mixture()
 _modules, backend = _load(os.environ.get(_VARIABLE) or "auto")
 
 SIMULATED: Final[bool] = backend.name == "simulator"
@@ -206,8 +211,8 @@ if TYPE_CHECKING:
     from nkilib.simulator.api import isa as nisa
     from nkilib.simulator.api import language as nl
     from nkilib.simulator.api import nki
+    from nkilib.simulator.isa.operators import Operator as Operator
     from nkilib.simulator.language.explain import explain_index
-    from nkilib.simulator.numerics.operators import Operator as Operator
 else:
     nki, nisa, nl = _modules
     if SIMULATED:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nkilib.simulator.isa.instruction import REGISTRY
+from nkilib.simulator.machine.issue import REGISTRY
 from tests.simulator.api.test_names import DOCUMENTED, MODULES, is_implemented, missing_methods
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "simulator.md").read_text(encoding="utf-8")

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
+from nkilib.installation import HOME, mixture, other_copies
+
 # Imported by the name on the left, installed under the one on the right.
 _PACKAGES = {"torch": "torch", "torch_neuronx": "torch-neuronx", "neuronxcc": "neuronx-cc"}
 _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
+    "NKILIB_FORCE_BUNDLED_LIBRARY",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     "NKI_COMPILER_FRONTEND",
     "NKI_PRECISE_FP",
@@ -57,9 +60,7 @@ def main(_: argparse.Namespace) -> int:
 
 def examine() -> Iterator[Finding]:
     """Everything that the report says, in its order."""
-    from nkilib import __version__
-
-    yield Finding("nkilib", f"{__version__}, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}")
+    yield from _packages()
     yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
     for name in ("numpy", "ml_dtypes"):
         yield Finding(name, _installed(name))
@@ -72,8 +73,32 @@ def examine() -> Iterator[Finding]:
             yield Finding(name, repr(os.environ[name]))
 
 
+def _packages() -> Iterator[Finding]:
+    """The nkilib that this is, and others on the import path: the Neuron compiler brings one."""
+    wrong = mixture()
+    if wrong is None:
+        yield Finding("nkilib", f"{importlib.import_module('nkilib').__version__}, {HOME}")
+    else:
+        yield Finding("nkilib", f"cannot be used: {wrong}", is_wrong=True)
+    for copy in other_copies():
+        owners = f" (of {', '.join(copy.owners)})" if copy.owners else ""
+        if wrong is not None:
+            place = "mixed with this one"
+        elif os.path.realpath(copy.directory) == os.path.realpath(HOME):
+            place = (
+                "in the same directory: to remove one breaks the other. Uninstall both, then install that one, then "
+                "nkilib again, which has a directory of its own"
+            )
+        else:
+            place = "behind this one, which is imported; modules that only that one has stay importable"
+        yield Finding("another nkilib", f"{copy.directory}{owners}, {place}")
+
+
 def _backend() -> Iterator[Finding]:
     """Which NKI was chosen, and the target of a simulation."""
+    if mixture() is not None:
+        yield Finding("nki", "cannot be used: see nkilib", is_wrong=True)
+        return
     try:
         backend = importlib.import_module("nkilib.nki").backend
     except (ImportError, ValueError) as error:

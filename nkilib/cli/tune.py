@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from nkilib.core.tiling import div_ceil
-
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
 
 if TYPE_CHECKING:
@@ -51,6 +49,7 @@ def main(options: argparse.Namespace) -> int:
     reason = reason_against_profiles()
     if reason:
         return fail("tune", reason)
+    from nkilib.core.tiling import div_ceil
     from nkilib.experimental.loss import Tiling, choose_tiling
     from nkilib.experimental.loss.tiling import CORES
 

@@ -2,6 +2,8 @@
 
 from pkgutil import extend_path
 
+import nkilib._unmixed  # noqa: F401
+
 # The package that the Neuron compiler bundles has an nkilib.experimental too: its modules stay importable
 # (see nkilib/__init__.py).
 __path__ = extend_path(__path__, __name__)

@@ -4,11 +4,13 @@ The modules that stand for ``nki``, ``nki.isa`` and ``nki.language`` are in :mod
 them from :mod:`nkilib.nki`. This module holds what AWS's API does not have.
 """
 
+import nkilib._unmixed  # noqa: F401
+
+from ..work import Work, states_work
 from .install import install
 from .language.explain import explain_index
 from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
-from .profiling.work import Work, states_work
 from .target.options import Options, using
 from .terms.errors import (
     BarrierError,

@@ -3,6 +3,7 @@
 Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``.
 """
 
+import nkilib._unmixed  # noqa: F401
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs

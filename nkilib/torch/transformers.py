@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
-from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions
 
 # Arguments of cross_entropy that have no meaning here. Ignored with all else that a model hands on, they would seem to.
 _NOT_HANDED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))

@@ -61,7 +61,7 @@ def test_where_nothing_can_be_modelled(tmp_path: Path, command: str, variable: s
     if variable == "PYTHONPATH":
         for part in ("", "isa", "language"):
             (tmp_path / "nki" / part).mkdir(exist_ok=True)
-            (tmp_path / "nki" / part / "__init__.py").touch()
+            (tmp_path / "nki" / part / "__init__.py").write_text("__version__ = '0.7.0'")
         value = os.pathsep.join((str(tmp_path), str(CHECKOUT)))
     process = subprocess.run(
         [sys.executable, "-m", "nkilib", command, "--positions", "64", "--vocab", "3000"],

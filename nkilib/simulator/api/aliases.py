@@ -18,7 +18,8 @@ from ..terms import dtypes, enums
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:
     module = ModuleType(name, f"Stands for the module ``{name}`` of older NKI releases.")
-    vars(module).update(contents, __all__=sorted(contents))
+    for key, value in {**contents, "__all__": sorted(contents)}.items():
+        setattr(module, key, value)
     return module
 
 
@@ -34,14 +35,15 @@ class TensorAnnotation:
 
 _TYPES = {str(dtype): dtype for dtype in dtypes.ALL_DTYPES}
 _ANNOTATIONS = {"tensor": TensorAnnotation, "mutable_tensor": NkiTensor}
-_CONSTANTS = ("dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
+_ENUMERATIONS = ("dge_mode", "dma_engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd")
+_CONSTANTS = {name: getattr(enums, name) for name in _ENUMERATIONS} | {"engine": enums.Engine}
 
 # Whole modules, by the name under which kernels import them.
 MODULES: dict[str, ModuleType] = {
     "nki.experimental": _module("nki.experimental", {"while_loop": while_loop}),
     "nki.dtype": _module("nki.dtype", _TYPES),
     "nki.typing": _module("nki.typing", _ANNOTATIONS),
-    "nki.isa.constants": _module("nki.isa.constants", {name: getattr(enums, name) for name in _CONSTANTS}),
+    "nki.isa.constants": _module("nki.isa.constants", _CONSTANTS),
 }
 
 # The same for the package of the compiler, which had the first release of NKI in it.
@@ -50,8 +52,9 @@ COMPILER_MODULES: dict[str, ModuleType] = {
     "neuronxcc.nki": _module("neuronxcc.nki", {}),
     "neuronxcc.nki.typing": _module("neuronxcc.nki.typing", _ANNOTATIONS),
 }
-vars(COMPILER_MODULES["neuronxcc"]).update(nki=COMPILER_MODULES["neuronxcc.nki"])
-vars(COMPILER_MODULES["neuronxcc.nki"]).update(typing=COMPILER_MODULES["neuronxcc.nki.typing"])
+for _name in ("neuronxcc.nki", "neuronxcc.nki.typing"):
+    _parent, _, _leaf = _name.rpartition(".")
+    setattr(COMPILER_MODULES[_parent], _leaf, COMPILER_MODULES[_name])
 
 # Single names in documented modules. (A submodule above is an attribute of its parent as well.)
 _ATTRIBUTES: dict[str, dict[str, Any]] = {

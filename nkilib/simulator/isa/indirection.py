@@ -10,50 +10,29 @@ Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstri
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..memory.storage import Storage
 from ..memory.written import WrittenMap
-from ..tensors.indirect import Indirect
 from ..tensors.partitions import first_lane, first_partition
 from ..tensors.tensor import NkiTensor
+from ..tensors.view import Indirect, View
 from ..terms import dtypes as dt
-from ..terms.enums import engine as Engine
+from ..terms.enums import Engine
 from ..terms.errors import NkiValidationError
 from ..terms.layout import Layout
 from ..terms.regions import MemoryRegion
+from .operand import Indirection, Operand
 
-if TYPE_CHECKING:
-    from .operands import Operand
-
-# Partitions that share their offsets: those of one core of the GpSimd engine, or one row group of the Tensor engine.
-_GROUP = 16
-_TENSOR_ENGINE_GROUP = 32
 _QUADRANT = 32
 _MATMUL_TYPES = frozenset({dt.float16, dt.bfloat16, dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 
 
-class Rule(NamedTuple):
-    """What an instruction documents.
-
-    Attributes:
-        operands: those that may be indirect; the second one is the input that decides where the first one's index is.
-        engines: those that can follow them.
-    """
-
-    operands: tuple[str, ...]
-    engines: frozenset[Engine]
-
-    @property
-    def group(self) -> int:
-        return _TENSOR_ENGINE_GROUP if Engine.tensor in self.engines else _GROUP
-
-
-def _rule(*operands: str, on: tuple[Engine, ...]) -> Rule:
-    return Rule(operands, frozenset(on))
+def _rule(*operands: str, on: tuple[Engine, ...]) -> Indirection:
+    return Indirection(operands, frozenset(on))
 
 
 RULES = {
@@ -98,10 +77,10 @@ class IndirectOperand:
     """
 
     name: str
-    base: NkiTensor
-    index: NkiTensor
+    base: View
+    index: View
     positions: npt.NDArray[np.int64]
-    gathered: NkiTensor
+    gathered: View
     elements: Layout
     is_output: bool
 
@@ -118,7 +97,7 @@ class IndirectOperand:
         self.base.storage.written.mark_where(_rows_layout(self.base), to.itemsize, chosen)
 
 
-def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output: bool) -> IndirectOperand:
+def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
     """Resolve a view of ``indirect``: read its offsets and copy the elements that they choose.
 
     Raises:
@@ -126,7 +105,7 @@ def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output
         NkiValidationError: if the groups of partitions hold fewer offsets than the view has.
     """
     base = indirect.base
-    assert base is not None and isinstance(indirect.index, NkiTensor)
+    assert base is not None and isinstance(indirect.index, View)
     is_abstract = base.storage.is_abstract
     positions = _positions(name, view, indirect, rule.group)
     is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
@@ -143,7 +122,7 @@ def gather(name: str, view: NkiTensor, indirect: Indirect, rule: Rule, is_output
     return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), layout, is_output)
 
 
-def _copy_elements(base: NkiTensor, positions: npt.NDArray[np.int64], gathered: NkiTensor) -> None:
+def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
     """The chosen elements of ``base``, and what is known of them, to ``gathered``."""
     source, storage = base.flat_rows, gathered.storage
     assert source is not None
@@ -153,9 +132,9 @@ def _copy_elements(base: NkiTensor, positions: npt.NDArray[np.int64], gathered: 
         storage.written.mark_where(gathered.layout, source.itemsize, chosen)
 
 
-def _positions(name: str, view: NkiTensor, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:
+def _positions(name: str, view: View, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:
     """The free element of each partition and gathered element: down the partitions of a group, then the next column."""
-    assert isinstance(indirect.index, NkiTensor)
+    assert isinstance(indirect.index, View)
     partitions, columns = indirect.index.shape
     count = indirect.count
     lanes = partitions % group or group  # of the last group, which may be a part of one
@@ -226,7 +205,7 @@ def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict
         _check_same_place(f"index of {names[0]}", output.index, f"the index of {name!r}", source.index)
 
 
-def _check_same_place(name: str, tensor: NkiTensor, other_name: str, other: NkiTensor) -> None:
+def _check_same_place(name: str, tensor: View, other_name: str, other: View) -> None:
     start, other_start = first_partition(tensor), first_partition(other)
     if start is not None and other_start is not None and start != other_start:
         raise NkiValidationError(
@@ -261,7 +240,7 @@ def _place_of_index(operand: IndirectOperand | None) -> tuple[int, Layout] | Non
     return None if operand is None else (id(operand.index.storage), operand.index.layout)
 
 
-def _rows_layout(base: NkiTensor) -> Layout:
+def _rows_layout(base: View) -> Layout:
     """The layout (partitions, free elements) of a tensor that is dense in each partition."""
     return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..api import isa as nisa
-from ..numerics.operators import OPERATORS, Operator, is_bitwise
+from .. import engines as nisa
+from ..isa.operators import OPERATORS, Operator
+from ..numerics.operators import is_bitwise
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, as_dtype, float32
 from ..terms.errors import NkiValidationError
@@ -41,7 +42,8 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
         result = _with_number(operator, as_tile("y", y), x, True, dtype)
     else:
         result = _of_tiles(operator, as_tile("x", x), as_tile("y", y), dtype)
-    result.is_comparison = name in _COMPARISONS
+    if name in _COMPARISONS:
+        result.mark_comparison()
     return result
 
 

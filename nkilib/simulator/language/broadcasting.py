@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..target.tile_size import TileSize
 from ..tensors.partitions import start_partition
 from ..tensors.tensor import NkiTensor

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..machine.core import current_core
 from ..memory.storage import Storage
 from ..target.limits import PARTITIONS
@@ -43,8 +43,7 @@ def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiT
     core = current_core("nl.shared_constant")
     array = _as_array(constant)
     dtype = _constant_type(array)
-    key = ("constant", core.shared_constants)
-    core.shared_constants += 1
+    key = ("constant", core.next_shared_constant())
     tensor = _shared(key, array, dtype)
     is_alike = tensor.shape == array.shape and tensor.dtype == dtype
     if not is_alike or (core.launch.cores > 1 and not _same_bytes(tensor.array, _held(array, dtype))):

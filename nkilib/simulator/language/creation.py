@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.dma.copy import dma_copy
+from ..engines.vector.arithmetic import memset
 from ..isa.fill import fill
 from ..machine.core import Core, current_core
-from ..memory.lives import LiveRange, touch_output
+from ..machine.issue import report
 from ..memory.storage import Storage
 from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..tensors.partitions import allowed_starts
@@ -59,13 +61,11 @@ def ndarray(
     except NkiValidationError as error:
         add_location(error, "nl.ndarray")
         raise
-    storage = _allocate(core, sizes, kind, region, name)
-    storage.scope = core.loops.scope
-    tensor = NkiTensor.whole(storage)
+    storage = _allocate(core, sizes, kind, region, name, place)
     if region in ON_CHIP:
-        storage.life = LiveRange(tensor, place)
-        core.lives.append(storage.life)
-    return tensor
+        for tell in core.observers.allocated:
+            tell(storage)
+    return NkiTensor.whole(storage)
 
 
 def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
@@ -77,7 +77,14 @@ def _sizes(shape: Sequence[int], region: MemoryRegion) -> tuple[int, ...]:
     return (*sizes, 1) if region in ON_CHIP and len(sizes) == 1 else sizes
 
 
-def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> Storage:
+def _allocate(
+    core: Core,
+    shape: tuple[int, ...],
+    dtype: DType,
+    region: MemoryRegion,
+    name: str,
+    address: tuple[int, int] | None,
+) -> Storage:
     def make() -> Storage:
         return Storage(
             shape,
@@ -87,13 +94,14 @@ def _allocate(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRe
             precise_fp=core.options.precise_fp,
             is_abstract=core.launch.is_abstract,
             is_poisoned=core.options.uninitialized == "error",
+            # Both cores make a shared tensor, each in an iteration of its own.
+            scope=() if is_shared and core.launch.cores > 1 else core.loops.scope,
+            address=address,
         )
 
-    if region is not _SHARED_HBM:
-        return make()
-    position = core.shared_allocations
-    core.shared_allocations += 1
-    return core.launch.shared_storage(position, shape, dtype, make)
+    is_shared = region is _SHARED_HBM
+
+    return core.launch.shared_storage(core.next_shared_allocation(), shape, dtype, make) if is_shared else make()
 
 
 def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> None:
@@ -163,17 +171,13 @@ def full(
     except DataNeeded:  # the value is checked
         assert core.launch.is_abstract
     tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
-    core.instruction_number += 1
     if tensor.buffer in ON_CHIP:
-        touch_output(tensor, core.instruction_number, False)
-        core.record.add("memset", "vector")
-    else:
-        # The same value from both cores is no race; what one of them writes while the other still fills is one.
-        core.note_shared(tensor, True, None, np.full(1, fill_value))
-        core.record.add("dma_copy", "dma")
-        core.record.hbm_written_bytes += tensor.size * tensor.dtype.itemsize
-    if core.trace is not None:
-        core.trace.add_fill(core.instruction_number, tensor, fill_value)
+        report(core, memset, tensor, fill_value)
+        return tensor
+    # The same value from both cores is no race; what one of them writes while the other still fills is one.
+    for tell in core.observers.moved:
+        tell(tensor, True, None, np.full(1, fill_value))
+    report(core, dma_copy, tensor, None)
     return tensor
 
 

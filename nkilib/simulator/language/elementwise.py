@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..api import isa as nisa
-from ..numerics.operators import OPERATORS
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import bool_
 from ..terms.errors import NkiValidationError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..tensors.indirect import IndexNote
 from ..tensors.tensor import NkiTensor
 
 
@@ -19,4 +18,10 @@ def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int
         row_step: rows from one partition to the next.
         limit: the values should lie in [0, limit).
     """
-    index.storage.index_note = IndexNote(what, values, first_row, row_step, limit)
+
+    def describe(partition: int) -> str:
+        value = int(values.array.reshape(-1)[partition])
+        outside = "" if 0 <= value < limit else f", outside [0, {limit})"
+        return f"row {first_row + partition * row_step} has {what} {value}{outside}"
+
+    index.storage.explain_indices(describe)

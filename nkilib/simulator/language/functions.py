@@ -5,7 +5,7 @@ Importing this module gives each operator its function; the operators themselves
 
 from __future__ import annotations
 
-from ..numerics.operators import OPERATORS
+from ..isa.operators import OPERATORS
 from . import elementwise, reductions, shapes, trigonometry
 
 for _name, _function in {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..target.tile_size import TileSize
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import as_dtype
-from ..terms.enums import engine
+from ..terms.enums import Engine
 from ..terms.errors import NkiValidationError
 from ..terms.regions import MemoryRegion
 from .creation import ndarray
@@ -32,7 +32,7 @@ def _check_size(name: str, tile: NkiTensor, columns: int) -> None:
 def _transposed(x: NkiTensor) -> NkiTensor:
     """The transpose of a tile in SBUF, in PSUM."""
     result = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
-    nisa.nc_transpose(result, x, engine=engine.tensor)
+    nisa.nc_transpose(result, x, engine=Engine.tensor)
     return result
 
 

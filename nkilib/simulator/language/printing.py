@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..isa.operands import resolve_scalar_offset
+from ..isa.offsets import resolve_scalar_offset
 from ..machine.core import current_core
 from ..tensors.tensor import NkiTensor
 from ..terms.errors import NkiValidationError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..api import isa as nisa
-from ..numerics.operators import OPERATORS
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
 from ..target.limits import PARTITIONS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt

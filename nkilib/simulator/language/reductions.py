@@ -7,8 +7,8 @@ from math import prod
 from operator import index
 from typing import Any
 
-from ..api import isa as nisa
-from ..numerics.operators import OPERATORS
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype

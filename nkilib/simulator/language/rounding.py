@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import copysign, inf
 from typing import Any
 
-from ..api import isa as nisa
-from ..numerics.operators import OPERATORS
+from .. import engines as nisa
+from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.errors import NkiValidationError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.description import describe_stranger

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe_stranger
 from ..terms.dtypes import DType, as_dtype
@@ -40,7 +40,7 @@ def as_tile(name: str, value: Any) -> NkiTensor:
 def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
     """An unwritten tile in SBUF."""
     tile = ndarray(shape, dtype, MemoryRegion.sbuf)
-    tile.is_computed = True
+    tile.mark_computed()
     return tile
 
 

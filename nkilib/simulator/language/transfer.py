@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..api import isa as nisa
+from .. import engines as nisa
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe_stranger
 from ..terms.dtypes import as_dtype, int32, uint32

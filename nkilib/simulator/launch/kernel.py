@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from ..machine.barrier import CoreBarrier
-from ..machine.core import Core, Launch, current_core_or_none, enter
-from ..machine.races import check_all_races
-from ..machine.record import active_records
-from ..memory.capacity import check_capacity
-from ..target.options import current_options
+from ..machine.core import Core, Launch, current_core_or_none
+from ..machine.lives import Lives
+from ..machine.observer import Watcher, active_watchers
+from ..machine.races import RaceWatch
+from ..target.current import enter
+from ..target.options import Options, current_options
 from ..terms.enums import nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
-from ..terms.regions import MemoryRegion
 from ..terms.spec import DataNeeded
-from ..timing.collect import open_collection
-from ..timing.trace import Trace
 from .arguments import Arguments
 from .schedule import Edge, check_names, checked_edges
 
@@ -127,27 +125,35 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
-    collection = open_collection()
-    is_recorded = collection is not None or bool(active_records())
     barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None else 1
-    launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract, is_recorded)
-    running = [_CoreRun(func, arguments, Core(number, launch)) for number in range(count)]
-    if collection is not None:
-        for run in running:
-            run.core.trace = Trace(run.core.number, options.generation, collection.parameters)
-            collection.traces.append(run.core.trace)
+    launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract)
+    cores = [Core(number, launch) for number in range(count)]
+    watchers = _watch(cores, options)
+    running = [_CoreRun(func, arguments, core) for core in cores]
+    has_ended = False
     try:
         _run_cores(running, launch)
+        has_ended = True
     finally:
         arguments.write_back()
-        for run in running:
-            for record in active_records():
-                record.merge(run.core.record)
+        for watcher in watchers:
+            watcher.conclude(has_ended)
     if kernel.schedule:
-        check_names(kernel.__name__, kernel.schedule, set().union(*(run.core.names for run in running)))
-    if count > 1:
-        check_all_races(*(run.core.shared_accesses for run in running))
+        check_names(kernel.__name__, kernel.schedule, set().union(*(core.names for core in cores)))
     return arguments.results(running[0].result, options)
+
+
+def _watch(cores: Sequence[Core], options: Options) -> list[Watcher]:
+    """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
+    asking = active_watchers()
+    is_checked = options.capacity == "error"
+    watchers = [RaceWatch()] if len(cores) > 1 and options.races == "error" else []
+    for core in cores:
+        if is_checked or asking:
+            core.observers.add(Lives(core.generation, is_checked=is_checked, finds_peaks=bool(asking)))
+        for watcher in (*watchers, *asking):
+            core.observers.add(watcher.watch(core.number, core.observers))
+    return [*watchers, *asking]
 
 
 class _CoreRun:
@@ -167,10 +173,7 @@ class _CoreRun:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
             with np.errstate(all="ignore"):
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
-            if self.core.trace is not None:
-                self.core.trace.settle()
-                self.core.trace.lives = self.core.lives
-            self._check_capacity()
+            self.core.observers.end()
             self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
             barrier.finish()
         except CoreAbortedError:
@@ -184,18 +187,6 @@ class _CoreRun:
             barrier.abort()
         finally:
             enter(None)
-
-    def _check_capacity(self) -> None:
-        core = self.core
-        if core.options.capacity == "ignore":
-            return
-        peaks = check_capacity(core.lives, core.generation, finds_peaks=core.launch.is_recorded)
-        if not peaks:
-            return
-        core.record.sbuf_peak_bytes = peaks[MemoryRegion.sbuf].nbytes
-        core.record.psum_peak_bytes = peaks[MemoryRegion.psum].nbytes
-        if core.trace is not None:
-            core.trace.peaks = peaks
 
 
 def _run_cores(running: list[_CoreRun], launch: Launch) -> None:

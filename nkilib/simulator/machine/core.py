@@ -5,32 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..memory.deferred import DeferredContents
-from ..memory.lives import LiveRange
+from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
+from ..target.current import THREAD
 from ..target.generation import Generation
 from ..target.limits import PARTITIONS
-from ..target.options import Options, current_options
+from ..target.options import Options
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError
-from ..terms.regions import MemoryRegion
 from .barrier import CoreBarrier
 from .loops import Loops
-from .races import SharedAccesses
+from .observer import Observers
 from .random import RandomState
-from .record import Record
-
-if TYPE_CHECKING:
-    from ..isa.indirection import IndirectOperand
-    from ..timing.trace import Trace
-
-if TYPE_CHECKING:
-    from ..tensors.tensor import NkiTensor
 
 
 @dataclass
@@ -38,7 +29,6 @@ class Launch:
     """What the cores of one kernel launch share.
 
     Attributes:
-        is_recorded: whether somebody asks for its record or its profile.
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
     """
 
@@ -47,7 +37,6 @@ class Launch:
     grid_dimensions: int
     barrier: CoreBarrier
     is_abstract: bool = False
-    is_recorded: bool = False
     shared: list[Storage] = field(default_factory=list)
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -100,52 +89,54 @@ class Core:
     """One simulated core.
 
     Attributes:
+        is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
-        instruction_number: number of the instruction that runs, from 1.
-        trace: the model of time, while a profile is made.
         names: the ``name=`` of every instruction that had one.
-        lives: the life of every on-chip tensor that the kernel made.
+        observers: who watches it.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
         random: the random number generators of its engines.
         defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
         loads: the tiles whose contents come from HBM and may not be made yet.
-        shared_accesses: what it did to shared HBM, if the launch has two cores and looks for races.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
         self.number = number
         self.launch = launch
+        self.is_abstract = launch.is_abstract
         self.options = launch.options
         self.generation: Generation = launch.options.generation
         self.version_number: int = self.generation.version.value
-        self.record = Record()
-        self.instruction_number = 0
         self.names: set[str] = set()
-        self.trace: Trace | None = None
+        self.observers = Observers()
         self.defers_results = True
-        self.loads = DeferredContents()
-        self.shared_accesses = SharedAccesses()
-        self._sees_races = launch.cores > 1 and launch.options.races == "error"
-        self.lives: list[LiveRange] = []
-        self.indirect_operands: list[IndirectOperand] = []
+        self.loads = DeferredLoads()
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
         self.loops = Loops()
         self.random = RandomState(number)
-        self.shared_allocations = 0
-        self.shared_constants = 0
+        self._instructions = 0
+        self._shared_allocations = 0
+        self._shared_constants = 0
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
-    def note_shared(
-        self,
-        base: NkiTensor,
-        is_write: bool,
-        rows: npt.NDArray[np.int64] | None = None,
-        values: npt.NDArray[Any] | None = None,
-    ) -> None:
-        """The core reads ``base`` in HBM, or those of its rows that ``rows`` names, or writes ``values`` there."""
-        if self._sees_races and base.buffer is MemoryRegion.shared_hbm:
-            self.shared_accesses.note(base, is_write, rows, values)
+    def next_number(self) -> int:
+        """The number of the next instruction, from 1."""
+        self._instructions += 1
+        return self._instructions
+
+    def next_shared_allocation(self) -> int:
+        """The number of the next tensor in shared HBM, from 0."""
+        self._shared_allocations += 1
+        return self._shared_allocations - 1
+
+    def next_shared_constant(self) -> int:
+        """The number of the next constant, from 0."""
+        self._shared_constants += 1
+        return self._shared_constants - 1
+
+    def stop_deferring(self) -> None:
+        """From here on results are made at once: those that waited were all asked for."""
+        self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
         """A float32 work buffer of the core, reused from instruction to instruction; its content is arbitrary."""
@@ -155,18 +146,10 @@ class Core:
         return buffer[:elements]
 
 
-class _Thread(threading.local):
-    """What is known of a thread: the core that it simulates, or None outside a kernel."""
-
-    core: Core | None = None
-
-
-_CURRENT = _Thread()
-
-
 def current_core_or_none() -> Core | None:
     """The core that this thread simulates, or None outside a kernel."""
-    return _CURRENT.core
+    core = THREAD.simulated
+    return core if isinstance(core, Core) else None
 
 
 def current_core(what: str) -> Core:
@@ -175,24 +158,7 @@ def current_core(what: str) -> Core:
     Raises:
         NkiValidationError: outside a kernel, naming ``what`` was called there.
     """
-    core = _CURRENT.core
-    if core is None:
+    core = THREAD.simulated
+    if not isinstance(core, Core):
         raise NkiValidationError(f"{what} works inside a kernel only: decorate the function with @nki.jit and call it")
     return core
-
-
-def is_abstract_launch() -> bool:
-    """Whether the running kernel has shapes and no data."""
-    core = current_core_or_none()
-    return core is not None and core.launch.is_abstract
-
-
-def enter(core: Core | None) -> None:
-    """Make this thread simulate ``core``; None ends it."""
-    _CURRENT.core = core
-
-
-def current_generation() -> Generation:
-    """The generation of the running kernel, or the one that the next launch would have."""
-    core = current_core_or_none()
-    return core.generation if core is not None else current_options().generation

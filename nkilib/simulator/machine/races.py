@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..memory.byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from ..memory.storage import Storage
+from ..tensors.view import View
 from ..terms.description import describe
 from ..terms.errors import RaceError, kernel_location
 from ..terms.layout import Layout
+from ..terms.regions import MemoryRegion
+from .observer import Issued, Observer, Observers, Watcher
 
-if TYPE_CHECKING:
-    from ..tensors.tensor import NkiTensor
+_SHARED = MemoryRegion.shared_hbm
 
 # Of larger writes about as much is compared, in pieces of so many elements: all of it would take as long as the write.
 _CHECKSUM_BYTES = 1 << 17
@@ -60,7 +62,7 @@ class _Accesses:
     def __init__(self) -> None:
         self._made: dict[tuple[Layout, int, bytes], _Access] = {}
 
-    def note(self, base: NkiTensor, rows: Offsets | None, values: npt.NDArray[Any] | None) -> None:
+    def note(self, base: View, rows: Offsets | None, values: npt.NDArray[Any] | None) -> None:
         width = base.storage.width_of(base.dtype)
         key = base.layout, width, b"" if rows is None else rows.tobytes()
         access = self._made.get(key)
@@ -103,37 +105,50 @@ class Touched:
     writes: _Accesses = field(default_factory=_Accesses)
 
 
-class SharedAccesses:
+class SharedAccesses(Observer):
     """What one core did to each shared tensor since the last barrier on that tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self._number = number
         self._touched: dict[Storage, Touched] = {}
+        self._before_barrier = Touched()
 
-    def note(
-        self,
-        base: NkiTensor,
-        is_write: bool,
-        rows: Offsets | None = None,
-        values: npt.NDArray[Any] | None = None,
-    ) -> None:
-        """The core accesses ``base``, or those of its rows (indices of dimension 0) that ``rows`` names.
+    def moved(self, view: View, is_write: bool, rows: Offsets | None, values: npt.NDArray[Any] | None) -> None:
+        if view.buffer is _SHARED:
+            touched = self._touched.setdefault(view.storage, Touched())
+            (touched.writes if is_write else touched.reads).note(view, rows, values)
 
-        Args:
-            base: a static view.
-            is_write: whether it writes.
-            rows: which rows; None for all.
-            values: what it writes, in the order of the elements.
-        """
-        touched = self._touched.setdefault(base.storage, Touched())
-        (touched.writes if is_write else touched.reads).note(base, rows, values)
+    def arrives(self, call: Issued) -> Touched:
+        """What the core did before a barrier, which it then forgets: what follows is ordered with it."""
+        self._before_barrier = self.take(call.values[0].storage)
+        return self._before_barrier
+
+    def meets(self, call: Issued, brought: Touched) -> None:
+        if self._number == 0:  # one of them compares for both
+            check_races(call.values[0].storage, self._before_barrier, brought)
 
     def take(self, storage: Storage) -> Touched:
-        """What the core did to a tensor, which it then forgets: what follows is ordered with it."""
+        """What the core did to a tensor, which it then forgets."""
         return self._touched.pop(storage, Touched())
 
     def tensors(self) -> list[Storage]:
         """The tensors that the core touched, in the order of the first time."""
         return list(self._touched)
+
+
+class RaceWatch(Watcher):
+    """Looks for races of the two cores of a launch."""
+
+    def __init__(self) -> None:
+        self._cores: list[SharedAccesses] = []
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        self._cores.append(SharedAccesses(number))
+        return self._cores[-1]
+
+    def conclude(self, has_ended: bool) -> None:
+        if has_ended:
+            check_all_races(*self._cores)
 
 
 def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:

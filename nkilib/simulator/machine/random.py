@@ -8,68 +8,10 @@ and trn2. Here all engines run XORWOW, so that numbers repeat from run to run bu
 
 from __future__ import annotations
 
-from typing import Any
+from ..numerics.xorwow import Xorwow
+from ..terms.enums import Engine
 
-import numpy as np
-import numpy.typing as npt
-
-from ..target.limits import PARTITIONS
-from ..terms.enums import engine as engines
-
-WORDS = 6
-STREAMS = {engines.gpsimd: 1, engines.vector: 4}
-
-# Marsaglia's constants: how far the counter advances with each number, and how far the recurrence reaches back.
-_COUNTER_STEP = np.uint32(362437)
-_DEPTH = 5
-
-
-class Xorwow:
-    """The generators of one engine: every lane (partition) has ``streams`` of them, used in turn.
-
-    An instruction starts with the first stream and steps all of them equally often, so that the words are all there
-    is to know about the numbers that follow.
-
-    Attributes:
-        words: the state, shape (128, streams * 6): for each stream x, y, z, w, v and the counter.
-    """
-
-    def __init__(self, streams: int, *entropy: int) -> None:
-        self._streams = streams
-        self.words: npt.NDArray[np.uint32]
-        self.seed(*entropy)
-
-    def seed(self, *entropy: int) -> None:
-        """Derive all states from ``entropy`` by numpy's ``SeedSequence``, so that the lanes differ from each other."""
-        count = PARTITIONS * self._streams * WORDS
-        words: npt.NDArray[Any] = np.random.SeedSequence(entropy).generate_state(count, np.uint32)
-        self.words = words.reshape(PARTITIONS, self._streams * WORDS)
-
-    def draw(self, lanes: slice, count: int) -> npt.NDArray[np.uint32]:
-        """The next ``count`` numbers of each of ``lanes``, shape (lanes, count); the other lanes stay as they are."""
-        words = self.words[lanes]
-        states = words.reshape(len(words) * self._streams, WORDS)
-        steps = -(-count // self._streams)
-        values = _xorshifted(states[:, :_DEPTH], steps)
-        counters = states[:, _DEPTH] + np.arange(steps + 1, dtype=np.uint32)[:, None] * _COUNTER_STEP
-        numbers = values[_DEPTH:] + counters[1:]
-        words[...] = np.concatenate([values[steps:].T, counters[-1][:, None]], axis=1).reshape(words.shape)
-        by_lane = numbers.reshape(steps, len(words), self._streams).transpose(1, 0, 2)
-        return by_lane.reshape(len(words), steps * self._streams)[:, :count]
-
-
-def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.uint32]:
-    """The states' five words as rows, followed by ``steps`` rows of new ones: those that have no counter added yet."""
-    values = np.empty((_DEPTH + steps, len(states)), np.uint32)
-    values[:_DEPTH] = states.T
-    for start in range(0, steps, _DEPTH):  # as many steps at once as do not need each other's result as the oldest word
-        oldest = values[start : min(start + _DEPTH, steps)]
-        mixed = oldest ^ (oldest >> 2)
-        mixed ^= mixed << 1
-        for step, new in enumerate(mixed, start + _DEPTH):
-            newest = values[step - 1]
-            values[step] = newest ^ (newest << 4) ^ new
-    return values
+STREAMS = {Engine.gpsimd: 1, Engine.vector: 4}
 
 
 class RandomState:
@@ -77,9 +19,9 @@ class RandomState:
 
     def __init__(self, core_number: int) -> None:
         self._core_number = core_number
-        self._generators: dict[engines, Xorwow] = {}
+        self._generators: dict[Engine, Xorwow] = {}
 
-    def of(self, engine: engines) -> Xorwow:
+    def of(self, engine: Engine) -> Xorwow:
         """The generators of an engine, made when they are first needed."""
         if engine not in self._generators:
             self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])

@@ -14,31 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
+from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from ..terms.dtypes import DType
 from ..terms.layout import Layout
-
-if TYPE_CHECKING:
-    from ..tensors.view import View
-    from .storage import Storage
-
-# Smaller contents are made at once: it takes no longer than to remember how. 256 KiB stay in a core's cache anyway.
-SMALLEST_DEFERRED_BYTES = 1 << 18
-# Where numpy has it from 1.25 on, and where it had it before.
-_TooHardError = getattr(np, "exceptions", np).TooHardError
-# The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
-_MOST_WORK = 10_000
-
-
-def is_worth_deferring(tensor: View) -> bool:
-    """Whether making the elements of ``tensor`` takes long beside remembering how."""
-    return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
-
 
 # Writes the elements of some rows and columns into an array of just those.
 Writer = Callable[[npt.NDArray[Any], slice, slice], None]
@@ -93,33 +74,3 @@ def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Def
         elements[...] = matrix[rows, columns]
 
     return Deferred(layout, dtype, matrix, True, write)
-
-
-class DeferredContents:
-    """The tiles of one core whose contents come from HBM and may not be made yet."""
-
-    def __init__(self) -> None:
-        self._storages: WeakSet[Storage] = WeakSet()
-
-    def add(self, storage: Storage) -> None:
-        """Remember a tile, as long as anybody has it."""
-        self._storages.add(storage)
-
-    def settle_readers(self, memory: npt.NDArray[Any]) -> None:
-        """Make every content that comes from what is in ``memory``, which is about to be overwritten."""
-        for storage in self._storages:
-            if storage.deferred is not None and may_share(storage.deferred.source, memory):
-                storage.settle()
-
-    def settle(self) -> None:
-        """Make every content."""
-        for storage in self._storages:
-            storage.settle()
-
-
-def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Whether two arrays have memory in common, or it is not known soon that they have none."""
-    try:
-        return np.shares_memory(first, second, max_work=_MOST_WORK)  # type: ignore[arg-type]  # the stub knows two
-    except _TooHardError:
-        return True

@@ -5,15 +5,12 @@ Instructions are counted for each core. A tensor that the kernel makes but never
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import prod
 
 from ..terms.description import describe
+from ..terms.dtypes import DType
 from ..terms.errors import kernel_frame
-from ..terms.layout import is_dense
 from ..terms.regions import MemoryRegion
-
-if TYPE_CHECKING:
-    from ..tensors.tensor import NkiTensor
 
 # Before the first instruction, which has number 1.
 _NEVER = 0
@@ -46,12 +43,19 @@ class LiveRange:
         "region",
     )
 
-    def __init__(self, tensor: NkiTensor, address: tuple[int, int] | None = None) -> None:
-        self.region: MemoryRegion = tensor.buffer
-        self.partitions: int = tensor.shape[0]
-        self.nbytes: int = tensor.free_size * tensor.dtype.itemsize
+    def __init__(
+        self,
+        region: MemoryRegion,
+        shape: tuple[int, ...],
+        dtype: DType,
+        name: str = "",
+        address: tuple[int, int] | None = None,
+    ) -> None:
+        self.region = region
+        self.partitions = shape[0]
+        self.nbytes = prod(shape[1:]) * dtype.itemsize
         self.address = address
-        self._shape, self._dtype, self._name = tensor.shape, tensor.dtype, tensor.name
+        self._shape, self._dtype, self._name = shape, dtype, name
         self.first = self.last = _NEVER
         self.earlier: list[tuple[int, int]] = []
         frame = kernel_frame()
@@ -81,35 +85,3 @@ class LiveRange:
 
     def __str__(self) -> str:
         return f"{describe(self._name, self._shape, self._dtype, self.region)}, made at {self.place}"
-
-
-def touch_output(tensor: NkiTensor, number: int, adds_to: bool) -> None:
-    """Instruction ``number`` writes ``tensor``.
-
-    Args:
-        tensor: what it writes.
-        number: of the instruction.
-        adds_to: whether it may need what was there before.
-    """
-    life = tensor.storage.life
-    if life is None:
-        return
-    if life.address is not None and not adds_to and covers_storage(tensor):
-        life.restart(number)
-    else:
-        life.touch(number)
-
-
-def keep_elements(tensor: NkiTensor, number: int) -> None:
-    """Instruction ``number``, which writes ``tensor``, leaves some of its elements as they were: they are needed."""
-    life = tensor.storage.life
-    if life is not None:
-        life.touch(number)
-
-
-def covers_storage(tensor: NkiTensor) -> bool:
-    """Whether the view has all elements of its storage."""
-    if tensor.is_whole:
-        return True
-    is_large_enough = tensor.size == tensor.storage.elements_of(tensor.dtype)
-    return is_large_enough and not tensor.is_indirect() and is_dense(tensor.shape, tensor.strides)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -12,9 +14,10 @@ from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
 from .deferred import Deferred
-from .lives import LiveRange
 from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
 from .written import WrittenMap
+
+_NUMBERS = count()
 
 # What an element that was never written reads as: NaN, and this in integer types (AWS's simulator uses it too).
 INTEGER_SENTINEL = 4
@@ -44,33 +47,32 @@ class Storage:
         nbytes: bytes that all of it takes, as it is held here.
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: which elements have a value.
-        life: when it holds data that is needed, for a tensor that the kernel made on chip; else None.
         deferred: what the elements of a part of it are instead of what its memory holds; see deferred.py.
+        number: its own in this process; those who watch a core keep what they know of storages by their numbers.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
-        uses: what the model of time knows of the accesses to it, if it is on chip and a profile is made; else None.
-        index_note: how to explain an index read from here (see ``explain_index``), or None.
+        address: first partition and first byte in a partition where the kernel places it itself, or None.
     """
 
     __slots__ = (
         "__weakref__",
         "_accumulated",
         "_bytes",
+        "_describe_index",
         "_is_pooled",
+        "address",
         "deferred",
         "dtype",
-        "index_note",
         "is_abstract",
         "is_read_only",
-        "life",
         "name",
         "nbytes",
+        "number",
         "numpy_dtype",
         "partition_bytes",
         "partition_elements",
         "region",
         "scope",
         "shape",
-        "uses",
         "written",
     )
 
@@ -85,7 +87,10 @@ class Storage:
         data: npt.NDArray[Any] | None = None,
         is_abstract: bool = False,
         is_poisoned: bool = False,
+        scope: tuple[int, ...] = (),
+        address: tuple[int, int] | None = None,
     ) -> None:
+        self.number = next(_NUMBERS)
         self.name = name
         self.region = region
         self.dtype = dtype
@@ -111,10 +116,9 @@ class Storage:
         self.written = self._make_map(data is not None or is_abstract)
         self._accumulated: WrittenMap | None = None
         self.deferred: Deferred | None = None
-        self.index_note: Any = None
-        self.uses: Any = None
-        self.life: LiveRange | None = None
-        self.scope: tuple[int, ...] = ()
+        self._describe_index: Callable[[int], str] | None = None
+        self.scope = scope
+        self.address = address
 
     def _make_map(self, starts_full: bool) -> WrittenMap:
         is_large = self.nbytes >= _SMALLEST_IN_BLOCKS
@@ -149,6 +153,14 @@ class Storage:
         """Elements of type ``dtype`` that the whole storage holds."""
         return self.nbytes // self.width_of(dtype)
 
+    def explain_indices(self, describe: Callable[[int], str]) -> None:
+        """Let an error about an index in a partition of this storage say first what ``describe(partition)`` returns."""
+        self._describe_index = describe
+
+    def explanation(self, partition: int) -> str:
+        """What the index in a partition means, as far as the kernel has said it, and a colon; or nothing."""
+        return "" if self._describe_index is None else f"{self._describe_index(partition)}: "
+
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
         """How many elements of ``layout``, or of those ``among`` them, were never written, wholly or in part."""
         width = self.width_of(dtype)
@@ -168,6 +180,10 @@ class Storage:
         if self.deferred is not None:
             self._make(self.deferred, self.deferred.outside(content))
         self.deferred = content
+
+    def drop_deferred(self) -> None:
+        """All elements are about to be overwritten: a deferred content is not made any more."""
+        self.deferred = None
 
     def settle(self) -> None:
         """Make the deferred content, if there is one."""

@@ -47,6 +47,10 @@ class WrittenMap:
         """Whether no element was ever written."""
         return not self.is_full and self._mask is None and (self._blocks is None or self._blocks.is_empty)
 
+    def mark_all(self) -> None:
+        """Record that every element has a value."""
+        self.is_full = True
+
     def mark(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None = None) -> None:
         """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value.
 

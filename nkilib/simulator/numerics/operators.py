@@ -1,4 +1,4 @@
-"""The operators that instructions take as ``op``: arithmetic in float32, and bit-wise on integers.
+"""What the operators of instructions compute: arithmetic in float32, and bit-wise on integers.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
 """
@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import update_wrapper
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from ..machine.core import current_generation
-from ..terms.enums import nc_version
-from ..terms.errors import NkiValidationError
-from .activations import ACTIVATIONS, PARAMETRIC
 
 Array = npt.NDArray[Any]
 # Two operands and an array for the result, which may be one of them.
@@ -129,59 +123,6 @@ BITWISE_REDUCTIONS: dict[str, np.ufunc] = {
     "bitwise_xor": np.bitwise_xor,
 }
 
-# "Available only on NeuronCore-v4 (trn3) and newer" (docstrings of nl.abs_max and nl.abs_min).
-_SINCE_TRN3 = frozenset({"abs_max", "abs_min"})
-
-# nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
-_ALIASES = {"max": "maximum", "min": "minimum", "sum": "add"}
-
-# Where an instruction may leave out a step, the operator that says so.
-BYPASS = "bypass"
-
-# The mean over partitions: an operator of ``tensor_partition_reduce`` alone.
-AVERAGE = "average"
-
-
-class Operator:
-    """A function of ``nki.language`` that instructions accept as ``op``, for instance ``nl.add`` or ``nl.exp``.
-
-    Called, it works on tiles, with the function that :mod:`nkilib.simulator.language.functions` binds to it.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-        self.key = _ALIASES.get(name, name)
-        self._function: Callable[..., Any] | None = None
-
-    def bind(self, function: Callable[..., Any]) -> None:
-        """Make ``function`` what a call does, and give its signature and documentation."""
-        self._function = function
-        update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._function is None:
-            raise NotImplementedError(
-                f"nki.language.{self.__name__} is an operator only, not implemented in the simulator yet as a function "
-                "on tiles; pass it as op= to a nisa instruction"
-            )
-        return self._function(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"nl.{self.__name__}"
-
-
-def operator_key(parameter: str, op: Any) -> str:
-    """The name under which the tables of this module and of ``activations`` know ``op``.
-
-    Raises:
-        NkiValidationError: if ``op`` is no operator of ``nki.language``, or one that the target does not have.
-    """
-    if not isinstance(op, Operator):
-        raise NkiValidationError(f"{parameter} must be an operator such as nl.add, got {op!r}")
-    if op.key in _SINCE_TRN3 and current_generation().version is not nc_version.gen4:
-        raise NkiValidationError(f"{parameter}={op!r} needs trn3; the target is {current_generation().name}")
-    return op.key
-
 
 def is_bitwise(key: str) -> bool:
     return key in BITWISE or key in BITWISE_UNARY
@@ -189,22 +130,3 @@ def is_bitwise(key: str) -> bool:
 
 def is_unary(key: str) -> bool:
     return key in ARITHMETIC_UNARY or key in BITWISE_UNARY
-
-
-# Every function of nki.language that the tables of instructions know.
-OPERATORS: dict[str, Operator] = {
-    name: Operator(name)
-    for name in sorted(
-        {
-            *ARITHMETIC,
-            *ARITHMETIC_UNARY,
-            *BITWISE,
-            *BITWISE_UNARY,
-            *ACTIVATIONS,
-            *PARAMETRIC,
-            *_ALIASES,
-            BYPASS,
-            AVERAGE,
-        }
-    )
-}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from ...work import Work, stated_work
 from ..launch.kernel import Kernel
 from ..machine.record import recording
 from ..target.options import current_options
@@ -19,7 +20,7 @@ from ..timing.trace import Trace
 from .perfetto import write_trace
 from .recorded import Recorded
 from .tensors import TensorLife
-from .work import StatesWork, Work, bounds_us
+from .work import bounds_us
 
 _NS_PER_US = 1000.0
 _LISTED = 12
@@ -209,7 +210,7 @@ def profile(
 
 
 def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work | None:
-    work: StatesWork | None = getattr(kernel.func, "work", None)
+    work = stated_work(kernel.func)
     if work is None:
         return None
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..memory.lives import LiveRange
 from ..terms.regions import MemoryRegion
 from ..timing.event import Event, Note, events_of
 from ..timing.trace import Trace
 from .tensors import TensorLife, lives_of
 
-if TYPE_CHECKING:
-    from ..memory.lives import LiveRange
-
 # Of a core: its number, its instructions, its on-chip tensors, and by region those that make the peak.
-_Core = tuple[int, Sequence[Note], "Sequence[LiveRange]"]
+_Core = tuple[int, Sequence[Note], Sequence[LiveRange]]
 
 
 class Recorded:
@@ -25,7 +23,7 @@ class Recorded:
     """
 
     def __init__(self, traces: Sequence[Trace]) -> None:
-        self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives) for trace in traces]
+        self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives.ranges) for trace in traces]
         self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
 
     @cached_property
@@ -68,6 +66,6 @@ class Recorded:
 
 def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
     """The tensors that make the peak, of the core that needs most."""
-    highest = max(traces, key=lambda trace: trace.peaks[region].nbytes if region in trace.peaks else 0)
-    lives = highest.peaks[region].lives if region in highest.peaks else ()
+    highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
+    lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
     return highest.core, highest.settled.notes, lives

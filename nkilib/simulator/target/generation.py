@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..terms.enums import engine, nc_version
+from ..terms.enums import Engine, nc_version
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Timing:
         dma: the DMA engines.
     """
 
-    clock_ghz: Mapping[engine, float]
-    result_ns: Mapping[engine, float]
+    clock_ghz: Mapping[Engine, float]
+    result_ns: Mapping[Engine, float]
     sync_ns: float
     issue_cycles: float
     activation_table_ns: float

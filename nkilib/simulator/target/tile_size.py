@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..machine.core import current_generation
 from ..terms.objects import NKIObject
+from .current import current_generation
 from .limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_BANKS
 
 _FLOAT32_BYTES = 4

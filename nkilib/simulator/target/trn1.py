@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..terms.enums import engine, nc_version
+from ..terms.enums import Engine, nc_version
 from .generation import Generation
 from .trn2 import TRN2
 
@@ -20,7 +20,7 @@ TRN1 = Generation(
     sbuf_usable_bytes=180_224,
     timing=replace(
         TRN2.timing,
-        clock_ghz={engine.tensor: 2.8, engine.vector: 1.12, engine.scalar: 1.4, engine.gpsimd: 1.4},
+        clock_ghz={Engine.tensor: 2.8, Engine.vector: 1.12, Engine.scalar: 1.4, Engine.gpsimd: 1.4},
         has_fast_vector_modes=False,
         dma=replace(TRN2.timing.dma, gb_per_s=17.0),
     ),

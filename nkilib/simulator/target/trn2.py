@@ -14,7 +14,7 @@ Sources, in aws-neuron/aws-neuron-sdk unless another is named:
 
 from __future__ import annotations
 
-from ..terms.enums import engine, nc_version
+from ..terms.enums import Engine, nc_version
 from .generation import DmaTiming, Generation, Timing
 
 TRN2 = Generation(
@@ -23,9 +23,9 @@ TRN2 = Generation(
     sbuf_partition_bytes=224 * 1024,
     sbuf_usable_bytes=212_984,
     timing=Timing(
-        clock_ghz={engine.tensor: 2.4, engine.vector: 0.96, engine.scalar: 1.2, engine.gpsimd: 1.2},
+        clock_ghz={Engine.tensor: 2.4, Engine.vector: 0.96, Engine.scalar: 1.2, Engine.gpsimd: 1.2},
         # GpSimd: no figure is published; that of Vector.
-        result_ns={engine.tensor: 170.0, engine.vector: 150.0, engine.scalar: 300.0, engine.gpsimd: 150.0},
+        result_ns={Engine.tensor: 170.0, Engine.vector: 150.0, Engine.scalar: 300.0, Engine.gpsimd: 150.0},
         sync_ns=60.0,
         issue_cycles=100.0,
         activation_table_ns=1280.0,

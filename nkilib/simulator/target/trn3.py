@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..terms.enums import engine, nc_version
+from ..terms.enums import Engine, nc_version
 from .generation import Generation
 from .trn2 import TRN2
 
@@ -20,7 +20,7 @@ TRN3 = Generation(
     sbuf_usable_bytes=245_752,
     timing=replace(
         TRN2.timing,
-        clock_ghz={engine.tensor: 2.4, engine.vector: 1.2, engine.scalar: 1.2, engine.gpsimd: 1.2},
+        clock_ghz={Engine.tensor: 2.4, Engine.vector: 1.2, Engine.scalar: 1.2, Engine.gpsimd: 1.2},
         scalar_bf16_per_cycle=2,
         dma=replace(TRN2.timing.dma, gb_per_s=33.0),
     ),

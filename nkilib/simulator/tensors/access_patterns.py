@@ -5,6 +5,7 @@ Sources: docstring of ``ap`` and ``nki/deep-dives/nki-aps.rst``.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from math import prod
 from operator import index as as_int
@@ -15,12 +16,13 @@ from ..terms.errors import NkiValidationError
 from ..terms.integers import as_integer
 from ..terms.layout import Layout, extent
 from .indexed_views import IndexedViews
-from .indirect import Indirect, checked_scalar_index
+from .indirect import checked_scalar_index
 from .registers import VirtualRegister
 from .reshaped_views import ReshapedViews
+from .view import Indirect, View
 
 if TYPE_CHECKING:
-    from .tensor import NkiTensor
+    from typing_extensions import Self  # typing has it from 3.11 on
 
 
 class AccessPatterns(IndexedViews, ReshapedViews):
@@ -32,11 +34,11 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         self,
         pattern: Sequence[Sequence[int]],
         offset: int | None = None,
-        scalar_offset: NkiTensor | VirtualRegister | None = None,
-        vector_offset: NkiTensor | None = None,
+        scalar_offset: View | VirtualRegister | None = None,
+        vector_offset: View | None = None,
         indirect_dim: int = 0,
         dtype: Any = None,
-    ) -> NkiTensor:
+    ) -> Self:
         """An access pattern given outright: ``[[stride, count], ...]`` over the storage, in elements of ``dtype``.
 
         The pattern takes the place of this view's shape and strides. ``offset`` is added to the view's own offset
@@ -72,14 +74,15 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         assert scalar_offset is not None
         return self._scalar_pattern(shape, strides, start, new_dtype, scalar_offset, indirect_dim)
 
-    def _static_pattern(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> NkiTensor:
+    def _static_pattern(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> Self:
         outside = self._what_is_outside(shape, strides, start, dtype)
         if not outside:
             return self._with(shape, strides, start, dtype)
-        from .outside import OutsideTensor  # its base is made of this class
+        return self._outside(Layout(tuple(shape), tuple(strides), start), dtype, f"NkiTensor.ap on {self}: {outside}")
 
-        layout = Layout(tuple(shape), tuple(strides), start)
-        return OutsideTensor(self, layout, dtype, f"NkiTensor.ap on {self}: {outside}")
+    @abstractmethod
+    def _outside(self, layout: Layout, dtype: DType, message: str) -> Self:
+        """A view that leaves the tensor: it may be made, and refuses every use with ``message``."""
 
     def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
         """How a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""
@@ -107,9 +110,9 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         strides: list[int],
         start: int,
         dtype: DType,
-        index: NkiTensor | VirtualRegister,
+        index: View | VirtualRegister,
         indirect_dim: int,
-    ) -> NkiTensor:
+    ) -> Self:
         index = checked_scalar_index("ap", self, index)
         dim = self._check_dim("ap", indirect_dim)
         if dim == 0 and self.is_on_chip():

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..machine.core import current_generation
+from ..target.current import current_generation
 from ..terms.dtypes import DType
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.integers import as_integer, as_integers
 from ..terms.layout import row_major_strides
 from .indexing import Picked, resolve_key
-from .indirect import Indirect, check_offsets, checked_index_tensor, checked_scalar_index
+from .indirect import check_offsets, checked_index_tensor, checked_scalar_index
 from .registers import VirtualRegister
-from .view import View
+from .view import Indirect, View
 
 if TYPE_CHECKING:
-    from .tensor import NkiTensor
+    from typing_extensions import Self  # typing has it from 3.11 on
 
 
 class IndexedViews(View):
@@ -32,7 +32,7 @@ class IndexedViews(View):
 
     __slots__ = ()
 
-    def __getitem__(self, key: Any) -> NkiTensor:
+    def __getitem__(self, key: Any) -> Self:
         """Index as numpy does, with integers, slices, ``...`` and ``nl.ds``; never copies.
 
         On chip an integer keeps partition dimension 0 at size 1 and the result has at least two dimensions. In HBM an
@@ -58,7 +58,7 @@ class IndexedViews(View):
         strides = [self.strides[dim] * picked[dim].step for dim in kept]
         return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
 
-    def _of_plain_key(self, key: tuple[Any, ...]) -> NkiTensor | None:
+    def _of_plain_key(self, key: tuple[Any, ...]) -> Self | None:
         """``self[key]`` where the key is one slice or integer a dimension, none of them negative, and all is inside.
 
         Most keys are; :meth:`__getitem__` takes the long way for the others, and for what is wrong.
@@ -109,7 +109,7 @@ class IndexedViews(View):
                 indirect = self._scalar("__getitem__", dim, pick.register, self.shape[dim] - pick.length + 1)
         return indirect
 
-    def _scalar(self, method: str, dim: int, index: NkiTensor | VirtualRegister, limit: int) -> Indirect:
+    def _scalar(self, method: str, dim: int, index: View | VirtualRegister, limit: int) -> Indirect:
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: the partition dimension of {self} has no dynamic index")
         return Indirect("scalar", index, self.strides[dim], limit, self, None)
@@ -121,7 +121,7 @@ class IndexedViews(View):
         missing = [dim for dim in range(self.ndim - 1, -1, -1) if dim not in kept]
         return sorted(kept + missing[: max(0, min(least, self.ndim) - len(kept))])
 
-    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> Self:
         """Elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
 
         Raises:
@@ -145,7 +145,7 @@ class IndexedViews(View):
         key[dim] = slice(start, end, step)
         return self[tuple(key)]
 
-    def select(self, dim: int, index: int | NkiTensor | VirtualRegister) -> NkiTensor:
+    def select(self, dim: int, index: int | View | VirtualRegister) -> Self:
         """One element of dimension ``dim``: at an integer, or at what a register or an SBUF tensor (1, 1) then holds.
 
         Raises:
@@ -170,7 +170,7 @@ class IndexedViews(View):
         kept = self._kept_dimensions(picked)
         return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
 
-    def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
+    def vector_select(self, dim: int, vector_offset: View) -> Self:
         """Row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
 
         Raises:
@@ -189,9 +189,9 @@ class IndexedViews(View):
         shape: Sequence[int],
         strides: Sequence[int],
         offset: int,
-        index: NkiTensor,
+        index: View,
         dtype: DType | None,
-    ) -> NkiTensor:
+    ) -> Self:
         self._refuse_second_indirection(method)
         if self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: a vector offset needs a tensor in HBM, got {self}")
@@ -215,7 +215,7 @@ class IndexedViews(View):
             )
         return step // dtype.itemsize
 
-    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+    def indirect(self, index: View, num_elem: int | None = None) -> Self:
         """Free elements chosen by ``index``, on trn3: the view of a gather, or as an output of a scatter, on chip.
 
         Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p, where G partitions share

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import builtins
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from .registers import VirtualRegister
-
-if TYPE_CHECKING:
-    from .view import View
+from .view import View
 
 
 class DynamicSlice(NamedTuple):

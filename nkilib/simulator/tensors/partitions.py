@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .tensor import NkiTensor
+from .view import View
 
 
-def partition_elements(tensor: NkiTensor) -> int:
+def partition_elements(tensor: View) -> int:
     """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
     storage = tensor.storage
     if tensor.dtype is storage.dtype:  # most are
@@ -13,18 +13,18 @@ def partition_elements(tensor: NkiTensor) -> int:
     return storage.partition_bytes // storage.width_of(tensor.dtype)
 
 
-def start_partition(tensor: NkiTensor) -> int:
+def start_partition(tensor: View) -> int:
     """The partition of the tensor's own storage in which an on-chip view starts."""
     return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 
-def first_partition(tensor: NkiTensor) -> int | None:
+def first_partition(tensor: View) -> int | None:
     """The partition in which an on-chip view starts, or None where the kernel leaves that to the compiler."""
-    life = tensor.storage.life
-    return None if life is None or life.address is None else life.address[0] + start_partition(tensor)
+    address = tensor.storage.address
+    return None if address is None else address[0] + start_partition(tensor)
 
 
-def first_lane(tensor: NkiTensor) -> int:
+def first_lane(tensor: View) -> int:
     """:func:`first_partition`; a tensor that the kernel has not placed is taken to start at partition 0."""
     placed = first_partition(tensor)
     return start_partition(tensor) if placed is None else placed
@@ -35,7 +35,7 @@ def allowed_starts(partitions: int) -> tuple[int, ...]:
     return (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
 
 
-def possible_starts(tensor: NkiTensor) -> tuple[int, ...]:
+def possible_starts(tensor: View) -> tuple[int, ...]:
     """Where an on-chip view may start: in the partition where the kernel placed its tensor, or a compiler may do so."""
     placed = first_partition(tensor)
     if placed is not None:

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..machine.core import current_core, is_abstract_launch
-from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError, add_location
+from ..target.current import is_abstract_launch
+from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
 from ..terms.objects import NKIObject
 from ..terms.spec import DataNeeded
 
@@ -116,21 +116,6 @@ class VirtualRegister(NKIObject):
         return False
 
     __hash__ = object.__hash__
-
-
-def register_alloc(x: int | None = None) -> VirtualRegister:
-    """A new register: unset, or with the 32 bits of the integer ``x``.
-
-    Raises:
-        NkiValidationError: outside a kernel, or if ``x`` is no integer of 32 bits.
-    """
-    what = "nisa.register_alloc"
-    current_core(what)
-    try:
-        return VirtualRegister(None if x is None else wrap_integer("x", x))
-    except NkiValidationError as error:
-        add_location(error, what)
-        raise
 
 
 def wrap_integer(name: str, value: Any) -> int:

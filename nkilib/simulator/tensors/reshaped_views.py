@@ -19,7 +19,7 @@ from .rearrangement import Rearrangement, completed
 from .view import View
 
 if TYPE_CHECKING:
-    from .tensor import NkiTensor
+    from typing_extensions import Self  # typing has it from 3.11 on
 
 
 class ReshapedViews(View):
@@ -27,7 +27,7 @@ class ReshapedViews(View):
 
     __slots__ = ()
 
-    def reshape(self, shape: Sequence[int]) -> NkiTensor:
+    def reshape(self, shape: Sequence[int]) -> Self:
         """The same elements in another shape, without moving them.
 
         Raises:
@@ -63,7 +63,7 @@ class ReshapedViews(View):
             )
         return self._with(new_shape, (*self.strides[:first], *strides))
 
-    def permute(self, dims: Sequence[int]) -> NkiTensor:
+    def permute(self, dims: Sequence[int]) -> Self:
         """Dimensions in the order ``dims``; dimension 0 stays first on chip and after ``vector_select``.
 
         Raises:
@@ -78,7 +78,7 @@ class ReshapedViews(View):
             raise NkiValidationError(f"NkiTensor.permute: dimension 0 of {self} must stay first, got {order}")
         return self._with([self.shape[dim] for dim in order], [self.strides[dim] for dim in order])
 
-    def broadcast(self, dim: int, size: int) -> NkiTensor:
+    def broadcast(self, dim: int, size: int) -> Self:
         """Dimension ``dim``, of size 1, repeated ``size`` times by a stride of 0.
 
         Raises:
@@ -99,7 +99,7 @@ class ReshapedViews(View):
         shape[dim], strides[dim] = size, 0
         return self._with(shape, strides)
 
-    def expand_dim(self, dim: int) -> NkiTensor:
+    def expand_dim(self, dim: int) -> Self:
         """A new dimension of size 1 at position ``dim``; a negative one counts from the end of the new shape.
 
         Raises:
@@ -114,7 +114,7 @@ class ReshapedViews(View):
         stride = self.shape[at] * self.strides[at] if at < self.ndim else 1
         return self._with((*self.shape[:at], 1, *self.shape[at:]), (*self.strides[:at], stride, *self.strides[at:]))
 
-    def squeeze_dim(self, dim: int) -> NkiTensor:
+    def squeeze_dim(self, dim: int) -> Self:
         """Without dimension ``dim``, which has size 1.
 
         Raises:
@@ -130,7 +130,7 @@ class ReshapedViews(View):
             raise NkiValidationError(f"NkiTensor.squeeze_dim: {self} must keep a dimension besides its partitions")
         return self._with((*self.shape[:dim], *self.shape[dim + 1 :]), (*self.strides[:dim], *self.strides[dim + 1 :]))
 
-    def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
+    def reshape_dim(self, dim: int, shape: Sequence[int]) -> Self:
         """Dimension ``dim`` split into dimensions of ``shape``, of which one may be -1: what the others leave.
 
         Raises:
@@ -148,7 +148,7 @@ class ReshapedViews(View):
             (*self.strides[:dim], *strides, *self.strides[dim + 1 :]),
         )
 
-    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+    def flatten_dims(self, start_dim: int, end_dim: int) -> Self:
         """Dimensions ``start_dim`` to ``end_dim`` (inclusive) merged into one.
 
         Raises:
@@ -177,7 +177,7 @@ class ReshapedViews(View):
 
     def rearrange(
         self, src_pattern: Sequence[Any], dst_pattern: Sequence[Any], fixed_sizes: dict[str, int] | None = None
-    ) -> NkiTensor:
+    ) -> Self:
         """Split, reorder and merge dimensions by name: ``t.rearrange(("b", ("h", "w")), ("b", "w", "h"), {"h": 4})``.
 
         An item of a pattern is the name of a dimension, or a tuple of names: in ``src_pattern`` a dimension that is
@@ -220,7 +220,7 @@ class ReshapedViews(View):
             )
         return dtype
 
-    def view(self, dtype: Any) -> NkiTensor:
+    def view(self, dtype: Any) -> Self:
         """The same bits read as ``dtype``; the last dimension's size changes by the ratio of the widths.
 
         Raises:

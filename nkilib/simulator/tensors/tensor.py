@@ -6,20 +6,22 @@ Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documenta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from ..memory.storage import Storage
 from ..terms.description import describe_stranger
-from ..terms.dtypes import as_dtype
-from ..terms.errors import NkiValidationError
-from ..terms.layout import dense
+from ..terms.dtypes import DType, as_dtype
+from ..terms.errors import NkiValidationError, OutOfRangeError
+from ..terms.layout import Layout, dense
 from ..terms.regions import HBM, MemoryRegion, as_region
 from .access_patterns import AccessPatterns
 from .python_operators import PythonOperators
+from .text import values_text
+from .view import Indirect, View
 
 
 class NkiTensor(AccessPatterns, PythonOperators):
@@ -38,9 +40,11 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     __slots__ = ()
 
-    # Set for the results of the functions on tiles, and for those of nl.equal and its relatives.
+    # Of the results of the functions on tiles, and of those of nl.equal and its relatives; see the methods below.
     is_computed = False
     is_comparison = False
+    # What an assignment runs: an instruction, and those are made of tensors.
+    _copy_tile: ClassVar[Callable[[NkiTensor, NkiTensor], object]]
 
     def __init__(
         self,
@@ -60,6 +64,26 @@ class NkiTensor(AccessPatterns, PythonOperators):
         tensor._set(dense(storage.shape), storage.dtype, storage, storage.region, storage.name, None)
         tensor.is_whole = True
         return tensor
+
+    @classmethod
+    def assign_by(cls, copy_tile: Callable[[NkiTensor, NkiTensor], object]) -> None:
+        """Let ``t[key] = tile`` run ``copy_tile(t[key], tile)``."""
+        cls._copy_tile = staticmethod(copy_tile)
+
+    def mark_computed(self) -> None:
+        """Remember that a function on tiles made this: whether there is a tensor is then no question to ask."""
+        self.is_computed = True
+
+    def mark_comparison(self) -> None:
+        """Remember that these are the truth values of a comparison, which examples assert."""
+        self.is_comparison = True
+
+    def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
+        return OutsideTensor(self, layout, dtype, message)
+
+    def __str__(self) -> str:
+        """The one line and below it the values, shortened as numpy does it; ``--`` where nothing was written yet."""
+        return f"{self!r}\n{values_text(self)}"
 
     def __bool__(self) -> bool:
         """Whether there is a tensor, as published kernels ask of an optional one: of one in HBM or of a whole tile.
@@ -107,9 +131,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
                 f"NkiTensor.__setitem__: {view} takes a tile of that shape in sbuf or psum, got "
                 f"{describe_stranger(value)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM"
             )
-        from ..engines.vector.arithmetic import tensor_copy  # imported here: the instructions are made of tensors
-
-        tensor_copy(view, value)
+        type(self)._copy_tile(view, value)
 
 
 # Kernels know the inherited methods as those of NkiTensor, and so shall Python's message for a wrong call.
@@ -117,3 +139,25 @@ for _base in NkiTensor.__mro__[1:]:
     for _name, _method in vars(_base).items():
         if isinstance(_method, FunctionType) and not _name.startswith("__"):
             _method.__qualname__ = f"{NkiTensor.__name__}.{_method.__name__}"
+
+
+class OutsideTensor(NkiTensor):
+    """A view whose pattern leaves its tensor: it may be made, and refuses every use.
+
+    Published kernels make the views of all rounds of a loop and use those that a condition, stated later, lets through.
+    """
+
+    __slots__ = ("_message",)
+
+    def __init__(self, tensor: View, layout: Layout, dtype: DType, message: str) -> None:
+        self._message = message
+        self._set(layout, dtype, tensor.storage, tensor.buffer, tensor.name, None)
+
+    # What an instruction, and each method that makes a view of this one, asks for before it looks at an element.
+    @property
+    def _indirect(self) -> NoReturn:
+        raise OutOfRangeError(self._message)
+
+    @_indirect.setter
+    def _indirect(self, indirect: Indirect | None) -> None:
+        """A static view has none."""

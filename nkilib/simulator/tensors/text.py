@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..terms.dtypes import LOW_PRECISION
-
-if TYPE_CHECKING:
-    from .view import View
+from .view import View
 
 UNWRITTEN = "--"
 

@@ -1,14 +1,16 @@
 """``View``: what every tensor is: a layout (shape, strides, offset) of a storage, a type, and what it says of itself.
 
-``NkiTensor`` in ``tensor.py`` adds the views that kernels make: by indexing (``indexed_views.py``), by reshaping
-(``reshaped_views.py``) and by an access pattern (``access_patterns.py``).
+``Indirect`` is the part of an address that is read at run time. ``NkiTensor`` in ``tensor.py`` adds the views that
+kernels make: by indexing (``indexed_views.py``), by reshaping (``reshaped_views.py``) and by an access pattern
+(``access_patterns.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +19,71 @@ from ..memory.deferred import Deferred
 from ..memory.storage import Storage
 from ..terms.description import describe
 from ..terms.dtypes import DType
-from ..terms.errors import NkiValidationError, OutOfRangeError
+from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..terms.layout import Layout, is_dense
 from ..terms.objects import NKIObject
 from ..terms.regions import ON_CHIP, MemoryRegion
 from ..terms.spec import DataNeeded
-from .text import values_text
+from .registers import VirtualRegister
 
 if TYPE_CHECKING:
-    from .indirect import Indirect
-    from .tensor import NkiTensor
+    from typing_extensions import Self  # typing has it from 3.11 on
+
+
+# Members of an Enum are looked up by a Python function before 3.12.
+_PSUM = MemoryRegion.psum
+
+
+@dataclass(frozen=True)
+class Indirect:
+    """The dynamic part of an address. The index is read when an instruction uses the view, as the device does it.
+
+    Attributes:
+        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view;
+            ``"tensor"``: the index tensor holds the free element for each element of a row (``indirect``).
+        index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register in place of a scalar.
+        stride: elements by which one step of the index moves.
+        limit: the index must lie in [0, limit).
+        source: the tensor that is indexed, for messages.
+        dim: dimension of the view whose index a vector is, which is 0; None for the other kinds.
+        base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
+            the elements gathered into a dense tensor.
+        count: with ``"tensor"``, how many offsets are used.
+    """
+
+    kind: Literal["scalar", "vector", "tensor"]
+    index: View | VirtualRegister
+    stride: int
+    limit: int
+    source: object
+    dim: int | None
+    base: View | None = None
+    count: int = 0
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """The index values in row-major order as int64; unsigned types keep their value.
+
+        Raises:
+            UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
+        """
+        if isinstance(self.index, VirtualRegister):
+            return np.array([self.index.value(f"the index of {self.source}")], np.int64)
+        tensor = self.index
+        if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
+            raise UninitializedReadError(f"index {tensor} is read before it was written")
+        return tensor.array.reshape(-1).astype(np.int64)
+
+    def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
+        """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
+        limit = self.limit if limit is None else limit
+        if isinstance(self.index, VirtualRegister):
+            return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
+        column, partition = divmod(row, self.index.shape[0])
+        place = f"partition {partition}" + (f", column {column}," if column else "")
+        explained = self.index.storage.explanation(row)
+        return OutOfRangeError(
+            f"{explained}index {value} in {place} of {self.index} is out of range [0, {limit}) of {self.source}"
+        )
 
 
 class View(NKIObject):
@@ -35,6 +92,7 @@ class View(NKIObject):
     Attributes:
         layout: shape, strides and offset together.
         is_whole: whether it is known to be all of the storage.
+        may_be_accessed: whether it is known to be within what a compute engine can access; see isa/access.py.
         size: number of elements.
         free_size: number of elements for each index of dimension 0; on chip, elements per partition.
     """
@@ -43,12 +101,12 @@ class View(NKIObject):
         "_array",
         "_flat_rows",
         "_indirect",
-        "_passed_engine_checks",
         "buffer",
         "dtype",
         "free_size",
         "is_whole",
         "layout",
+        "may_be_accessed",
         "name",
         "offset",
         "shape",
@@ -80,8 +138,8 @@ class View(NKIObject):
         self._array: npt.NDArray[Any] | None = None
         self._flat_rows: npt.NDArray[Any] | None = None
         self.is_whole = False
-        # Set by operands.check_engine_access: the layout never changes, so that once is enough.
-        self._passed_engine_checks = False
+        # The layout never changes, so that it is checked once.
+        self.may_be_accessed = False
 
     def _with(
         self,
@@ -90,16 +148,16 @@ class View(NKIObject):
         offset: int | None = None,
         dtype: DType | None = None,
         indirect: Indirect | None = None,
-    ) -> NkiTensor:
+    ) -> Self:
         """Another view of the same storage."""
-        view: NkiTensor = self.__class__.__new__(self.__class__)  # type: ignore[assignment]
+        view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
         view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self._indirect)
         return view
 
-    def with_layout(self, layout: Layout) -> NkiTensor:
+    def with_layout(self, layout: Layout) -> Self:
         """A static view of the same storage with another layout. For the simulator; kernels use other methods."""
-        view: NkiTensor = self.__class__.__new__(self.__class__)  # type: ignore[assignment]
+        view = self.__class__.__new__(self.__class__)
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
 
@@ -152,6 +210,29 @@ class View(NKIObject):
         """Whether the elements of this view, all of them and no others, are what ``deferred`` says."""
         return self.layout == deferred.layout and self.dtype == deferred.dtype and self._indirect is None
 
+    def allow_access(self) -> None:
+        """Remember that a compute engine can access this view."""
+        self.may_be_accessed = True
+
+    def mark_written(self, is_matmul: bool = False) -> None:
+        """An instruction has written all elements; ``is_matmul`` says whether a later matmul may add to them."""
+        storage = self.storage
+        written = storage.written
+        if not written.is_full:
+            if self.is_whole:
+                written.mark_all()
+            else:
+                written.mark(self.layout, storage.width_of(self.dtype))
+        if self.buffer is _PSUM and not is_matmul:
+            storage.accumulated.clear(self.layout, storage.width_of(self.dtype))
+
+    def covers_storage(self) -> bool:
+        """Whether the view has all elements of its storage."""
+        if self.is_whole:
+            return True
+        is_large_enough = self.size == self.storage.elements_of(self.dtype)
+        return is_large_enough and self._indirect is None and is_dense(self.shape, self.strides)
+
     def is_on_chip(self) -> bool:
         return self.buffer in ON_CHIP
 
@@ -178,10 +259,6 @@ class View(NKIObject):
     def __format__(self, spec: str) -> str:
         """The one line: an f-string puts a tensor into a sentence, most often that of an error message."""
         return format(repr(self), spec)
-
-    def __str__(self) -> str:
-        """The one line and below it the values, shortened as numpy does it; ``--`` where nothing was written yet."""
-        return f"{self!r}\n{values_text(self)}"
 
     def _check_dim(self, method: str, dim: int) -> int:
         """``dim``, which may count from the end, as an index from the start."""

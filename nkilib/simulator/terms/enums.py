@@ -11,8 +11,8 @@ class _Singletons(Enum):
     __hash__ = object.__hash__
 
 
-class engine(_Singletons):
-    """Engines of a NeuronCore."""
+class Engine(_Singletons):
+    """Engines of a NeuronCore: ``nki.isa.engine``, a name that parameters of instructions have too."""
 
     tensor = 1
     vector = 5

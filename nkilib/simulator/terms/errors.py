@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
 from types import FrameType
 
-_PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# The package whose frames are no user's kernel, by the name under which everybody imports it.
+_SIMULATOR = "nkilib.simulator"
 
 
 class NkiValidationError(Exception):
@@ -58,21 +57,29 @@ class CoreAbortedError(BaseException):
     """
 
 
-@functools.cache
-def _is_simulator(filename: str) -> bool:
-    return os.path.abspath(filename).startswith(_PACKAGE_DIRECTORY)
+# Of the files that were asked for, which are the simulator's.
+_KNOWN: dict[str, bool] = {}
 
 
-def kernel_frame(above: int = 1) -> FrameType | None:
-    """The innermost frame outside the simulator, which is at the line of the user's kernel.
+def _is_simulator(frame: FrameType) -> bool:
+    """Whether a function of the simulator runs in ``frame``."""
+    file = frame.f_code.co_filename
+    name = str(frame.f_globals.get("__name__", ""))
+    # What is compiled from a string has no file of its own.
+    _KNOWN[file] = not file.startswith("<") and (name == _SIMULATOR or name.startswith(f"{_SIMULATOR}."))
+    return _KNOWN[file]
 
-    Args:
-        above: how many frames above this one to begin; the caller knows those in between to be the simulator's.
-    """
-    frame: FrameType | None = sys._getframe(above)
-    while frame is not None and _is_simulator(frame.f_code.co_filename):
+
+def kernel_frame() -> FrameType | None:
+    """The innermost frame outside the simulator, which is at the line of the user's kernel."""
+    frame: FrameType | None = sys._getframe(1)
+    known = _KNOWN
+    while frame is not None:
+        is_simulator = known.get(frame.f_code.co_filename)
+        if not (_is_simulator(frame) if is_simulator is None else is_simulator):
+            return frame
         frame = frame.f_back
-    return frame
+    return None
 
 
 def kernel_location() -> str:
@@ -91,9 +98,8 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not _is_simulator(code.co_filename):
-            place = f"{code.co_filename}:{traceback.tb_lineno}"
+        if not _is_simulator(traceback.tb_frame):
+            place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     error.place = place or "<unknown>"
     error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)

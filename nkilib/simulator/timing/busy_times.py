@@ -19,7 +19,7 @@ class BusyTimes:
         self.total_ns = 0.0
 
     def add(self, earliest: float, duration: float) -> float:
-        """Work for ``duration`` from ``earliest`` on, in as many pieces as gaps ask for; returns when it is done."""
+        """DmaWork for ``duration`` from ``earliest`` on, in as many pieces as gaps ask for; returns when it is done."""
         self.total_ns += duration
         if duration > 0.0 and self._ends and earliest > self._ends[-1]:  # most often it comes after all other work
             self._append(earliest, earliest + duration)
@@ -67,7 +67,7 @@ class BusyTimes:
             del self._starts[0], self._ends[0]
 
 
-class Work(NamedTuple):
+class DmaWork(NamedTuple):
     """What a transfer asks of the DMA engines.
 
     Attributes:
@@ -86,8 +86,8 @@ class DmaEngines:
         self._times = [BusyTimes()] * count
         self._are_alike = True
 
-    def add(self, earliest: float, work: Work) -> float:
-        """Work from ``earliest`` nanoseconds on; returns when the last engine is done."""
+    def add(self, earliest: float, work: DmaWork) -> float:
+        """DmaWork from ``earliest`` nanoseconds on; returns when the last engine is done."""
         if self._are_alike and work.is_even:
             return self._times[0].add(earliest, work.times[0][1])
         self._are_alike = False

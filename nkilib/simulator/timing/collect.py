@@ -4,35 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 
+from ..machine.lives import lives_of
+from ..machine.observer import Observer, Observers, Watcher, watching
+from ..target.current import current_generation
 from .parameters import ModelParameters
 from .trace import Trace
 
 
-@dataclass
-class Collection:
+class Collection(Watcher):
     """The traces of the cores of the launches that ran while it was open."""
 
-    parameters: ModelParameters
-    traces: list[Trace] = field(default_factory=list)
+    def __init__(self, parameters: ModelParameters) -> None:
+        self.traces: list[Trace] = []
+        self._parameters = parameters
 
+    def watch(self, number: int, observers: Observers) -> Observer:
+        self.traces.append(Trace(number, lives_of(observers), current_generation(), self._parameters))
+        return self.traces[-1]
 
-_OPEN: ContextVar[Collection | None] = ContextVar("nkilib_simulator_collection", default=None)
+    def conclude(self, has_ended: bool) -> None:
+        """A profile asks for the traces itself."""
 
 
 @contextmanager
 def collecting(parameters: ModelParameters) -> Iterator[Collection]:
     """Trace the kernels launched inside the ``with`` block."""
     collection = Collection(parameters)
-    token = _OPEN.set(collection)
-    try:
+    with watching(collection):
         yield collection
-    finally:
-        _OPEN.reset(token)
-
-
-def open_collection() -> Collection | None:
-    """The collection that the current context traces into."""
-    return _OPEN.get()

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ..target.generation import Generation
 from ..terms import dtypes as dt
-from ..terms.enums import engine as engines
-from ..terms.enums import matmul_perf_mode, reduce_cmd
+from ..terms.enums import Engine, matmul_perf_mode, reduce_cmd
 from ..terms.regions import MemoryRegion
 from .footprints import Form
 from .parameters import ModelParameters
@@ -27,7 +26,7 @@ FAST_TYPES = frozenset({dt.bfloat16, dt.float16})
 EXPONENTIAL_BF16_CYCLES = 0.25
 
 
-class Call(NamedTuple):
+class CostInputs(NamedTuple):
     """An instruction as its cost sees it.
 
     Attributes:
@@ -37,7 +36,7 @@ class Call(NamedTuple):
         parameters: the assumptions.
     """
 
-    engine: engines
+    engine: Engine
     values: Mapping[str, Any]
     generation: Generation
     parameters: ModelParameters
@@ -52,7 +51,7 @@ class Call(NamedTuple):
         return [value for value in given if isinstance(value, Form)]
 
 
-Cost = Callable[[Call], float]
+Cost = Callable[[CostInputs], float]
 
 
 def streamed(*names: str, cycles: float = 1.0, extra: float = 0.0) -> Cost:
@@ -71,14 +70,14 @@ def copied(*names: str) -> Cost:
     N/4 from SBUF to SBUF if both are contiguous, N/2 if one is not or is in PSUM, else N.
     """
 
-    def cost(call: Call) -> float:
+    def cost(call: CostInputs) -> float:
         return max(LEAST_CYCLES, call.elements(*names) * _fast_share(call, call.tiles(*names)))
 
     return cost
 
 
-def _fast_share(call: Call, tiles: list[Form]) -> float:
-    is_vector = call.engine is engines.vector and call.generation.timing.has_fast_vector_modes
+def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
+    is_vector = call.engine is Engine.vector and call.generation.timing.has_fast_vector_modes
     if not is_vector or not all(tile.dtype in FAST_TYPES for tile in tiles):
         return 1.0
     is_fastest = all(tile.buffer is MemoryRegion.sbuf and tile.is_contiguous() for tile in tiles)
@@ -88,7 +87,7 @@ def _fast_share(call: Call, tiles: list[Form]) -> float:
 def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
     """``tensor_tensor``: 2N; N if an operand is in PSUM, or if all are 16-bit floats in SBUF (trn2 and later)."""
 
-    def cost(call: Call) -> float:
+    def cost(call: CostInputs) -> float:
         tiles = call.tiles(first, second, dst)
         in_psum = any(tile.buffer is MemoryRegion.psum for tile in tiles)
         is_fast = call.generation.timing.has_fast_vector_modes and all(tile.dtype in FAST_TYPES for tile in tiles)
@@ -97,14 +96,14 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
     return cost
 
 
-def scalar_and_tile(call: Call) -> float:
+def scalar_and_tile(call: CostInputs) -> float:
     """``scalar_tensor_tensor``: 2N; about N + 100 with one side in PSUM."""
     elements = call.elements("dst")
     in_psum = any(tile.buffer is MemoryRegion.psum for tile in call.tiles("dst", "data", "operand1"))
     return max(LEAST_CYCLES, elements + 100.0 if in_psum else 2.0 * elements)
 
 
-def reduced(call: Call) -> float:
+def reduced(call: CostInputs) -> float:
     """``tensor_reduce``: N, or N/2 for 16-bit tiles and add or max in the older reading."""
     is_fast = all(tile.dtype in FAST_TYPES for tile in call.tiles("data", "dst"))
     is_short = getattr(call.values["op"], "key", "") in ("add", "maximum")
@@ -112,7 +111,7 @@ def reduced(call: Call) -> float:
     return max(LEAST_CYCLES, call.elements("data") * share)
 
 
-def activated(call: Call) -> float:
+def activated(call: CostInputs) -> float:
     """``activation``: N, and 64 more where a reduction is read out; trn3 takes two bfloat16 elements a cycle."""
     is_bf16 = all(tile.dtype == dt.bfloat16 for tile in call.tiles("data", "dst"))
     rate = call.generation.timing.scalar_bf16_per_cycle if is_bf16 else 1
@@ -120,7 +119,7 @@ def activated(call: Call) -> float:
     return max(LEAST_CYCLES, call.elements("data") / rate) + (_READ_REGISTERS if reads else 0.0)
 
 
-def exponential(call: Call) -> float:
+def exponential(call: CostInputs) -> float:
     """``exponential`` of trn3: N/4 in bfloat16; nothing is published for float32."""
     is_bf16 = call.values["src"].dtype == dt.bfloat16
     return max(
@@ -129,28 +128,28 @@ def exponential(call: Call) -> float:
     )
 
 
-def selected(call: Call) -> float:
+def selected(call: CostInputs) -> float:
     """``select_reduce``: nothing is published."""
     return max(LEAST_CYCLES, call.elements("on_true") * call.parameters.select_reduce_cycles)
 
 
-def inverted(call: Call) -> float:
+def inverted(call: CostInputs) -> float:
     """``reciprocal``: 8N on Vector, the only engine that has it as an instruction of its own."""
     return max(LEAST_CYCLES, 8.0 * call.elements("data"))
 
 
-def filled(call: Call) -> float:
+def filled(call: CostInputs) -> float:
     """``memset``: N/2 for a zero in a 16-bit float, else N."""
     is_fast = call.values["dst"].dtype in FAST_TYPES and call.values["value"] == 0
     return max(LEAST_CYCLES, call.elements("dst") * (0.5 if is_fast else 1.0))
 
 
-def counted(call: Call) -> float:
+def counted(call: CostInputs) -> float:
     """``iota`` on GpSimd: 150 + N."""
     return 150.0 + call.elements("dst")
 
 
-def multiplied(call: Call) -> float:
+def multiplied(call: CostInputs) -> float:
     """``nc_matmul``: max(min(64, columns of stationary), columns of moving); float32 takes four passes."""
     stationary, moving = call.values["stationary"], call.values["moving"]
     rows = 2 if call.values.get("perf_mode") is matmul_perf_mode.double_row else 1
@@ -158,9 +157,9 @@ def multiplied(call: Call) -> float:
     return columns * (4.0 if moving.dtype == dt.float32 else 1.0)
 
 
-def transposed(call: Call) -> float:
+def transposed(call: CostInputs) -> float:
     """``nc_transpose``: Tensor max(P, min(64, F)); Vector max(64, N)."""
     data = call.values["data"]
-    if call.engine is engines.tensor:
+    if call.engine is Engine.tensor:
         return max(float(data.shape[0]), min(LEAST_CYCLES, data.free_size))
     return max(LEAST_CYCLES, data.free_size)

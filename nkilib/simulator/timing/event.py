@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from .plans import Plan
+from .plans import Plan
 
 _NS_PER_US = 1000.0
 
 # What is noted of an instruction while the kernel runs, at a fraction of the price of an event: its number, its plan,
 # its label, when its engine starts and ends in nanoseconds, and the position in the code of the kernel.
-Note = tuple[int, "Plan", str | None, tuple[float, float], CodeType | None, int]
+Note = tuple[int, Plan, str | None, tuple[float, float], CodeType | None, int]
 
 
 class Event(NamedTuple):

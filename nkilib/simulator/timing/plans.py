@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ..isa.definition import Definition
 from ..target.generation import Generation
-from ..terms.enums import engine as engines
-from .busy_times import Work
-from .costs import Call, filled
+from ..terms.enums import Engine
+from .busy_times import DmaWork
+from .costs import CostInputs
 from .footprints import Form
 from .parameters import ModelParameters
 from .transfers import Side, engine_times, queue_of
-
-if TYPE_CHECKING:
-    from ..isa.instruction import Definition
 
 # The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
 DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine"})
@@ -79,12 +77,12 @@ class Plans:
         self.generation = generation
         self.parameters = parameters
         self._known: dict[Hashable, Plan] = {}
-        self._work: dict[tuple[tuple[Side, ...], int, bool], Work] = {}
+        self._work: dict[tuple[tuple[Side, ...], int, bool], DmaWork] = {}
 
     def plan(
         self,
         definition: Definition,
-        engine: engines,
+        engine: Engine,
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
         is_gathered: bool,
@@ -109,14 +107,7 @@ class Plans:
             plan = self._known[key] = self._made(definition, engine, forms, deciding, is_gathered)
         return plan
 
-    def fill(self, dst: Form, value: Any) -> Plan:
-        """The plan for making a tensor with a value: by a ``memset`` on chip, by a DMA in HBM."""
-        if dst.is_in_hbm:
-            return Plan("dma_copy", "dma", _shown({"dst": dst}), queue=queue_of({}, False, False, self.parameters))
-        call = Call(engines.vector, {"dst": dst, "value": value}, self.generation, self.parameters)
-        return Plan("memset", "vector", _shown({"dst": dst}), filled(call))
-
-    def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> Work:
+    def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> DmaWork:
         """What a transfer asks of the DMA engines; see :func:`engine_times`."""
         key = sides, rows, is_transpose
         work = self._work.get(key)
@@ -126,13 +117,13 @@ class Plans:
             dma = self.generation.timing.dma
             times = engine_times(sides, rows, is_transpose, dma, self.parameters)
             is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
-            work = self._work[key] = Work(times, is_even)
+            work = self._work[key] = DmaWork(times, is_even)
         return work
 
     def _made(
         self,
         definition: Definition,
-        engine: engines,
+        engine: Engine,
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
         is_gathered: bool,
@@ -146,12 +137,12 @@ class Plans:
             return Plan(definition.name, "dma", operands, queue=queue)
         cycles = 0.0
         if definition.cost is not None:
-            cycles = definition.cost(Call(engine, values, self.generation, self.parameters))
+            cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
         return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
 
-    def _table(self, engine: engines, values: dict[str, Any]) -> str:
+    def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
-        if engine is not engines.scalar:
+        if engine is not Engine.scalar:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""

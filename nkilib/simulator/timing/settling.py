@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import Any
 
+from ..isa.definition import Definition
 from ..target.generation import Generation
 from ..terms.dtypes import DType
-from ..terms.enums import engine as engines
+from ..terms.enums import Engine
 from ..terms.layout import Layout
 from .event import Note
 from .footprints import Footprint, Form, Tracked
 from .parameters import ModelParameters
 from .parts import Reach
-from .plans import Plan, plans_for, roles_of
+from .plans import Plan, Roles, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
-
-if TYPE_CHECKING:
-    from ..isa.instruction import Definition
 
 _NS_PER_US = 1000.0
 
@@ -33,12 +31,14 @@ Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
 Indirection = tuple[Access, Access, bool]
 
 # What is noted of an instruction when it is issued; no tensor, for that would keep its data: its number on its core;
-# what runs, where, and its ``name=``; the tensors and the deciding parameters, as its roles order them; those of tensor
-# indirection; when the last core came to the meeting that it is, if it is one; and its position in the kernel's code.
-Issued = tuple[
+# what runs, what its parameters are to the model, where, and its ``name=``; the tensors and the deciding parameters, as
+# these roles order them; those of tensor indirection; when the last core came to the meeting that it is, if it is one;
+# and its position in the kernel's code.
+Noted = tuple[
     int,
-    "Definition",
-    engines,
+    Definition,
+    Roles,
+    Engine,
     str | None,
     Sequence[Access | None],
     Sequence[Any],
@@ -66,19 +66,20 @@ class Settling:
         self._parameters = parameters
         self._plans = plans_for(generation, parameters)
 
-    def add(self, pending: Iterable[Issued]) -> None:
+    def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
-        for number, definition, engine, label, operands, deciding, besides, met_ns, code, position in pending:
+        for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
             if definition.is_transfer:
                 plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
             else:
-                plan, span = self._compute(definition, engine, operands, deciding, besides, met_ns)
+                plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
             self.notes.append((number, plan, label, span, code, position))
 
     def _compute(
         self,
         definition: Definition,
-        engine: engines,
+        roles: Roles,
+        engine: Engine,
         operands: Sequence[Access | None],
         deciding: Sequence[Any],
         besides: Sequence[Indirection],
@@ -87,7 +88,7 @@ class Settling:
         reads: Places = []
         writes: Places = []
         forms: list[Form | None] = []
-        written = len(roles_of(definition).writes)
+        written = len(roles.writes)
         for access in operands:
             # Those that are written come first.
             places = writes if len(forms) < written else reads
@@ -106,7 +107,7 @@ class Settling:
     def _transfer(
         self,
         definition: Definition,
-        engine: engines,
+        engine: Engine,
         operands: Sequence[Access | None],
         deciding: Sequence[Any],
         met_ns: float | None,
@@ -116,7 +117,8 @@ class Settling:
         footprints: list[Footprint] = []
         rows, is_gathered = 0, False
         for access in operands:
-            assert access is not None
+            if access is None:  # a constant takes the place of the source
+                continue
             known, layout, _, reach, index = access
             places, counter = (reads, self.hbm_read) if footprints else (writes, self.hbm_written)
             footprint = _touch(access, places)
@@ -127,27 +129,15 @@ class Settling:
                 _touch(index, reads)
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
-        plan = self._plans.plan(definition, engine, [item.form for item in footprints], deciding, is_gathered)
+        forms: list[Form | None] = [item.form for item in footprints]
+        if len(forms) < len(operands):
+            forms.append(None)
+        plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
         work = self._plans.work(tuple([item.side for item in footprints]), rows, definition.name == "dma_transpose")
         start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
         return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
 
-    def add_fill(self, number: int, dst: Access, value: Any, frame: FrameType | None) -> None:
-        """A tensor was made with a value: by a ``memset`` on chip, by a DMA in HBM."""
-        writes: Places = []
-        footprint = _touch(dst, writes)
-        plan = self._plans.fill(footprint.form, value)
-        span: Span
-        if plan.queue:
-            self.hbm_written[dst[0].name] += footprint.form.nbytes
-            work = self._plans.work((footprint.side,), 0, False)
-            span = self.timeline.transfer(plan.queue, work, False, [], writes)
-        else:
-            span = self.timeline.compute(engines.vector, plan.cycles, [], writes)
-        code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        self.notes.append((number, plan, "", span, code, position))
-
-    def arrival_at_barrier(self, engine: engines, data: Access) -> float:
+    def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
         writes: Places = []
         _touch(data, writes)

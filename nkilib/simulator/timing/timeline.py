@@ -8,8 +8,8 @@ Modelled, not measured: see docs/performance-model.md.
 from __future__ import annotations
 
 from ..target.generation import Generation
-from ..terms.enums import engine as engines
-from .busy_times import DmaEngines, Work
+from ..terms.enums import Engine
+from .busy_times import DmaEngines, DmaWork
 from .parameters import ModelParameters
 from .uses import Place
 
@@ -21,7 +21,7 @@ Places = list[Place]
 Span = tuple[float, float]
 
 # Members of an Enum are looked up by a Python function before 3.12.
-_TENSOR, _DMA, _GPSIMD = engines.tensor, engines.dma, engines.gpsimd
+_TENSOR, _DMA, _GPSIMD = Engine.tensor, Engine.dma, Engine.gpsimd
 
 
 class Timeline:
@@ -32,14 +32,14 @@ class Timeline:
         self._parameters = parameters
         trigger_us = parameters.trigger_us
         self._trigger_ns = self._timing.dma.trigger_ns if trigger_us is None else trigger_us * _NS_PER_US
-        self._free: dict[engines, float] = {}
+        self._free: dict[Engine, float] = {}
         self._dma = DmaEngines(self._timing.dma.engines)
         self._busy = dict.fromkeys(self._timing.clock_ghz, 0.0)
         self._queue_free: dict[str, float] = {}
         self._table = ""
         self.end_ns = 0.0
 
-    def compute(self, engine: engines, cycles: float, reads: Places, writes: Places, table: str = "") -> Span:
+    def compute(self, engine: Engine, cycles: float, reads: Places, writes: Places, table: str = "") -> Span:
         """An instruction of an engine that computes; ``table`` names the activation table that it needs."""
         timing = self._timing
         clock = timing.clock_ghz[engine]
@@ -54,7 +54,7 @@ class Timeline:
         return start, end
 
     def transfer(
-        self, queue: str, work: Work, is_gathered: bool, reads: Places, writes: Places, not_before_ns: float = 0.0
+        self, queue: str, work: DmaWork, is_gathered: bool, reads: Places, writes: Places, not_before_ns: float = 0.0
     ) -> Span:
         """A DMA.
 
@@ -83,7 +83,7 @@ class Timeline:
         """When a queue can trigger a transfer."""
         return max(self._queue_free.get(queue, 0.0), self._ready_ns(_DMA, reads, writes))
 
-    def meet(self, engine: engines, data: Places, met_ns: float) -> Span:
+    def meet(self, engine: Engine, data: Places, met_ns: float) -> Span:
         """A barrier, to which the last core came at ``met_ns``.
 
         It holds up its engine and whatever touches its data, which it is said to write, afterwards.
@@ -94,11 +94,11 @@ class Timeline:
         self._note(engine, end, end, [], data)
         return start, end
 
-    def arrival(self, engine: engines, reads: Places, writes: Places) -> float:
+    def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
         """When an engine is free and everything that it reads or overwrites is ready."""
         return max(self._free.get(engine, 0.0), self._ready_ns(engine, reads, writes))
 
-    def free_ns(self, engine: engines) -> float:
+    def free_ns(self, engine: Engine) -> float:
         """From when on an engine has nothing to do."""
         return self._free.get(engine, 0.0)
 
@@ -106,7 +106,7 @@ class Timeline:
         """Busy time by engine; that of ``dma`` is of the DMA engine that is busy longest."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
-    def _ready_ns(self, engine: engines, reads: Places, writes: Places) -> float:
+    def _ready_ns(self, engine: Engine, reads: Places, writes: Places) -> float:
         """From when on everything that an instruction reads or overwrites is ready."""
         latest = 0.0
         sync_ns = self._timing.sync_ns
@@ -120,7 +120,7 @@ class Timeline:
                 latest = ready
         return latest
 
-    def _note(self, engine: engines, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
+    def _note(self, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
         """The engine is done at ``end_ns``; others can use what it leaves from ``ready_ns`` on."""
         for place in reads:
             place.note_read(engine, end_ns)

@@ -6,73 +6,58 @@ instruction would bring them in again: it is only noted, and what is noted is se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from weakref import ref
 
+from ..isa.indirection import IndirectOperand
+from ..machine.lives import Lives
+from ..machine.observer import Issued, Observer
 from ..memory.storage import Storage
 from ..target.generation import Generation
 from ..tensors.tensor import NkiTensor
-from ..terms.enums import engine as engines
+from ..tensors.view import View
 from ..terms.errors import kernel_frame
 from ..terms.regions import ON_CHIP
 from .footprints import Tracked, tracked
 from .parameters import ModelParameters
 from .parts import Reach
 from .plans import roles_of
-from .settling import Access, Indirection, Issued, Settling
-
-if TYPE_CHECKING:
-    from ..isa.indirection import IndirectOperand
-    from ..isa.instruction import Definition
-    from ..memory.capacity import Peak
-    from ..memory.lives import LiveRange
-    from ..terms.regions import MemoryRegion
+from .settling import Access, Indirection, Noted, Settling
 
 # How many instructions are settled at a time.
 _BATCH = 256
-# Frames between the note and what called the instruction: its function, ``issue`` and ``Trace.add``.
-_FRAMES = 3
 
 
-class Trace:
+class Trace(Observer):
     """What one core did, and when it is modelled to have done it.
 
     Attributes:
         core: its number.
+        lives: its on-chip tensors, and the most bytes of a partition that they take at one time.
         settled: when instructions run, and what they move.
-        met_ns: when the last core came to the meeting that the running instruction is; None if it is none.
-        lives: the on-chip tensors of the core, known at the end of the kernel.
-        peaks: the most bytes of a partition that they take at one time, and which do.
     """
 
-    def __init__(self, core: int, generation: Generation, parameters: ModelParameters) -> None:
+    def __init__(self, core: int, lives: Lives, generation: Generation, parameters: ModelParameters) -> None:
         self.core = core
+        self.lives = lives
         self.settled = Settling(generation, parameters)
-        self.met_ns: float | None = None
-        self.lives: Sequence[LiveRange] = ()
-        self.peaks: dict[MemoryRegion, Peak] = {}
-        self._pending: list[Issued] = []
-        # What is on chip belongs to one core and keeps what is known of it, for as long as the kernel keeps it.
-        self._in_hbm: dict[Storage, Tracked] = {}
+        self._pending: list[Noted] = []
+        # What is known of storages, by their numbers; of those on chip for as long as the kernel keeps them.
+        self._known: dict[int, Tracked] = {}
+        self._kept: dict[int, ref[Storage]] = {}
+        # When the core came to the meeting that the running instruction is, and when the last core did.
+        self._arrival_ns = 0.0
+        self._met_ns: float | None = None
 
-    def add(
-        self,
-        number: int,
-        definition: Definition,
-        engine: engines,
-        label: str,
-        values: list[Any],
-        indirect: Sequence[IndirectOperand],
-    ) -> None:
-        """An instruction has been issued with these parameters."""
-        met_ns, self.met_ns = self.met_ns, None
+    def issued(self, call: Issued) -> None:
+        met_ns, self._met_ns = self._met_ns, None
+        definition, values, known_of = call.definition, call.values, self._known
         roles = roles_of(definition)
         operands: list[Access | None] = []
         for at in roles.tensors:
             value = values[at]
             kind = type(value)
             if kind is NkiTensor:
-                known = value.storage.uses
+                known = known_of.get(value.storage.number)
                 if known is None or value._indirect is not None:
                     operands.append(self._access(value))
                 else:  # most of them
@@ -82,54 +67,72 @@ class Trace:
             else:
                 operands.append(None)
         deciding = [values[at] for at in roles.deciding] if roles.deciding else ()
-        besides = [self._of_indirection(operand) for operand in indirect] if indirect else ()
-        frame = kernel_frame(_FRAMES)
+        besides = [self._of_indirection(operand) for operand in call.indirect] if call.indirect else ()
+        frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        self._pending.append((number, definition, engine, label, operands, deciding, besides, met_ns, code, position))
+        self._pending.append(
+            (
+                call.number,
+                definition,
+                roles,
+                call.engine,
+                values[-1],
+                operands,
+                deciding,
+                besides,
+                met_ns,
+                code,
+                position,
+            )
+        )
         if len(self._pending) >= _BATCH:
             self.settle()
-
-    def add_fill(self, number: int, dst: NkiTensor, value: Any) -> None:
-        """A tensor was made with a value: by a ``memset`` on chip, by a DMA in HBM."""
-        self.settle()
-        self.settled.add_fill(number, self._access(dst), value, kernel_frame())
 
     def settle(self) -> None:
         """Put what is noted on the timeline."""
         pending, self._pending = self._pending, []
         self.settled.add(pending)
+        for number in [number for number, storage in self._kept.items() if storage() is None]:
+            del self._known[number], self._kept[number]
 
-    def arrival_at_barrier(self, engine: engines, data: NkiTensor) -> float:
-        """When this core comes to a barrier on ``data``."""
+    def arrives(self, call: Issued) -> float:
+        """When this core comes to a barrier, or is ready to swap tiles with the other one."""
         self.settle()
-        return self.settled.arrival_at_barrier(engine, self._access(data))
+        roles = roles_of(call.definition)
+        accesses = [self._access(call.values[at]) for at in roles.tensors]
+        if call.definition.is_transfer:
+            dst, src = accesses
+            deciding = {call.definition.names[at]: call.values[at] for at in roles.deciding}
+            self._arrival_ns = self.settled.arrival_at_exchange(src, dst, deciding)
+        else:
+            (data,) = accesses
+            self._arrival_ns = self.settled.arrival_at_barrier(call.engine, data)
+        return self._arrival_ns
 
-    def arrival_at_exchange(self, src: NkiTensor, dst: NkiTensor, values: dict[str, Any]) -> float:
-        """When this core is ready to swap tiles with the other one."""
+    def meets(self, call: Issued, brought: float) -> None:
+        self._met_ns = max(self._arrival_ns, brought)
+
+    def ended(self) -> None:
         self.settle()
-        return self.settled.arrival_at_exchange(self._access(src), self._access(dst), values)
 
-    def _access(self, tensor: NkiTensor) -> Access:
+    def _access(self, tensor: View) -> Access:
         """A tensor, as far as the model has to know it."""
-        known = tensor.storage.uses
-        if known is None:
-            known = self._tracked(tensor.storage)
+        known = self._tracked(tensor.storage)
         indirect = tensor._indirect
         if indirect is None:
             return known, tensor.layout, tensor.dtype, None, None
-        index = self._access(indirect.index) if isinstance(indirect.index, NkiTensor) else None
+        index = self._access(indirect.index) if isinstance(indirect.index, View) else None
         return known, tensor.layout, tensor.dtype, Reach(indirect.kind, indirect.stride, indirect.limit), index
 
     def _of_indirection(self, operand: IndirectOperand) -> Indirection:
         return self._access(operand.index), self._access(operand.base), operand.is_output
 
     def _tracked(self, storage: Storage) -> Tracked:
-        """What is known of a storage that is in HBM, or not used yet."""
-        known = self._in_hbm.get(storage)
+        """What is known of a storage."""
+        number = storage.number
+        known = self._known.get(number)
         if known is None:
-            known = tracked(storage)
+            known = self._known[number] = tracked(storage)
             if storage.region in ON_CHIP:
-                storage.uses = known
-            else:
-                self._in_hbm[storage] = known
+                self._kept[number] = ref(storage)
         return known

@@ -16,8 +16,7 @@ from typing import Any
 from ..memory.byte_spans import spans_of
 from ..target.generation import DmaTiming
 from ..target.limits import PARTITIONS
-from ..terms.enums import dge_mode, dma_engine
-from ..terms.enums import engine as engines
+from ..terms.enums import Engine, dge_mode, dma_engine
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
 from .parameters import ModelParameters
@@ -25,7 +24,7 @@ from .parameters import ModelParameters
 # A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
 _LEAST_PIECE_BYTES = 512
 
-SOFTWARE_QUEUE = engines.gpsimd.name
+SOFTWARE_QUEUE = Engine.gpsimd.name
 
 
 def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parameters: ModelParameters) -> str:
@@ -33,8 +32,8 @@ def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parame
     is_software = values.get("dge_mode") is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
     if is_indirect or is_software:
         return SOFTWARE_QUEUE
-    asked = values.get("engine", engines.unknown)
-    if asked is not engines.unknown:
+    asked = values.get("engine", Engine.unknown)
+    if asked is not Engine.unknown:
         return str(asked.name)
     if not parameters.queues_by_direction:
         return "dma"

@@ -6,26 +6,26 @@ from bisect import bisect_left, bisect_right
 from functools import lru_cache
 from typing import Protocol
 
-from ..terms.enums import engine as engines
+from ..terms.enums import Engine
 from .parts import Part
 
 # Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every access.
-_DMA = engines.dma
+_DMA = Engine.dma
 
 
 class Place(Protocol):
     """A part of a storage, to which instructions come that have to wait for each other."""
 
-    def ready_to_read(self, by: engines, sync_ns: float) -> float:
+    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
         """From when on ``by`` can read it: all that it meets is written; others' writes are noticed later."""
 
-    def ready_to_write(self, by: engines, sync_ns: float) -> float:
+    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
         """From when on ``by`` can overwrite it: all that it meets is written and read."""
 
-    def note_read(self, by: engines, until_ns: float) -> None:
+    def note_read(self, by: Engine, until_ns: float) -> None:
         """A read that has waited is done at ``until_ns``."""
 
-    def note_write(self, by: engines, until_ns: float) -> None:
+    def note_write(self, by: Engine, until_ns: float) -> None:
         """A write that has waited can be used from ``until_ns`` on."""
 
 
@@ -40,11 +40,11 @@ class TilePlace:
     def __init__(self, part: Part) -> None:
         self.part = part
         self.others: list[TilePlace] = []
-        self._writer: engines | None = None
+        self._writer: Engine | None = None
         self._written_ns = 0.0
-        self._read_ns: dict[engines, float] = {}
+        self._read_ns: dict[Engine, float] = {}
 
-    def ready_to_read(self, by: engines, sync_ns: float) -> float:
+    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
         writer = self._writer
         latest = self._written_ns
         # The end of a DMA has in it what others take to notice it.
@@ -60,7 +60,7 @@ class TilePlace:
                     latest = ready
         return latest
 
-    def ready_to_write(self, by: engines, sync_ns: float) -> float:
+    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
         latest = self._free_ns(by, sync_ns)
         for other in self.others:
             ready = other._free_ns(by, sync_ns)
@@ -68,7 +68,7 @@ class TilePlace:
                 latest = ready
         return latest
 
-    def _free_ns(self, by: engines, sync_ns: float) -> float:
+    def _free_ns(self, by: Engine, sync_ns: float) -> float:
         """As :meth:`ready_to_write`, without the other parts."""
         latest = 0.0
         writer = self._writer
@@ -88,12 +88,12 @@ class TilePlace:
                 latest = ready
         return latest
 
-    def note_read(self, by: engines, until_ns: float) -> None:
+    def note_read(self, by: Engine, until_ns: float) -> None:
         read_ns = self._read_ns
         if until_ns > read_ns.get(by, -1.0):
             read_ns[by] = until_ns
 
-    def note_write(self, by: engines, until_ns: float) -> None:
+    def note_write(self, by: Engine, until_ns: float) -> None:
         self._writer = by
         self._written_ns = until_ns
         if self._read_ns:
@@ -125,7 +125,7 @@ class Use:
 
     __slots__ = ("by", "part", "until_ns")
 
-    def __init__(self, part: Part, by: engines, until_ns: float) -> None:
+    def __init__(self, part: Part, by: Engine, until_ns: float) -> None:
         self.part = part
         self.by = by
         self.until_ns = until_ns
@@ -137,12 +137,12 @@ class _Index:
     __slots__ = ("_known", "_levels", "_unsorted")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Part, engines], Use] = {}
+        self._known: dict[tuple[Part, Engine], Use] = {}
         self._levels: dict[int, tuple[list[int], list[Use]]] = {}
         # Those that no one has looked for yet: what is only ever read, such as an input, is never sorted.
         self._unsorted: list[Use] = []
 
-    def add(self, part: Part, by: engines, until_ns: float) -> None:
+    def add(self, part: Part, by: Engine, until_ns: float) -> None:
         key = part, by
         known = self._known.get(key)
         if known is None:
@@ -203,18 +203,18 @@ class HbmPlace:
         self._uses = uses
         self._part = part
 
-    def ready_to_read(self, by: engines, sync_ns: float) -> float:
+    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
         return _latest(self._uses.writes.meeting(self._part), by, sync_ns)
 
-    def ready_to_write(self, by: engines, sync_ns: float) -> float:
+    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
         found = self._uses.writes.meeting(self._part) + self._uses.reads.meeting(self._part)
         # As for a tile, an engine that works in order waits for others only.
         return _latest([use for use in found if use.by is _DMA or use.by is not by], by, sync_ns)
 
-    def note_read(self, by: engines, until_ns: float) -> None:
+    def note_read(self, by: Engine, until_ns: float) -> None:
         self._uses.reads.add(self._part, by, until_ns)
 
-    def note_write(self, by: engines, until_ns: float) -> None:
+    def note_write(self, by: Engine, until_ns: float) -> None:
         for index in (self._uses.reads, self._uses.writes):
             for use in index.meeting(self._part):
                 # It has waited for these: they are forgotten.
@@ -223,7 +223,7 @@ class HbmPlace:
         self._uses.writes.add(self._part, by, until_ns)
 
 
-def _latest(uses: list[Use], by: engines, sync_ns: float) -> float:
+def _latest(uses: list[Use], by: Engine, sync_ns: float) -> float:
     latest = 0.0
     for use in uses:
         ready = use.until_ns if use.by is by or use.by is _DMA else use.until_ns + sync_ns

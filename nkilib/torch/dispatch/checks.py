@@ -15,8 +15,8 @@ from torch.autograd.forward_ad import unpack_dual
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.devices import check_device
 from nkilib.torch.dispatch.operator import TILE_DTYPES
+from nkilib.torch.dispatch.reductions import check_reduction
 
-REDUCTIONS: Final = ("mean", "sum", "none")
 _SHARDED: Final = {
     "DTensor": "pass .full_tensor() for the whole tensor, or .to_local() where every rank shall see its own part",
     "ShardedTensor": "gather the tensor first",
@@ -36,14 +36,17 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
             raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
 
 
-def check_reduction(caller: Caller, reduction: Any) -> None:
-    """Refuse a reduction that PyTorch's losses do not have.
+def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
+    """Refuse a tensor that requires grad where there is no derivative by it: the gradient would be missing in silence.
 
     Raises:
-        ValueError: always then.
+        RuntimeError: always then.
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{caller}: not differentiable with respect to argument {name!r}. This input cannot have requires_grad "
+            f"True; pass {name}.detach()"
+        )
 
 
 def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
@@ -128,3 +131,30 @@ def check_inplace(caller: Caller, input: Tensor) -> None:
             f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
             f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
         )
+
+
+def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of another shape than the input. PyTorch's losses broadcast, and warn.
+
+    Raises:
+        ValueError: always then.
+    """
+    if tensor.shape != input.shape:
+        raise ValueError(
+            f"{caller}: {name} must have the shape of {caller.input}, {tuple(input.shape)}, got {tuple(tensor.shape)}; "
+            f"expand it"
+        )
+
+
+def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optional: Collection[str] = ()) -> None:
+    """All that a loss of tensors of one device refuses before it looks at shapes; the input is the first of them.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as the checks above.
+    """
+    check_tensors(caller, tensors, optional)
+    check_reduction(caller, reduction)
+    check_plain(caller, tensors)
+    input, *_ = tensors.values()
+    check_devices(caller, input, tensors)
+    check_tile_dtype(caller, input)

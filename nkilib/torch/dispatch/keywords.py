@@ -11,7 +11,7 @@ from dataclasses import fields
 from inspect import Parameter
 from typing import Any, TypeVar
 
-from nkilib.torch.dispatch.options import Dataclass
+from nkilib.torch.dispatch.options import Dataclass, Group, options_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,6 +38,24 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
         return function
 
     return decorate
+
+
+def numbers(caller: object, function: Callable[..., Any], group: type[Group], given: Mapping[str, Any]) -> Group:
+    """Options from the keywords of a public function, Python's or numpy's numbers.
+
+    Args:
+        caller: who is named in errors.
+        function: whose keywords they are.
+        group: the dataclass.
+        given: by name; the others have their default.
+
+    Raises:
+        TypeError: no such option, or another type.
+        ValueError: an integer of more than 64 bits.
+    """
+    options = options_of(group)
+    refuse_unknown(function, given, [each.name for each in options])
+    return group(**{each.name: each.as_python(caller, given[each.name]) for each in options if each.name in given})
 
 
 def refuse_unknown(function: Callable[..., Any], given: Mapping[str, Any], known: Collection[str]) -> None:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, Final, Protocol, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Final, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 
 class Dataclass(Protocol):
@@ -64,20 +65,30 @@ class Option:
         raise TypeError(f"{caller}: argument {self.name!r} must be {self.type.__name__}, not {type(value).__name__}")
 
 
+_described: Final[dict[type[Dataclass], tuple[Option, ...]]] = {}
+
+
 def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
-    """The fields of a dataclass, in order.
+    """The fields of a dataclass, in order. Looked up once: a graph of torch.compile cannot look at types.
 
     Raises:
         TypeError: a field that an operator cannot take.
     """
+    if group not in _described:
+        _described[group] = _options(group)
+    return _described[group]
+
+
+def _options(group: type[Dataclass]) -> tuple[Option, ...]:
     hints, options = get_type_hints(group), []
     for field in fields(group):
-        members = get_args(hints[field.name]) or (hints[field.name],)
+        hint = hints[field.name]
+        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kinds = [member for member in members if member is not type(None)]
         if len(kinds) != 1 or kinds[0] not in _SCHEMA_TYPES:
             raise TypeError(
                 f"{group.__name__}.{field.name} must be bool, int, float or str, or one of them or None, for an "
-                f"operator to take it, got {hints[field.name]}; hand other things on as tensors"
+                f"operator to take it, got {hint}; hand other things on as tensors"
             )
         options.append(Option(field.name, kinds[0], len(members) > 1, field.default))
     return tuple(options)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.numerics.operators import Operator
+from nkilib.simulator.isa.operators import Operator
 from nkilib.simulator.target.tile_size import TileSize
 from nkilib.simulator.terms.dtypes import DType
 from nkilib.simulator.terms.regions import MemoryRegion
@@ -221,7 +221,7 @@ def test_no_other_method_of_a_tensor_is_missing() -> None:
 
 def test_operators_are_known_to_instructions() -> None:
     """The functions of nki.language that the tables of operators and activations name can be given as op=."""
-    from nkilib.simulator.numerics.operators import OPERATORS
+    from nkilib.simulator.isa.operators import OPERATORS
 
     assert all(getattr(nl, name) is operator for name, operator in OPERATORS.items())
     assert OPERATORS.keys() <= DOCUMENTED["nki.language"].keys()

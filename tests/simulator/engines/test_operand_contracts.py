@@ -12,7 +12,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
-from nkilib.simulator.isa.instruction import REGISTRY
+from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.terms.dtypes import ALL_DTYPES
 
 from ..kernels import execute, tile

@@ -374,12 +374,14 @@ def test_two_accesses_race_if_and_only_if_they_share_an_element(
     tensor = NkiTensor((SIZE,), nl.float32, storage, nl.shared_hbm, "x")
     touched = []
     sides = []
-    for layout, kind in zip((first, second), kinds, strict=True):
+    for core, (layout, kind) in enumerate(zip((first, second), kinds, strict=True)):
         rows = None
         if data.draw(st.booleans()) and layout.shape[0]:
             rows = data.draw(st.lists(st.integers(0, layout.shape[0] - 1), max_size=4))
-        accesses = SharedAccesses()
-        accesses.note(tensor.with_layout(layout), kind == "w", None if rows is None else np.array(rows, np.int64))
+        accesses = SharedAccesses(core)
+        accesses.moved(
+            tensor.with_layout(layout), kind == "w", None if rows is None else np.array(rows, np.int64), None
+        )
         touched.append(elements(layout, rows))
         sides.append(accesses)
     shared = touched[0] & touched[1]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.simulator.machine.random import RandomState, Xorwow
-from nkilib.simulator.terms.enums import engine
+from nkilib.simulator.machine.random import RandomState
+from nkilib.simulator.numerics.xorwow import Xorwow
+from nkilib.simulator.terms.enums import Engine
 
 MASK = 2**32 - 1
 ALL = slice(0, 128)
@@ -123,13 +124,13 @@ def test_bits_are_even() -> None:
 
 def test_a_core_keeps_a_generator_for_each_engine() -> None:
     state = RandomState(0)
-    vector, gpsimd = state.of(engine.vector), state.of(engine.gpsimd)
-    assert state.of(engine.vector) is vector and vector is not gpsimd
+    vector, gpsimd = state.of(Engine.vector), state.of(Engine.gpsimd)
+    assert state.of(Engine.vector) is vector and vector is not gpsimd
     assert vector.words.shape == (128, 24) and gpsimd.words.shape == (128, 6)
     assert not np.isin(vector.words[:, :6], gpsimd.words).all(axis=1).any()
 
 
 def test_unseeded_cores_differ_from_each_other_and_repeat() -> None:
-    words = RandomState(0).of(engine.vector).words
-    np.testing.assert_array_equal(words, RandomState(0).of(engine.vector).words)
-    assert not np.isin(words, RandomState(1).of(engine.vector).words).all(axis=1).any()
+    words = RandomState(0).of(Engine.vector).words
+    np.testing.assert_array_equal(words, RandomState(0).of(Engine.vector).words)
+    assert not np.isin(words, RandomState(1).of(Engine.vector).words).all(axis=1).any()

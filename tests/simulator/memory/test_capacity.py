@@ -18,7 +18,6 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.memory.capacity import check_capacity
 from nkilib.simulator.memory.lives import LiveRange
 from nkilib.simulator.target.trn2 import TRN2
-from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.errors import CapacityError
 from nkilib.simulator.terms.regions import MemoryRegion
 
@@ -422,7 +421,7 @@ def test_the_addresses_at_the_limits() -> None:
 
 
 def life(partitions: int, nbytes: int, first: int, last: int, region: MemoryRegion = MemoryRegion.sbuf) -> LiveRange:
-    made = LiveRange(NkiTensor((partitions, nbytes), nl.uint8, None, region))
+    made = LiveRange(region, (partitions, nbytes), nl.uint8)
     made.touch(first)
     made.touch(last)
     return made

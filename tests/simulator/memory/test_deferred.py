@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa as isa
 from nkilib.nki import nki, nl
-from nkilib.simulator.memory import deferred as deferred_module
-from nkilib.simulator.memory.deferred import SMALLEST_DEFERRED_BYTES, Deferred, deferred_copy, may_share
+from nkilib.simulator.engines import blocks
+from nkilib.simulator.engines.blocks import SMALLEST_DEFERRED_BYTES
+from nkilib.simulator.memory.deferred import Deferred, deferred_copy
+from nkilib.simulator.memory.loads import may_share
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.terms.layout import Layout
 from nkilib.simulator.terms.regions import MemoryRegion
@@ -338,7 +340,7 @@ def test_programs_give_what_they_give_when_every_step_is_made_at_once(type_name:
     x = np.random.default_rng(3).integers(-8, 8, X_SHAPE).astype(TYPES[type_name][0])
     expected = run_in_numpy(x.copy(), program)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deferred_module, "SMALLEST_DEFERRED_BYTES", 1)
+        patch.setattr(blocks, "SMALLEST_DEFERRED_BYTES", 1)
         results = run_program(x, program)
     for result, exact in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result.astype(np.float32), exact.astype(np.float32))

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from nkilib.nki import nisa, nl
 from nkilib.simulator import using
-from nkilib.simulator.isa.blocks import BLOCK_ELEMENTS
+from nkilib.simulator.engines.blocks import BLOCK_ELEMENTS
 from nkilib.simulator.numerics.bfloat16_maximum import row_maxima
 
 from ..kernels import Result, Tile, run

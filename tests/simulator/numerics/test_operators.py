@@ -11,6 +11,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
+from nkilib.simulator.isa.operators import OPERATORS, Operator, operator_key
 from nkilib.simulator.numerics.operators import (
     ARITHMETIC,
     ARITHMETIC_REDUCTIONS,
@@ -18,11 +19,8 @@ from nkilib.simulator.numerics.operators import (
     BITWISE,
     BITWISE_REDUCTIONS,
     BITWISE_UNARY,
-    OPERATORS,
-    Operator,
     is_bitwise,
     is_unary,
-    operator_key,
 )
 
 # "Supported Math Operators by NKI ISA": category, name, whether it is a legal reduction operator.

@@ -12,7 +12,7 @@ import torch
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.isa.instruction import REGISTRY
+from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.terms.dtypes import MOVABLE
 
 from ..frame import run

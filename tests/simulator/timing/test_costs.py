@@ -9,7 +9,7 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import using
-from nkilib.simulator.isa.instruction import REGISTRY
+from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.profiling.profile import profile
 from nkilib.simulator.timing.parameters import ModelParameters
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.simulator.terms.enums import engine
+from nkilib.simulator.terms.enums import Engine
 from nkilib.simulator.terms.layout import Layout
 from nkilib.simulator.timing.parts import Part, _part
 from nkilib.simulator.timing.uses import HbmUses, TileUses
@@ -23,12 +23,12 @@ def part(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> P
     return found
 
 
-def read(uses: Any, part: Part, by: engine = engine.tensor) -> float:
+def read(uses: Any, part: Part, by: Engine = Engine.tensor) -> float:
     """From when on it can be read."""
     return float(uses[part].ready_to_read(by, SYNC_NS))
 
 
-def write(uses: Any, part: Part, by: engine = engine.tensor) -> float:
+def write(uses: Any, part: Part, by: Engine = Engine.tensor) -> float:
     """From when on it can be overwritten."""
     return float(uses[part].ready_to_write(by, SYNC_NS))
 
@@ -38,13 +38,13 @@ def test_a_write_stands_for_what_it_has_waited_for(kind: Any) -> None:
     left, right, whole = part((4, 5), (10, 1)), part((4, 5), (10, 1), offset=5), part((4, 10), (10, 1))
     uses = kind()
     assert write(uses, left) == 0.0
-    uses[left].note_write(engine.vector, 10.0)
+    uses[left].note_write(Engine.vector, 10.0)
     assert read(uses, right) == 0.0
-    uses[right].note_read(engine.scalar, 20.0)
+    uses[right].note_read(Engine.scalar, 20.0)
     assert read(uses, whole) == 10.5
     assert write(uses, whole) == 20.5
     assert write(uses, part((1, 5), (10, 1), offset=50)) == 0.0
-    uses[whole].note_write(engine.dma, 30.0)
+    uses[whole].note_write(Engine.dma, 30.0)
     assert read(uses, left) == write(uses, right) == 30.0
 
 
@@ -55,8 +55,8 @@ def test_many_parts_of_one_storage_are_told_apart(kind: Any) -> None:
     uses = kind()
     for number, some in enumerate(parts):
         assert write(uses, some) == 0.0
-        uses[some].note_write(engine.dma, float(number))
-    uses[part((1,), (1,), offset=1000)].note_write(engine.dma, 100.0)
+        uses[some].note_write(Engine.dma, float(number))
+    uses[part((1,), (1,), offset=1000)].note_write(Engine.dma, 100.0)
     assert read(uses, part((3,), (1,), offset=345)) == 4.0
     assert read(uses, part((20,), (1,), offset=215)) == 3.0
     assert read(uses, part((10,), (1,), offset=210)) == 1.0
@@ -66,35 +66,35 @@ def test_many_parts_of_one_storage_are_told_apart(kind: Any) -> None:
 def test_engines_notice_each_other_late_and_know_what_they_did(kind: Any) -> None:
     whole = part((4, 10), (10, 1))
     uses = kind()
-    uses[whole].note_write(engine.dma, 5.0)
+    uses[whole].note_write(Engine.dma, 5.0)
     assert read(uses, whole) == write(uses, whole) == 5.0  # the end of a DMA is noticed at once
-    uses[whole].note_write(engine.vector, 10.0)
-    assert (read(uses, whole, engine.vector), read(uses, whole, engine.scalar)) == (10.0, 10.5)
-    assert (write(uses, whole, engine.vector), write(uses, whole, engine.scalar)) == (0.0, 10.5)
-    uses[whole].note_read(engine.scalar, 25.0)
-    uses[whole].note_read(engine.scalar, 20.0)
+    uses[whole].note_write(Engine.vector, 10.0)
+    assert (read(uses, whole, Engine.vector), read(uses, whole, Engine.scalar)) == (10.0, 10.5)
+    assert (write(uses, whole, Engine.vector), write(uses, whole, Engine.scalar)) == (0.0, 10.5)
+    uses[whole].note_read(Engine.scalar, 25.0)
+    uses[whole].note_read(Engine.scalar, 20.0)
     assert read(uses, whole) == 10.5
-    assert (write(uses, whole, engine.vector), write(uses, whole, engine.scalar)) == (25.5, 10.5)
-    uses[whole].note_read(engine.dma, 30.0)
-    assert write(uses, whole, engine.dma) == 30.0  # DMA works at several transfers at a time
+    assert (write(uses, whole, Engine.vector), write(uses, whole, Engine.scalar)) == (25.5, 10.5)
+    uses[whole].note_read(Engine.dma, 30.0)
+    assert write(uses, whole, Engine.dma) == 30.0  # DMA works at several transfers at a time
 
 
 ACCESSES = st.tuples(
     st.sampled_from([part((4, 2), (10, 1), offset=at) for at in range(5)] + [part((4, 10), (10, 1)), part((9,), (1,))]),
-    st.sampled_from([engine.vector, engine.scalar, engine.dma]),
+    st.sampled_from([Engine.vector, Engine.scalar, Engine.dma]),
     st.booleans(),
 )
 
 
 @given(st.lists(ACCESSES, max_size=12))
-def test_instructions_start_at_one_time_on_a_tile_and_in_hbm(accesses: list[tuple[Part, engine, bool]]) -> None:
+def test_instructions_start_at_one_time_on_a_tile_and_in_hbm(accesses: list[tuple[Part, Engine, bool]]) -> None:
     """Each takes a nanosecond. A tile remembers reads before a write of more than them, after which all come anyway."""
     tile, hbm = TileUses(), HbmUses()
-    free: dict[engine, float] = {}
+    free: dict[Engine, float] = {}
     for some, by, is_write in accesses:
         ask = write if is_write else read
         # Engines work in order, but for DMA.
-        own = 0.0 if by is engine.dma else free.get(by, 0.0)
+        own = 0.0 if by is Engine.dma else free.get(by, 0.0)
         start = max(own, ask(tile, some, by))
         assert start == max(own, ask(hbm, some, by))
         free[by] = start + 1.0

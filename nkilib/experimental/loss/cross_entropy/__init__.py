@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.host.work import (
     forward_work,
 )
 from nkilib.nki import nki
+from nkilib.work import states_work
 
 __all__ = [
     "cross_entropy_backward",
@@ -22,13 +23,11 @@ __all__ = [
     "extended_cross_entropy_forward",
 ]
 
-# Where nkilib.simulator.profile looks for what a kernel works on; states_work does the same, but needs the simulator.
-vars(kernels.cross_entropy_forward)["work"] = forward_work
-vars(kernels.cross_entropy_backward)["work"] = backward_work
-vars(extended_kernels.extended_cross_entropy_forward)["work"] = extended_forward_work
-vars(extended_kernels.extended_cross_entropy_backward)["work"] = extended_backward_work
-
-cross_entropy_forward = nki.jit(kernels.cross_entropy_forward)
-cross_entropy_backward = nki.jit(kernels.cross_entropy_backward)
-extended_cross_entropy_forward = nki.jit(extended_kernels.extended_cross_entropy_forward)
-extended_cross_entropy_backward = nki.jit(extended_kernels.extended_cross_entropy_backward)
+cross_entropy_forward = nki.jit(states_work(forward_work)(kernels.cross_entropy_forward))
+cross_entropy_backward = nki.jit(states_work(backward_work)(kernels.cross_entropy_backward))
+extended_cross_entropy_forward = nki.jit(
+    states_work(extended_forward_work)(extended_kernels.extended_cross_entropy_forward)
+)
+extended_cross_entropy_backward = nki.jit(
+    states_work(extended_backward_work)(extended_kernels.extended_cross_entropy_backward)
+)

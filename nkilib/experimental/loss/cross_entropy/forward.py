@@ -85,7 +85,7 @@ class _Forward:
                 self._take_chunk(group, chunk, batch)
                 if group.targets is not None and self.finder is not None:
                     if chunk.number == 0:
-                        elements = self._find(self.finder, group.targets, chunk, batch)
+                        elements = self.finder.find(chunk.batch, group.targets.masks_of_batch(batch))
                     if chunk.number == min(1, chunks - 1):
                         self._gather(elements, group.targets, chunk, batch)
                 if previous is not None and load == first:
@@ -101,10 +101,6 @@ class _Forward:
     def _take_logs(self, group: Group) -> None:
         group.combine(self.logits.num_chunks)
         group.statistics.take_logs()
-
-    def _find(self, finder: TargetFinder, targets: TargetValues, chunk: Chunk, batch: int) -> TargetElements:
-        """Where the targets of a batch are."""
-        return finder.find(chunk.batch, None if targets.masks is None else targets.masks.of_batch(batch))
 
     def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk, batch: int) -> None:
         """The logits at the targets of a batch, and their class weights.

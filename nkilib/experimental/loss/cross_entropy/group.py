@@ -37,6 +37,10 @@ class TargetValues:
             columns.row_tile() if options.is_weighted else None,
         )
 
+    def masks_of_batch(self, batch: int) -> TargetMasks | None:
+        """The masks of one batch of the group."""
+        return None if self.masks is None else self.masks.of_batch(batch)
+
 
 @dataclass(frozen=True)
 class Group:

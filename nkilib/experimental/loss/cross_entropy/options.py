@@ -18,6 +18,10 @@ _SMALL_BYTES = 4096
 # asked for still fits trn2.
 _SMALL_BYTES_OF_OPTIONS = 12288
 
+# Beyond it, products of options and logits may leave the range of float32.
+OPTION_MAX = 1e30
+SOFTCAP_MIN = 1e-30
+
 
 class RecipeOptions(TypedDict, total=False):
     """The options of :class:`LossOptions` that ``torch.nn.functional.cross_entropy`` does not have, as keywords."""
@@ -41,6 +45,25 @@ class LossOptions:
     label_smoothing: float = 0.0
     logit_softcap: float | None = None
     lse_square_scale: float = 0.0
+
+
+def check_options(function: str, options: LossOptions) -> None:
+    """Refuse options out of range; an ``ignore_index`` is the caller's to check, who knows the type of the targets.
+
+    Raises:
+        AssertionError: with function, requirement and value.
+    """
+    smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
+    # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
+    if not isinstance(smoothing, float | int) or not 0.0 <= smoothing <= 1.0:
+        raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
+    if cap is not None and (not isinstance(cap, float | int) or not SOFTCAP_MIN <= cap <= OPTION_MAX):
+        raise AssertionError(
+            f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
+            f"pass None for no cap"
+        )
+    if not isinstance(square, float | int) or not 0.0 <= square <= OPTION_MAX:
+        raise AssertionError(f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}")
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,11 @@ from nkilib.core.rows.checks import (
 )
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.sbuf import SbufPlan
-from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted
+from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted, check_options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.nki import nl
 
-# Where products of options and logits may leave the range of float32.
-OPTION_MAX = 1e30
-SOFTCAP_MIN = 1e-30
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
 _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 
@@ -42,7 +40,11 @@ def validated_options(
     if launch.class_weight_hbm is not None:
         require_vector(function, "class_weight_hbm", launch.class_weight_hbm, launch.vocab_size, "the logits")
     classes = _validated_classes(launch, first_class, num_classes)
-    _validate_recipe(function, recipe)
+    require(
+        isinstance(recipe.ignore_index, int) and INT32_MIN <= recipe.ignore_index <= INT32_MAX,
+        f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {recipe.ignore_index}",
+    )
+    check_options(function, recipe)
     wanted = wanted or Wanted()
     for each in fields(wanted):
         require_flag(function, f"with_{each.name}", getattr(wanted, each.name))
@@ -205,25 +207,3 @@ def _validated_classes(launch: Launch, first_class: int, num_classes: int | None
         f"{first_class + vocab_size - 1}; pass num_classes of all shards",
     )
     return Classes(first_class, vocab_size, vocab_size if num_classes is None else num_classes)
-
-
-def _validate_recipe(function: str, recipe: LossOptions) -> None:
-    largest = 2**31 - 1
-    require(
-        isinstance(recipe.ignore_index, int) and -largest - 1 <= recipe.ignore_index <= largest,
-        f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {recipe.ignore_index}",
-    )
-    require(
-        isinstance(recipe.label_smoothing, float | int) and 0.0 <= recipe.label_smoothing <= 1.0,
-        f"{function}: label_smoothing must be a number from 0 to 1, got {recipe.label_smoothing}",
-    )
-    cap = 1.0 if recipe.logit_softcap is None else recipe.logit_softcap
-    require(
-        isinstance(cap, float | int) and SOFTCAP_MIN <= cap <= OPTION_MAX,
-        f"{function}: logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
-        f"pass None for no cap",
-    )
-    require(
-        isinstance(recipe.lse_square_scale, float | int) and 0.0 <= recipe.lse_square_scale <= OPTION_MAX,
-        f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {recipe.lse_square_scale}",
-    )

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import DMA_REACH, Operand, check_operand, output
+from ...isa.operand import DMA_REACH, Operand, output
+from ...isa.operators import OPERATORS, Operator
+from ...machine.call import Call
 from ...machine.core import Core
-from ...numerics.operators import OPERATORS, Operator
+from ...machine.issue import instruction
+from ...machine.operands import check_operand
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import float32
@@ -31,7 +33,7 @@ _SOURCES_OF_UPDATE = 2
 @instruction(
     # What may leave rows of dst as they were, a gather, reads dst too.
     operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
-    on=(enums.engine.dma,),
+    on=(enums.Engine.dma,),
     is_lane_bound=False,
     is_transfer=True,
 )
@@ -56,7 +58,7 @@ def dma_compute(
     oob_mode = as_oob_mode(oob_mode)
     _check_sum(srcs, reduce_op, scales)
     views = {"dst": dst, **{f"srcs[{number}]": source for number, source in enumerate(srcs)}}
-    _check_operands(call.core, views)
+    _check_operands(call, views)
     is_update = any(has_vector_offset(view) for view in views.values())
     if is_update:
         check_vector_offset(call.core, enums.dge_mode.unknown)
@@ -100,11 +102,11 @@ def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
         raise NkiValidationError(f"scales must all be 1.0, the only value supported, got {scales!r}")
 
 
-def _check_operands(core: Core, views: dict[str, NkiTensor]) -> None:
+def _check_operands(call: Call, views: dict[str, NkiTensor]) -> None:
     dst = views["dst"]
     for name, view in views.items():
         if name != "dst":
-            check_operand(core, Operand(name, regions=DMA_REACH, accepts_indirect=True, is_accessed=False), view, None)
+            check_operand(call, Operand(name, regions=DMA_REACH, accepts_indirect=True, is_accessed=False), view, None)
         if view.is_indirect() and not has_vector_offset(view):
             raise NkiValidationError(
                 f"operand {name!r}: the address must be known at compile time, unless it has a vector offset; got a "

@@ -5,9 +5,10 @@ Sources: docstring of ``dma_copy``, ``nki/deep-dives/nki-dge.rst`` and ``nki/dee
 
 from __future__ import annotations
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import DMA_REACH, Operand, no_cast_of_packed, output
-from ...memory.lives import keep_elements
+from ...isa.checks import no_cast_of_packed
+from ...isa.operand import DMA_REACH, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import MOVABLE
@@ -21,8 +22,8 @@ from .rows import Rows, move, resolve, rows_in_range
         output("dst", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, marks_itself=True),
         Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
     ),
-    on=(enums.engine.sync, enums.engine.scalar),
-    default=enums.engine.dma,
+    on=(enums.Engine.sync, enums.Engine.scalar),
+    default=enums.Engine.dma,
     is_lane_bound=False,
     is_transfer=True,
 )
@@ -33,7 +34,7 @@ def dma_copy(
     priority: int | None = None,
     oob_mode: enums.oob_mode = enums.oob_mode.error,
     dge_mode: enums.dge_mode = enums.dge_mode.unknown,
-    engine: enums.engine = enums.engine.unknown,
+    engine: enums.Engine = enums.Engine.unknown,
 ) -> None:
     """Copy ``src`` to ``dst``; equal numbers of elements, any shapes; unlike types are cast through float32.
     Packed types are not cast.
@@ -60,20 +61,20 @@ def dma_copy(
     skips = oob_mode is enums.oob_mode.skip
     source, target = resolve("src", src, skips), resolve("dst", dst, skips)
     if source is None or target is None:
-        keep_elements(dst, call.core.instruction_number)
+        call.keep(dst)
         return
     if isinstance(source, Rows) or isinstance(target, Rows):
         target, source = rows_in_range({"dst": target, "src": source})
         if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
-            keep_elements(dst, call.core.instruction_number)
+            call.keep(dst)
     move(call.core, target, source)
 
 
-def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.engine) -> None:
+def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.Engine) -> None:
     if dge_mode is enums.dge_mode.hwdge:
         if dst.dtype != src.dtype:
             raise NkiValidationError(
                 f"dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}"
             )
-    elif engine is not enums.engine.unknown:
+    elif engine is not enums.Engine.unknown:
         raise NkiValidationError(f"engine={engine.name} is valid with dge_mode=hwdge only")

@@ -11,17 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.operands import check_written, resolve_scalar_offset
+from ...isa.offsets import resolve_scalar_offset
 from ...machine.core import Core
-from ...memory.deferred import deferred_copy, is_worth_deferring, may_share
+from ...machine.operands import check_written
+from ...memory.deferred import deferred_copy
+from ...memory.loads import may_share
 from ...memory.storage import sentinel
 from ...numerics.casts import saturate_to_integer, store_float
-from ...tensors.indirect import Indirect
 from ...tensors.tensor import NkiTensor
+from ...tensors.view import Indirect
 from ...terms.dtypes import DType, tfloat32
 from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ...terms.layout import Layout, extent, is_dense
 from ...terms.regions import HBM
+from ..blocks import is_worth_deferring
 
 
 class Rows(NamedTuple):
@@ -221,8 +224,8 @@ def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
         view, values = end, end.array
         check_written(core, name, end)
     if view.buffer in HBM:
-        core.record.hbm_read_bytes += values.size * view.dtype.itemsize
-        core.note_shared(view, False, end.numbers if isinstance(end, Rows) else None)
+        for tell in core.observers.moved:
+            tell(view, False, end.numbers if isinstance(end, Rows) else None, None)
     return values
 
 
@@ -249,8 +252,8 @@ def _note_written(core: Core, end: End, values: npt.NDArray[Any]) -> None:
     if not view.storage.written.is_full:
         view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
     if view.buffer in HBM:
-        core.record.hbm_written_bytes += values.size * view.dtype.itemsize
-        core.note_shared(view, True, rows, values)
+        for tell in core.observers.moved:
+            tell(view, True, rows, values)
 
 
 def _memory_at(end: End) -> npt.NDArray[Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import DMA_REACH, SBUF, Operand, output
+from ...isa.operand import DMA_REACH, SBUF, Operand, output
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
 from ...target.limits import PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
@@ -33,7 +34,7 @@ _BLOCK_ITEMSIZE = 2
         output("dst", regions=SBUF, dtypes=MOVABLE, marks_itself=True),
         Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
     ),
-    on=(enums.engine.dma,),
+    on=(enums.Engine.dma,),
     is_lane_bound=False,
     is_transfer=True,
 )

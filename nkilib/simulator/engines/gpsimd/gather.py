@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, check_written, output, same_partitions, same_tile_size
+from ...isa.checks import same_partitions, same_tile_size
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...tensors.partitions import possible_starts
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, uint16, uint32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
+from ..blocks import free_size
 
 # Partitions to which one of the eight cores of GpSimd is connected.
 _CORE_PARTITIONS = 16
@@ -32,7 +35,7 @@ Indices = npt.NDArray[np.int64]
         Operand("src_buffer", regions=SBUF, dtypes=MOVABLE, is_accessed=False),
         Operand("index", regions=SBUF, dtypes=frozenset({uint16}), is_accessed=False),
     ),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def local_gather(
@@ -125,7 +128,7 @@ def _is_integer(value: Any) -> bool:
         Operand("data", regions=SBUF, dtypes=MOVABLE, is_accessed=False),
         Operand("indices", regions=SBUF, dtypes=frozenset({uint32})),
     ),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor) -> None:

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, output
+from ...isa.operand import SBUF, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...timing import costs
 from ..vector.affine import affine_values
 
 
 @instruction(
     operands=(output("dst", regions=SBUF),),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.counted,
 )
 def iota(

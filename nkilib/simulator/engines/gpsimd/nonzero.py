@@ -6,17 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, check_written, output, same_partitions
+from ...isa.checks import same_partitions
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...target.limits import GPSIMD_CORE_PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import float32, int32
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..blocks import free_size
 
 _INT32 = np.iinfo(np.int32)
 
@@ -26,7 +28,7 @@ _INT32 = np.iinfo(np.int32)
         output("dst", regions=SBUF, dtypes=frozenset({int32}), marks_itself=True, may_leave=True),
         Operand("src", regions=SBUF, dtypes=frozenset({float32, int32}), is_accessed=False),
     ),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     since=nc_version.gen3,
     cost=costs.assumed("src"),
 )

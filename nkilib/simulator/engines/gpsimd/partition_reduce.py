@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output
+from ...isa.operand import Operand, output
+from ...isa.operators import AVERAGE, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
-from ...numerics.operators import AVERAGE, BITWISE_REDUCTIONS, operator_key
+from ...numerics.operators import BITWISE_REDUCTIONS
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import free_size
 from ..vector.elementwise import require_bit_patterns
 
 _ARITHMETIC = {"add": np.add, AVERAGE: np.add, "maximum": np.maximum}
@@ -23,7 +25,7 @@ _BITWISE = ("bitwise_or", "bitwise_and")
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("data"),
 )
 def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor) -> None:

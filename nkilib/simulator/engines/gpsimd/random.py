@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, output, same_tile_size, vector
-from ...machine.random import STREAMS, WORDS
+from ...isa.checks import same_tile_size
+from ...isa.operand import SBUF, Operand, output, vector
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.random import STREAMS
 from ...numerics.casts import store_float
+from ...numerics.xorwow import WORDS
 from ...tensors.partitions import first_lane
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import (
@@ -35,10 +37,10 @@ from ...terms.dtypes import (
     uint16,
     uint32,
 )
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import free_size
 
 _INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})
 _UNIFORM = _INTEGERS | {float8_e4m3, float8_e5m2, float16, bfloat16, float32, tfloat32}
@@ -59,15 +61,15 @@ def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
 
 @instruction(
     operands=(output("dst", dtypes=_INTEGERS),),
-    on=(engines.vector, engines.gpsimd),
+    on=(Engine.vector, Engine.gpsimd),
     cost=costs.assumed("dst"),
 )
-def rng(call: Call, dst: NkiTensor, engine: engines = engines.vector) -> None:
+def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
     """Random bits: every element takes the low bits of a 32-bit number of its own, as many as its type has.
 
     Seed it with ``set_rng_seed`` on the Vector engine, with ``rand_set_state`` on GpSimd, which trn1 lacks.
     """
-    _require_generation(call, engines.gpsimd, nc_version.gen3, "trn2")
+    _require_generation(call, Engine.gpsimd, nc_version.gen3, "trn2")
     dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
 
 
@@ -77,7 +79,7 @@ def rng(call: Call, dst: NkiTensor, engine: engines = engines.vector) -> None:
         vector("min", "dst", accepts_scalar=True, dtypes=frozenset({float32})),
         vector("max", "dst", accepts_scalar=True, dtypes=frozenset({float32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     since=nc_version.gen4,
     cost=costs.assumed("dst"),
 )
@@ -110,7 +112,7 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
         Operand("data", dtypes=_HAVE_ZERO),
         vector("prob", "data", accepts_scalar=True, dtypes=FLOATS),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("dst"),
 )
 def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor) -> None:
@@ -134,7 +136,7 @@ def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor
 
 @instruction(
     operands=(Operand("src_seeds", dtypes=_SEEDS),),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("src_seeds"),
 )
 def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
@@ -145,49 +147,49 @@ def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     if src_seeds.shape != (1, 1):
         raise NkiValidationError(f"operand 'src_seeds' must have shape [1, 1], got {src_seeds}")
     (seed,) = np.ascontiguousarray(src_seeds.array).reshape(-1).view(np.uint32)
-    call.core.random.of(engines.vector).seed(int(seed))
+    call.core.random.of(Engine.vector).seed(int(seed))
 
 
 @instruction(
     operands=(Operand("src_seeds", regions=SBUF, dtypes=frozenset({uint32})),),
-    on=(engines.gpsimd, engines.vector),
+    on=(Engine.gpsimd, Engine.vector),
     since=nc_version.gen3,
     cost=costs.assumed("src_seeds"),
 )
-def rand_set_state(call: Call, src_seeds: NkiTensor, engine: engines = engines.gpsimd) -> None:
+def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
     """Set the generators of an engine's lanes, each from its partition of ``src_seeds``: undoes ``rand_get_state``.
 
     A partition has the 6 words of one generator on GpSimd, of four (24) on the Vector engine, which needs trn3. Lanes
     with equal words give equal numbers.
     """
-    _require_generation(call, engines.vector, nc_version.gen4, "trn3")
+    _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
     _check_state("src_seeds", src_seeds, call.engine)
     call.core.random.of(call.engine).words[_lanes(src_seeds)] = src_seeds.array
 
 
 @instruction(
     operands=(output("dst", dtypes=frozenset({uint32})),),
-    on=(engines.gpsimd, engines.vector),
+    on=(Engine.gpsimd, Engine.vector),
     since=nc_version.gen3,
     cost=costs.assumed("dst"),
 )
-def rand_get_state(call: Call, dst: NkiTensor, engine: engines = engines.gpsimd) -> None:
+def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
     """Store the state of the generators of an engine's lanes, each to its partition of ``dst``.
 
     6 words a partition on GpSimd, 24 on the Vector engine, which needs trn3. ``rand_set_state`` with them makes the
     engine go on from here.
     """
-    _require_generation(call, engines.vector, nc_version.gen4, "trn3")
+    _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
     _check_state("dst", dst, call.engine)
     dst.array[...] = call.core.random.of(call.engine).words[_lanes(dst)]
 
 
-def _require_generation(call: Call, engine: engines, since: nc_version, name: str) -> None:
+def _require_generation(call: Call, engine: Engine, since: nc_version, name: str) -> None:
     if call.engine is engine and call.core.generation.version.value < since.value:
         raise NkiValidationError(f"engine=nki.isa.engine.{engine.name} needs {name} or newer")
 
 
-def _check_state(name: str, tensor: NkiTensor, engine: engines) -> None:
+def _check_state(name: str, tensor: NkiTensor, engine: Engine) -> None:
     words = STREAMS[engine] * WORDS
     if tensor.ndim != 2 or tensor.shape[1] != words:
         raise NkiValidationError(

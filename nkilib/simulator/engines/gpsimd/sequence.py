@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, output
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import float32, int32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 
@@ -21,7 +22,7 @@ _NO_END = -1
 
 @instruction(
     operands=(output("dst", regions=SBUF, dtypes=_TYPES), Operand("segment_ids", regions=SBUF, dtypes=_TYPES)),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:

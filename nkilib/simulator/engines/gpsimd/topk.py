@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, check_written, output, same_partitions
+from ...isa.checks import same_partitions
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...target.limits import GPSIMD_CORE_PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import bfloat16, uint32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
@@ -31,7 +34,7 @@ _K_END = 32768
         output("idx_dst", regions=SBUF, dtypes=frozenset({uint32}), marks_itself=True, may_leave=True),
         Operand("src", regions=SBUF, dtypes=frozenset({bfloat16}), is_accessed=False),
     ),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("src"),
 )
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int) -> None:

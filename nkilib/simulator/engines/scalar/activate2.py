@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_tile_size, vector
+from ...isa.checks import same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import BYPASS, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.activations import PARAMETRIC
-from ...numerics.operators import BYPASS, operator_key
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version, reduce_cmd
+from ...terms.enums import Engine, nc_version, reduce_cmd
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from .activation import activation_key
@@ -38,7 +39,7 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
         vector("relu_param", "data", accepts_scalar=True),
         vector("reduce_res", "data", is_output=True, is_optional=True),
     ),
-    on=(engines.scalar,),
+    on=(Engine.scalar,),
     since=nc_version.gen4,
     cost=costs.activated,
 )

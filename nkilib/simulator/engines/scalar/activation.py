@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_tile_size, vector
+from ...isa.checks import same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
 from ...numerics.activations import ACTIVATIONS, PARAMETRIC
-from ...numerics.operators import operator_key
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version, reduce_cmd
+from ...terms.enums import Engine, nc_version, reduce_cmd
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from .formula import Step, activate
@@ -35,7 +36,7 @@ _OPERANDS = (
 
 @instruction(
     operands=_OPERANDS,
-    on=(engines.scalar,),
+    on=(Engine.scalar,),
     cost=costs.activated,
 )
 def activation(
@@ -60,7 +61,7 @@ def activation(
 
 @instruction(
     operands=_OPERANDS,
-    on=(engines.scalar,),
+    on=(Engine.scalar,),
     cost=costs.activated,
 )
 def activation_reduce(

@@ -8,15 +8,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import ResultRows, SourceRows, blocks_of_rows, column, free_size, is_same_view, row_blocks
 from ...machine.core import Core
-from ...memory.deferred import Deferred, is_worth_deferring
+from ...memory.deferred import Deferred
 from ...numerics.activations import ACTIVATIONS, PARAMETRIC
 from ...numerics.casts import store_float
 from ...numerics.operators import ARITHMETIC
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import tfloat32
 from ..accumulators import read_accumulators
+from ..blocks import (
+    ResultRows,
+    SourceRows,
+    blocks_of_rows,
+    column,
+    free_size,
+    is_same_view,
+    is_worth_deferring,
+    row_blocks,
+)
 from .registers import ScalarAccumulation
 
 Float32s = npt.NDArray[np.float32]
@@ -89,7 +98,7 @@ def _reduce_and_store(
     core: Core, dst: NkiTensor, data: NkiTensor, formula: _Formula, accumulation: ScalarAccumulation
 ) -> None:
     if is_same_view(dst, data):
-        dst.storage.deferred = None  # the formula reads from where it comes; all of it is overwritten
+        dst.storage.drop_deferred()  # the formula reads from where it comes; all of it is overwritten
     result = ResultRows(core, "result", dst)
     is_apart = result.is_apart_from(data)
     for rows in row_blocks(dst, free_size(dst), data):
@@ -148,4 +157,5 @@ class _Results:
                 store_float(elements[block], values, self._dtype)
         if elements.shape == self._shape:
             self.times_computed += 1
-            self._core.defers_results &= self.times_computed < 2
+            if self.times_computed > 1:
+                self._core.stop_deferring()

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.operators import operator_key
 from ...machine.core import Core
-from ...numerics.operators import ARITHMETIC_REDUCTIONS, operator_key
+from ...numerics.operators import ARITHMETIC_REDUCTIONS
 from ...numerics.row_sums import row_sums
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import reduce_cmd as commands

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import HBM_SHARED, SBUF, Operand
-from ...machine.races import Touched, check_races
+from ...isa.operand import HBM_SHARED, SBUF, Operand
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import BarrierError, NkiValidationError
 from ...terms.regions import MemoryRegion
 
@@ -19,11 +18,11 @@ _CORES = (0, 1)
 
 @instruction(
     operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=MOVABLE, is_accessed=False),),
-    on=(engines.gpsimd, engines.tensor, engines.vector, engines.scalar, engines.sync),
+    on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
     since=nc_version.gen3,
     is_lane_bound=False,
 )
-def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: engines = engines.gpsimd) -> None:
+def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
     """Wait until both cores of a logical NeuronCore have come here; ``cores`` must be ``(0, 1)``.
 
     It orders the accesses to ``data``, not those to other tensors: the documentation lets it hold up one engine, and
@@ -45,13 +44,9 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
     if core.launch.cores != len(_CORES):
         raise NkiValidationError("needs a launch on two cores: kernel[2](...)")
     shared = data.storage if data.buffer in HBM_SHARED else None
-    own = Touched() if shared is None else core.shared_accesses.take(shared)
-    arrival_ns = 0.0 if core.trace is None else core.trace.arrival_at_barrier(call.engine, data)
+    own = core.observers.arrive(call)
     core.loads.settle()  # what they come from may be the other core's to change from here on
-    ((other, others, other_ns),) = core.launch.barrier.meet("core_barrier", (shared, own, arrival_ns))
-    if core.trace is not None:
-        core.trace.met_ns = max(arrival_ns, other_ns)
+    ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))
     if other is not shared:
         raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")
-    if shared is not None and core.number == 0:  # one of them compares for both
-        check_races(shared, own, others)
+    core.observers.meet(call, brought)

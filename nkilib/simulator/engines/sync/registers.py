@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from ...isa.instruction import Call, NkiInstruction, instruction
-from ...isa.operands import Operand, output
+from ...isa.handle import NkiInstruction
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.registers import VirtualRegister, wrap_integer
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import DType, float32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...terms.signatures import call_error
@@ -31,21 +34,19 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
     signature = inspect.signature(public)
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 
+    @wraps(public)
     def nameless(*args: Any, **kwargs: Any) -> NkiInstruction:
         error = call_error(f"nisa.{public.__name__}", signature, args, kwargs)
         if error is not None:
             raise error
         return public(*args, **kwargs)
 
-    nameless.__name__ = nameless.__qualname__ = public.__name__
-    nameless.__doc__ = public.__doc__
-    nameless.__module__ = public.__module__
     nameless.__signature__ = signature  # type: ignore[attr-defined]
     return nameless
 
 
 @_without_name
-@instruction(operands=(), on=(engines.sync,), is_lane_bound=False)
+@instruction(operands=(), on=(Engine.sync,), is_lane_bound=False)
 def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) -> None:
     """``dst = src``: an integer of 32 bits, or what another register holds now.
 
@@ -60,7 +61,7 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
 
 
 @_without_name
-@instruction(operands=(Operand("src", regions=_REACH),), on=(engines.sync,), is_lane_bound=False)
+@instruction(operands=(Operand("src", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
 def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     """``dst`` = the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF.
 
@@ -72,13 +73,12 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     if src.storage.is_abstract:
         target.forget()
         return
-    call.core.note_shared(src, False)
     value = read(call.core, "src", src).reshape(())[()]
     target.write(np.float32(value) if src.dtype == float32 else int(value))
 
 
 @_without_name
-@instruction(operands=(output("dst", regions=_REACH),), on=(engines.sync,), is_lane_bound=False)
+@instruction(operands=(output("dst", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
 def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
     """The only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF, = what ``src`` holds.
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, output
+from ...isa.operand import SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
+from ...terms.enums import Engine, nc_version
 from ...terms.enums import dma_engine as DmaEngine
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
 
 _CORES = 2
@@ -25,20 +25,21 @@ _GPSIMD_ELEMENTS_MAX = 256
 
 
 class _Parcel(NamedTuple):
-    """What a core hands to the other one: the values as they were, and what both must agree on."""
+    """What a core hands to the other one: the values as they were, what both must agree on, and what its observers
+    bring."""
 
     core: int
     src: NkiTensor
     dma_engine: DmaEngine
     values: npt.NDArray[Any] | None
-    arrival_ns: float
+    arrived: list[Any]
 
 
 @instruction(
     operands=(Operand("src", regions=SBUF, dtypes=MOVABLE), output("dst", regions=SBUF, dtypes=MOVABLE)),
-    on=(engines.dma, engines.gpsimd),
+    on=(Engine.dma, Engine.gpsimd),
     since=nc_version.gen3,
-    choose_engine=lambda values: engines.gpsimd if values["dma_engine"] is DmaEngine.gpsimd_dma else engines.dma,
+    choose_engine=lambda values: Engine.gpsimd if values["dma_engine"] is DmaEngine.gpsimd_dma else Engine.dma,
     is_lane_bound=False,
     is_transfer=True,
 )
@@ -68,15 +69,13 @@ def sendrecv(
     if not _is_integer(pipe_id) or pipe_id < 0:
         raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
     _check_tiles(src, dst, dma_engine)
-    trace = call.core.trace
-    arrival_ns = 0.0 if trace is None else trace.arrival_at_exchange(src, dst, {"dma_engine": dma_engine})
+    arrived = call.core.observers.arrive(call)
     values = None if src.storage.is_abstract else src.array.copy()
     call.core.loads.settle()  # what they come from may be the other core's to change from here on
-    own = _Parcel(call.core.number, src, dma_engine, values, arrival_ns)
+    own = _Parcel(call.core.number, src, dma_engine, values, arrived)
     (received,) = call.core.launch.barrier.meet(f"sendrecv(pipe_id={pipe_id})", own)
     _check_agreement(*sorted((own, received), key=lambda parcel: parcel.core))
-    if trace is not None:
-        trace.met_ns = max(arrival_ns, received.arrival_ns)
+    call.core.observers.meet(call, received.arrived)
     if received.values is not None:
         dst.array[...] = received.values
 

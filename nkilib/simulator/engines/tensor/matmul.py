@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import PSUM, SBUF, Operand, output
+from ...isa.operand import PSUM, SBUF, Operand, output
+from ...machine.call import Call
 from ...machine.core import Core
+from ...machine.issue import instruction
 from ...numerics.casts import to_float32
 from ...numerics.products import transposed_product
 from ...target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ...tensors.partitions import partition_elements
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import matmul_perf_mode, nc_version
+from ...terms.enums import Engine, matmul_perf_mode, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
 from ...terms.regions import MemoryRegion
 from ...timing import costs
+from ..blocks import free_size
 from .psum import accumulate_in_psum
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
@@ -42,7 +42,7 @@ _VECTOR_TRANSPOSE_MAX = 32
         Operand("stationary", regions=SBUF, dtypes=_INPUTS),
         Operand("moving", regions=SBUF, dtypes=_INPUTS),
     ),
-    on=(engines.tensor,),
+    on=(Engine.tensor,),
     is_matmul=True,
     cost=costs.multiplied,
 )
@@ -212,40 +212,40 @@ def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDAr
     dst.storage.accumulated.clear(dst.layout, dst.array.itemsize)
 
 
-def _transpose_engine(values: dict[str, Any]) -> engines:
+def _transpose_engine(values: dict[str, Any]) -> Engine:
     data, dst = values["data"], values["dst"]
     is_tensor_layout = data.buffer is MemoryRegion.sbuf and dst.buffer is MemoryRegion.psum
-    return engines.tensor if is_tensor_layout else engines.vector
+    return Engine.tensor if is_tensor_layout else Engine.vector
 
 
 @instruction(
     operands=(output("dst", dtypes=dt.MOVABLE), Operand("data", dtypes=dt.MOVABLE)),
-    on=(engines.tensor, engines.vector),
+    on=(Engine.tensor, Engine.vector),
     choose_engine=_transpose_engine,
     cost=costs.transposed,
 )
-def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: engines = engines.unknown) -> None:
+def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown) -> None:
     """``dst = data.T``; free dimensions count as one. Takes every type, packed ones too, and casts none.
 
     The Tensor engine goes from SBUF to PSUM, up to 128 x 128; the Vector engine between any two of them, up to 32 x 32.
     Unless told, the former is taken where source and destination allow it.
     """
     rows, columns = data.shape[0], free_size(data)
-    most = PARTITIONS if call.engine is engines.tensor else _VECTOR_TRANSPOSE_MAX
+    most = PARTITIONS if call.engine is Engine.tensor else _VECTOR_TRANSPOSE_MAX
     if rows > most or columns > most:
         raise NkiValidationError(
             f"operand 'data' must be at most [{most}, {most}] on the {call.engine.name} engine, got {data}"
         )
-    if call.engine is engines.tensor and _transpose_engine({"data": data, "dst": dst}) is not engines.tensor:
+    if call.engine is Engine.tensor and _transpose_engine({"data": data, "dst": dst}) is not Engine.tensor:
         raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
     if dst.dtype != data.dtype:
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
     if (dst.shape[0], free_size(dst)) != (columns, rows):
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
-    if call.engine is engines.tensor and call.core.generation.version is not nc_version.gen4:
+    if call.engine is Engine.tensor and call.core.generation.version is not nc_version.gen4:
         _check_bank(dst)
     matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
-    if call.engine is engines.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
+    if call.engine is Engine.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
         matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
     dst.array[...] = matrix.T.reshape(dst.shape)

@@ -12,29 +12,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction, mark_written
-from ...isa.operands import (
-    PSUM,
-    SBUF,
-    Operand,
+from ...isa.access import (
     check_consecutive_partitions,
     check_engine_access,
     check_free_pattern,
-    check_written,
-    output,
 )
+from ...isa.operand import PSUM, SBUF, Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...numerics.mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
 from ...numerics.products import transposed_product
 from ...target.limits import PARTITIONS, PSUM_PARTITION_BYTES
 from ...tensors.partitions import first_partition, start_partition
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..blocks import free_size
 from .psum import accumulate_in_psum
 
 _QUADRANT = 32
@@ -58,7 +55,7 @@ def _scale(name: str) -> Operand:
         Operand("src", regions=SBUF, dtypes=frozenset({dt.float16, dt.bfloat16})),
         output("dst_scale", regions=SBUF, dtypes=_SCALE_TYPES, marks_itself=True, may_leave=True),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     since=nc_version.gen4,
     is_lane_bound=False,  # not for the scales; the other tiles are checked here
     cost=costs.assumed("src"),
@@ -91,7 +88,7 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
     words, scales = quantize(values, dst.dtype)
     dst.array[...] = words.reshape(dst.shape)
     scale_rows.array.view(np.uint8)[...] = scales.reshape(scale_rows.shape)
-    mark_written(scale_rows)
+    scale_rows.mark_written()
 
 
 @instruction(
@@ -102,7 +99,7 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
         _scale("stationary_scale"),
         _scale("moving_scale"),
     ),
-    on=(engines.tensor,),
+    on=(Engine.tensor,),
     since=nc_version.gen4,
     is_lane_bound=False,  # not for the scales; the other tiles are checked here
     is_matmul=True,

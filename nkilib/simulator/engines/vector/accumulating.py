@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import ResultRows, SourceRows, column, free_size, row_blocks
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, not_both_in_psum, output, same_tile_size, vector
-from ...numerics.operators import OPERATORS, operator_key
+from ...isa.checks import not_both_in_psum, same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import OPERATORS, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import read_accumulators
+from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
 
@@ -37,7 +38,7 @@ _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bf
         vector("reduce_res", "data", is_output=True, is_optional=True),
         vector("reduce_init", "data", accepts_scalar=True, is_optional=True, dtypes=frozenset({dt.float32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data", extra=64.0),
 )
 def tensor_scalar_reduce(
@@ -85,7 +86,7 @@ def tensor_scalar_reduce(
         vector("on_false", "on_true", accepts_scalar=True),
         vector("reduce_res", "on_true", is_output=True, is_optional=True, dtypes=dt.FLOATS),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.selected,
 )
 def select_reduce(
@@ -135,7 +136,7 @@ def select_reduce(
         vector("reduce_res", "src", is_output=True, is_optional=True, dtypes=_EXPONENTIAL_SUMS),
         vector("reduce_init", "src", accepts_scalar=True, dtypes=frozenset({dt.float32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     since=nc_version.gen4,
     cost=costs.exponential,
 )

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
 from ...target.limits import FREE_DIMENSIONS_MAX
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError
+from ..blocks import free_size
 
 _INT32 = np.iinfo(np.int32)
 

@@ -11,38 +11,42 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import ResultRows, SourceRows, free_size, row_blocks
-from ...isa.fill import fill
-from ...isa.instruction import Call, instruction
-from ...isa.operands import (
-    Operand,
+from ...isa.checks import (
     no_cast_of_packed,
     not_both_in_psum,
-    output,
     same_partitions,
     same_tile_size,
-    vector,
 )
+from ...isa.fill import fill
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.bfloat16_maximum import row_maxima
 from ...numerics.casts import store_float
-from ...numerics.operators import ARITHMETIC, ARITHMETIC_REDUCTIONS, BITWISE, BITWISE_REDUCTIONS, operator_key
+from ...numerics.operators import (
+    ARITHMETIC,
+    ARITHMETIC_REDUCTIONS,
+    BITWISE,
+    BITWISE_REDUCTIONS,
+)
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, bfloat16
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
+from ..blocks import ResultRows, SourceRows, free_size, row_blocks
 from ..gpsimd.integer_arithmetic import are_integers, compute_integers
 from .elementwise import ScalarOperator, require_bit_patterns
 
 
 @instruction(
     operands=(output("dst", dtypes=MOVABLE), Operand("src", dtypes=MOVABLE)),
-    on=(engines.vector, engines.scalar, engines.gpsimd),
+    on=(Engine.vector, Engine.scalar, Engine.gpsimd),
     cost=costs.copied("dst", "src"),
 )
-def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = engines.unknown) -> None:
+def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown) -> None:
     """Copy ``src`` to ``dst`` on chip.
 
     Equal types are copied bit by bit, unlike ones through float32; packed types are not cast. The default engine is
@@ -50,7 +54,7 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
     trainium2_arch.rst, Scalar Engine).
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
-    if call.engine is engines.scalar and call.core.generation.version is nc_version.gen2:
+    if call.engine is Engine.scalar and call.core.generation.version is nc_version.gen2:
         raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
     if dst.dtype == src.dtype:
         dst.array[...] = src.array.reshape(dst.shape)
@@ -63,33 +67,36 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: engines = en
         result.store(rows, values)
 
 
+NkiTensor.assign_by(tensor_copy)
+
+
 @instruction(
     operands=(output("dst", dtypes=MOVABLE),),
-    on=(engines.vector, engines.gpsimd),
+    on=(Engine.vector, Engine.gpsimd),
     cost=costs.filled,
 )
-def memset(call: Call, dst: NkiTensor, value: Any, engine: engines = engines.unknown) -> None:
+def memset(call: Call, dst: NkiTensor, value: Any, engine: Engine = Engine.unknown) -> None:
     """Fill ``dst`` with the compile-time number ``value``, which is 0 for a packed type."""
     fill(dst, value)
 
 
-def _tensor_tensor_engine(values: dict[str, Any]) -> engines:
+def _tensor_tensor_engine(values: dict[str, Any]) -> Engine:
     tiles = [values[name] for name in ("dst", "data1", "data2")]
     key = operator_key("op", values["op"])
     if key == "power":
-        return engines.gpsimd
+        return Engine.gpsimd
     is_native = are_integers(*tiles) and all(tile.buffer is MemoryRegion.sbuf for tile in tiles)
-    return engines.gpsimd if is_native and key in ARITHMETIC else engines.vector
+    return Engine.gpsimd if is_native and key in ARITHMETIC else Engine.vector
 
 
 @instruction(
     operands=(output("dst"), Operand("data1"), Operand("data2")),
-    on=(engines.vector, engines.gpsimd),
+    on=(Engine.vector, Engine.gpsimd),
     choose_engine=_tensor_tensor_engine,
     cost=costs.of_two_tiles("data1", "data2"),
 )
 def tensor_tensor(
-    call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: engines = engines.unknown
+    call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Engine = Engine.unknown
 ) -> None:
     """``data1 <op> data2``, element by element.
 
@@ -108,9 +115,9 @@ def tensor_tensor(
         return
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
-    if key == "power" and call.engine is not engines.gpsimd:
+    if key == "power" and call.engine is not Engine.gpsimd:
         raise NkiValidationError("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
-    if call.engine is engines.gpsimd and are_integers(dst, data1, data2):
+    if call.engine is Engine.gpsimd and are_integers(dst, data1, data2):
         compute_integers(key, dst, data1, data2)
         return
     left, right = SourceRows(call.core, "left", data1), SourceRows(call.core, "right", data2)
@@ -121,9 +128,9 @@ def tensor_tensor(
         result.store(rows, values)
 
 
-def _tensor_scalar_engine(values: dict[str, Any]) -> engines:
+def _tensor_scalar_engine(values: dict[str, Any]) -> Engine:
     keys = getattr(values["op0"], "key", None), getattr(values["op1"], "key", None)
-    return engines.gpsimd if "rsqrt" in keys else engines.vector
+    return Engine.gpsimd if "rsqrt" in keys else Engine.vector
 
 
 _SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add", None)})
@@ -136,7 +143,7 @@ _SCALAR_ENGINE_PAIRS = frozenset({("multiply", "add"), ("multiply", None), ("add
         vector("operand0", "data", accepts_scalar=True, is_optional=True),
         vector("operand1", "data", accepts_scalar=True, is_optional=True),
     ),
-    on=(engines.vector, engines.scalar, engines.gpsimd),
+    on=(Engine.vector, Engine.scalar, Engine.gpsimd),
     choose_engine=_tensor_scalar_engine,
     cost=costs.copied("dst", "data"),
 )
@@ -150,7 +157,7 @@ def tensor_scalar(
     op1: Any = None,
     operand1: Any = None,
     reverse1: bool = False,
-    engine: engines = engines.unknown,
+    engine: Engine = Engine.unknown,
 ) -> None:
     """``(data <op0> operand0) <op1> operand1`` with operands that are numbers or one element a partition.
 
@@ -181,18 +188,18 @@ def tensor_scalar(
         result.store(rows, out)
 
 
-def _check_tensor_scalar_engine(engine: engines, steps: list[ScalarOperator]) -> None:
+def _check_tensor_scalar_engine(engine: Engine, steps: list[ScalarOperator]) -> None:
     keys = (steps[0].key, steps[1].key if len(steps) > 1 else None)
-    if steps[0].is_bitwise and engine is not engines.vector:
+    if steps[0].is_bitwise and engine is not Engine.vector:
         raise NkiValidationError(
             f"bit-wise operators run on the Vector engine, got engine=nki.isa.engine.{engine.name}"
         )
-    if engine is engines.scalar and keys not in _SCALAR_ENGINE_PAIRS:
+    if engine is Engine.scalar and keys not in _SCALAR_ENGINE_PAIRS:
         got = f"op0=nl.{keys[0]}" + (f", op1=nl.{keys[1]}" if keys[1] else "")
         raise NkiValidationError(f"the Scalar engine runs multiply then add, multiply alone or add alone, got {got}")
-    if engine is engines.gpsimd and "rsqrt" not in keys:
+    if engine is Engine.gpsimd and "rsqrt" not in keys:
         raise NkiValidationError("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only")
-    if engine is not engines.gpsimd and "rsqrt" in keys:
+    if engine is not Engine.gpsimd and "rsqrt" in keys:
         raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
 
 
@@ -215,7 +222,7 @@ def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOpera
         vector("operand0", "data", accepts_scalar=True, is_optional=True),
         Operand("operand1"),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.scalar_and_tile,
 )
 def scalar_tensor_tensor(
@@ -252,7 +259,7 @@ def scalar_tensor_tensor(
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.reduced,
 )
 def tensor_reduce(
@@ -326,7 +333,7 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.inverted,
 )
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_partitions
+from ...isa.checks import same_partitions
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...target.tile_size import TileSize
 from ...tensors.tensor import NkiTensor
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import free_size
 
 # Elements of one (count, mean, variance * count); bn_stats leaves one for the even and one for the odd elements.
 _TUPLE = 3
@@ -25,7 +27,7 @@ Float32s = npt.NDArray[np.float32]
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data"),
 )
 def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
@@ -58,7 +60,7 @@ def _tuple_of(values: Float32s) -> Float32s:
 
 @instruction(
     operands=(output("dst"), Operand("data")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("data"),
 )
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:

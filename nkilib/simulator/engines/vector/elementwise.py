@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import column
+from ...isa.operators import operator_key
 from ...numerics.operators import (
     ARITHMETIC,
     ARITHMETIC_UNARY,
@@ -15,11 +15,11 @@ from ...numerics.operators import (
     BITWISE_UNARY,
     is_bitwise,
     is_unary,
-    operator_key,
 )
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import float32
 from ...terms.errors import NkiValidationError
+from ..blocks import column
 
 Float32s = npt.NDArray[np.float32]
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.checks import not_both_in_psum, same_tile_size
 from ...isa.fill import cast_number
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, not_both_in_psum, output, same_tile_size
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint8, uint16, uint32
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
@@ -24,7 +26,7 @@ from ...timing import costs
         Operand("src", accepts_scalar=True),
         Operand("predicate", dtypes=frozenset({uint8, uint16, uint32})),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("dst"),
 )
 def tensor_copy_predicated(

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import column
 from ...machine.core import Core
 from ...numerics.operators import ARITHMETIC_REDUCTIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError, UninitializedReadError
 from ..accumulators import lanes_of
+from ..blocks import column
 
 Float32s = npt.NDArray[np.float32]
 

@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import column, free_size
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, not_both_in_psum, output, same_tile_size, vector
+from ...isa.checks import not_both_in_psum, same_tile_size
+from ...isa.operand import Operand, output, vector
+from ...isa.operators import operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
-from ...numerics.operators import ARITHMETIC, Binary, operator_key
+from ...numerics.operators import ARITHMETIC, Binary
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import column, free_size
 from .registers import RegisterReduction
 
 Float32s = npt.NDArray[np.float32]
@@ -33,7 +36,7 @@ _CUMULATIVE_OPERATORS = ("add", "subtract", "multiply", "maximum", "minimum")
 
 @instruction(
     operands=(output("dst"), Operand("data0"), Operand("data1"), vector("initial", "data0", accepts_scalar=True)),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data0", cycles=2.0),
 )
 def tensor_tensor_scan(
@@ -72,7 +75,7 @@ def tensor_tensor_scan(
         vector("imm0", "src", accepts_scalar=True, dtypes=_FLOAT32),
         vector("imm1", "src", accepts_scalar=True, is_optional=True, dtypes=_FLOAT32),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("src"),
 )
 def tensor_scalar_cumulative(

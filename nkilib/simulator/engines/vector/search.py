@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.blocks import SourceRows, free_size, row_blocks
-from ...isa.instruction import Call, instruction
-from ...isa.operands import Operand, output, same_partitions, same_tile_size
+from ...isa.checks import same_partitions, same_tile_size
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint16, uint32
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..blocks import SourceRows, free_size, row_blocks
 
 _VALUES = 8
 _SEARCHED_MAX = 16384
@@ -34,7 +35,7 @@ Positions = npt.NDArray[np.int64]
 
 @instruction(
     operands=(output("dst"), Operand("src")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("src"),
 )
 def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
@@ -57,7 +58,7 @@ def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
 
 @instruction(
     operands=(output("dst", dtypes=_INDEX_TYPES), Operand("data"), Operand("vals")),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data"),
 )
 def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
@@ -87,7 +88,7 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
         Operand("vals"),
         output("dst_idx", is_optional=True, dtypes=_INDEX_TYPES),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.streamed("data"),
 )
 def nc_match_replace8(

@@ -7,20 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.blocks import ResultRows, SourceRows, column, free_size, row_blocks
+from ...isa.checks import same_tile_size
 from ...isa.fill import cast_number, require_number
-from ...isa.instruction import Call, instruction
-from ...isa.operands import SBUF, Operand, output, same_tile_size, vector
+from ...isa.operand import SBUF, Operand, output, vector
+from ...isa.operators import OPERATORS, operator_key
+from ...machine.call import Call
+from ...machine.issue import instruction
 from ...numerics.casts import store_float
-from ...numerics.operators import ARITHMETIC, OPERATORS, Binary, operator_key
+from ...numerics.operators import ARITHMETIC, Binary
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
-from ...terms.enums import engine as engines
-from ...terms.enums import nc_version
+from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import read_accumulators
+from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
 from .affine import affine_values
 from .registers import RegisterReduction
 
@@ -41,7 +43,7 @@ def _comparison(parameter: str, op: Any, allowed: tuple[str, ...]) -> Binary:
 
 @instruction(
     operands=(output("dst", regions=SBUF), Operand("on_true_tile", regions=SBUF)),
-    on=(engines.gpsimd,),
+    on=(Engine.gpsimd,),
     cost=costs.assumed("dst"),
 )
 def affine_select(
@@ -81,7 +83,7 @@ def affine_select(
         vector("bound1", "on_true_tile", dtypes=frozenset({dt.float32})),
         vector("reduce_res", "on_true_tile", is_output=True, is_optional=True),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     since=nc_version.gen3,
     cost=costs.streamed("on_true_tile"),
 )

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.instruction import Call, instruction, mark_written
-from ...isa.operands import Operand, check_written, output, same_elements
-from ...memory.lives import keep_elements
+from ...isa.checks import same_elements
+from ...isa.operand import Operand, output
+from ...machine.call import Call
+from ...machine.issue import instruction
+from ...machine.operands import check_written
 from ...tensors.partitions import allowed_starts, possible_starts
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE
-from ...terms.enums import engine as engines
+from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
 
@@ -28,7 +30,7 @@ _UNCHANGED = 255
         output("dst", dtypes=MOVABLE, marks_itself=True),
         Operand("src", dtypes=MOVABLE, is_accessed=False),
     ),
-    on=(engines.vector,),
+    on=(Engine.vector,),
     cost=costs.assumed("dst"),
 )
 def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int]) -> None:
@@ -57,7 +59,7 @@ def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: 
             f"receive partition {sources[received == partition][0]} of {src}"
         )
     if received.size < partitions.size:
-        keep_elements(dst, call.core.instruction_number)
+        call.keep(dst)
     is_read = np.zeros(src.shape, np.bool_)
     is_read[sources] = True
     check_written(call.core, "src", src, is_read)
@@ -95,4 +97,4 @@ def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
     """Mark what was written, by runs of partitions that follow each other."""
     for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
         if run.size:
-            mark_written(dst[int(run[0]) : int(run[-1]) + 1])
+            dst[int(run[0]) : int(run[-1]) + 1].mark_written()

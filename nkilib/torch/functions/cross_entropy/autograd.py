@@ -7,10 +7,10 @@ from typing import Final
 
 from torch import Tensor
 
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.autograd import OnceDifferentiable, differentiate
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.operators import BACKWARD, FORWARD, Columns
-from nkilib.torch.functions.cross_entropy.options import LossOptions
 from nkilib.torch.functions.cross_entropy.soft_targets import soft_target_gradients
 
 

@@ -11,17 +11,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX as ARGMAX_CLASSES_MAX
+from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions, check_options
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.keywords import refuse_unknown
+from nkilib.torch.dispatch.keywords import numbers
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
-from nkilib.torch.dispatch.options import options_of
-from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions, check_options
+from nkilib.torch.dispatch.options import values_of
+from nkilib.torch.dispatch.reductions import check_reduction
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
-_OPTIONS: Final = options_of(LossOptions)
 _INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
@@ -40,14 +40,12 @@ def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) 
         ValueError: ``ignore_index`` does not fit 64 bits; another option than ``label_smoothing`` is out of range.
         RuntimeError: ``label_smoothing`` is out of range, as in PyTorch.
     """
-    refuse_unknown(function, given, [each.name for each in _OPTIONS])
-    numbers = {each.name: each.as_python(caller, given[each.name]) for each in _OPTIONS if each.name in given}
-    options = LossOptions(**numbers)
+    options = numbers(caller, function, LossOptions, given)
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
     try:
         # Kernels get class indices of 32 bits, and an ignore_index to match.
-        check_options(str(caller), LossOptions(**{**numbers, "ignore_index": -100}))
+        check_options(str(caller), LossOptions(**{**values_of(options), "ignore_index": -100}))
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
@@ -73,7 +71,7 @@ def check_arguments(
     """
     tensors = {caller.input: input, "target": target, "weight": weight, "normalizer": normalizer}
     checks.check_tensors(caller, tensors, optional=("weight", "normalizer"))
-    checks.check_reduction(caller, reduction)
+    check_reduction(caller, reduction)
     if type(class_dim) is not int or class_dim not in (1, -1):
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
     checks.check_plain(caller, tensors)
@@ -154,11 +152,8 @@ def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool
         )
     if not weight.is_floating_point():
         raise RuntimeError(f"{caller}: weight must be floating point, but found {weight.dtype}; pass weight.float()")
-    if weight.requires_grad and not soft and torch.is_grad_enabled():
-        raise RuntimeError(
-            f"{caller}: not differentiable with respect to argument 'weight'. This input cannot have requires_grad "
-            f"True; pass weight.detach()"
-        )
+    if not soft:
+        checks.check_constant(caller, "weight", weight)
 
 
 def check_outputs(caller: Caller, classes: int) -> None:
@@ -167,9 +162,9 @@ def check_outputs(caller: Caller, classes: int) -> None:
     Raises:
         ValueError: there are more than 2^24.
     """
-    if classes > ARGMAX_CLASSES_MAX:
+    if classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
-            f"{caller}: return_outputs is for at most {ARGMAX_CLASSES_MAX} classes, got {classes}; leave it off"
+            f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {classes}; leave it off"
         )
 
 

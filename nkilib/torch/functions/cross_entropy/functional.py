@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
@@ -19,7 +20,6 @@ from nkilib.torch.functions.cross_entropy.checks import (
     checked_options,
 )
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
-from nkilib.torch.functions.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.cross_entropy.options import LossOptions
 from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
 
 CROSS_ENTROPY: Final = Caller("cross_entropy", "input", "logits", "torch.nn.functional.cross_entropy")

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nkilib.torch.functions.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.torch.dispatch.reductions import reduced
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
 from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 
@@ -57,7 +58,7 @@ def returned_values(
     """
     soft = target.is_floating_point()
     divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
-    loss = _reduced(results.loss, reduction, divisor, shape)
+    loss = reduced(results.loss, reduction, shape, divisor)
     if not return_outputs:
         return loss
     valid = None if soft else ~is_ignored(target, options.ignore_index)
@@ -65,7 +66,7 @@ def returned_values(
     return CrossEntropyOutputs(
         loss=loss,
         lse=results.lse.reshape(shape),
-        z_loss=_reduced(z_loss, reduction, divisor, shape),
+        z_loss=reduced(z_loss, reduction, shape, divisor),
         logprob=None if soft else results.logprob.reshape(shape),
         argmax=results.argmax.to(torch.int64).reshape(shape),
         entropy=results.entropy.reshape(shape),
@@ -81,13 +82,6 @@ def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> 
     weight = results.position_weight.sum()
     # PyTorch adds what smoothing spreads to a mean of 0 / 0.
     return torch.where(weight == 0.0, torch.nan, weight)
-
-
-def _reduced(values: Tensor, reduction: str, divisor: Tensor | int | None, shape: tuple[int, ...]) -> Tensor:
-    """The losses of rows as ``reduction`` wants them; ``divisor`` is that of a mean, ``shape`` that of positions."""
-    if reduction == "none":
-        return values.reshape(shape)
-    return values.sum() if divisor is None else values.sum() / divisor
 
 
 def _z_loss(lse: Tensor, valid: Tensor | None, scale: float) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nkilib.torch.functions.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 
 
 def soft_target_gradients(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nl
-from nkilib.simulator.numerics.operators import ARITHMETIC, OPERATORS
+from nkilib.simulator.isa.operators import OPERATORS
+from nkilib.simulator.numerics.operators import ARITHMETIC
 
 from ...kernels import execute, tile
 

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nkilib import simulator
 from nkilib.torch import cross_entropy
-from nkilib.torch.dispatch.register import DEFINITIONS
-from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.dispatch.register import DEFINITIONS, OPERATORS
+from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
 from tests.torch.inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 from tests.torch.stand_in import stand_in_for
 
@@ -170,7 +170,32 @@ def test_inplace_refuses_logits_that_are_not_contiguous() -> None:
         ops.cross_entropy_backward_(*_backward_arguments(logits, "indices"))
 
 
-def test_every_operator_has_its_implementations() -> None:
-    for name in DEFINITIONS:
-        for key in ("CPU", "XLA", "PrivateUse1", "Meta", "CompositeExplicitAutograd"):
-            assert torch._C._dispatch_has_kernel_for_dispatch_key(name, key), (name, key)
+def test_the_names_of_the_results_are_those_of_the_descriptions() -> None:
+    for name, results in (("forward", ForwardResults), ("shard_statistics", ShardStatistics)):
+        assert results._fields == tuple(output.name for output in OPERATORS[f"cross_entropy_{name}"].outputs)
+
+
+_OPTIONS = "int ignore_index=-100, float label_smoothing=0., float? logit_softcap=None"
+_SQUARE, _COLUMNS = "float lse_square_scale=0.", "int first_class=0, int? num_classes=None"
+_INPUTS = "Tensor logits, Tensor target"
+_GRADIENTS = (
+    "Tensor target, Tensor maximum, Tensor log_sum, Tensor grad_loss, Tensor? grad_lse=None, "
+    f"Tensor? grad_logprob=None, Tensor? class_weight=None, Tensor? target_weight=None, *, {_OPTIONS}, {_SQUARE}, "
+    f"{_COLUMNS}, float? weight_sum=None"
+)
+SCHEMAS = {
+    "forward": f"({_INPUTS}, Tensor? class_weight=None, *, {_OPTIONS}, {_SQUARE}, bool with_logprob=False, "
+    f"bool with_argmax=False, bool with_entropy=False) -> ({', '.join(['Tensor'] * 8)})",
+    "shard_statistics": f"({_INPUTS}, Tensor? class_weight=None, *, {_OPTIONS}, {_COLUMNS}, "
+    f"bool with_distance_sum=False, bool with_argmax=False, bool with_entropy=False) "
+    f"-> ({', '.join(['Tensor'] * 7)})",
+    "backward": f"(Tensor logits, {_GRADIENTS}) -> Tensor",
+    "backward_": f"(Tensor(a!) logits, {_GRADIENTS}) -> ()",
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_are_public(name: str) -> None:
+    """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
+    operator = getattr(ops, f"cross_entropy_{name}").default
+    assert str(operator._schema) == f"nkilib::cross_entropy_{name}{SCHEMAS[name]}"

@@ -12,10 +12,9 @@ The simulator is imported where a profile asks for the work: on hardware the ker
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from nkilib.simulator.profiling.work import Work
+from nkilib.work import Work
 
 _INDEX_BYTES = 4  # a target is int32
 _FLOAT32_BYTES = 4
@@ -23,7 +22,6 @@ _FLOAT32_BYTES = 4
 
 def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -> Work:
     """The work of ``cross_entropy_forward``, whose parameters it takes."""
-    from nkilib.simulator.profiling.work import Work
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -40,7 +38,6 @@ def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -
 
 def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool, **_: Any) -> Work:
     """The work of ``cross_entropy_backward``, whose parameters it takes."""
-    from nkilib.simulator.profiling.work import Work
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -61,7 +58,6 @@ def extended_forward_work(
 
     Class probabilities and weights cross HBM once. A cap is one more activation function an element.
     """
-    from nkilib.simulator.profiling.work import Work
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -87,7 +83,6 @@ def extended_backward_work(
     **_: Any,
 ) -> Work:
     """The work of ``extended_cross_entropy_backward``, whose parameters it takes."""
-    from nkilib.simulator.profiling.work import Work
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape

@@ -21,7 +21,7 @@ from nkilib.experimental.loss.cross_entropy.validation import validate_arrays, v
 from nkilib.nki import nl
 from nkilib.simulator import spec, using
 from nkilib.simulator.target.limits import generation
-from nkilib.simulator.terms.enums import engine
+from nkilib.simulator.terms.enums import Engine
 
 DTYPES = {"bfloat16": nl.bfloat16, "float32": nl.float32}
 SCALAR_PER_US = 1200.0
@@ -151,15 +151,15 @@ def test_constants_are_those_of_the_simulator(target: str) -> None:
     clocks = timing.clock_ghz
     assert machine == (
         hardware.sbuf_usable_bytes,
-        1 / clocks[engine.vector],
-        1 / clocks[engine.scalar],
+        1 / clocks[Engine.vector],
+        1 / clocks[Engine.scalar],
         1 / timing.dma.gb_per_s,
         timing.scalar_bf16_per_cycle,
     )
     dma = timing.dma
     shared = (tiling._DMA_ROW, tiling._DMA_FIXED, tiling._DMA_TO_CONSUMER, tiling._DMA_TRIGGER)
     assert shared == (dma.row_ns, dma.fixed_ns, dma.to_consumer_ns, dma.trigger_ns)
-    results = timing.result_ns[engine.vector], timing.result_ns[engine.scalar], timing.sync_ns
+    results = timing.result_ns[Engine.vector], timing.result_ns[Engine.scalar], timing.sync_ns
     assert results == (tiling._VECTOR_RESULT, tiling._SCALAR_RESULT, tiling._SYNC)
     assert (timing.activation_table_ns, timing.issue_cycles) == (tiling._TABLE, tiling._ISSUE)
 

@@ -10,7 +10,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.isa.instruction import REGISTRY
+from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.terms.enums import nc_version
 
 from ..kernels import execute, load, refusal, tile

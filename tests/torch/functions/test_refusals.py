@@ -1,13 +1,18 @@
-"""Bad input: an error of the type that F.cross_entropy raises for it, and a sentence that says what to do."""
+"""Bad input: an error of the type that F.cross_entropy raises for it, and a sentence that says what to do.
+
+Whole, and in shards of which the first rank has all classes and the other one, a pretended one, none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,8 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._flat_param import FlatParameter
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from nkilib.torch import cross_entropy
-from nkilib.torch.dispatch.register import DEFINITIONS
+from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
 from tests.torch.fake_group import two_ranks
 from tests.torch.inputs import CLASSES, POSITIONS, make_logits, make_probabilities, make_targets
 
@@ -86,14 +90,45 @@ REFUSED_BY_BOTH: dict[str, tuple[Call, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_BY_BOTH)
-def test_errors_have_the_type_that_pytorchs_have(case: str) -> None:
+# A width that does not fit shard_sizes is refused before anything else is.
+NOT_IN_SHARDS = ("no classes", "too many classes for argmax")
+
+
+def in_shards(input: Any, target: Any, weight: Any = None, class_dim: Any = 1, **arguments: Any) -> Any:
+    sizes = [CLASSES, 0]
+    return vocab_parallel_cross_entropy(
+        input, target, weight=weight, class_dim=class_dim, shard_sizes=sizes, **arguments
+    )
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"cross_entropy": cross_entropy, "vocab_parallel_cross_entropy": in_shards}
+
+
+def refused(function: str, error: type[BaseException], call: Call, message: str) -> None:
+    """The error has this very type and the message, which names the function, and nothing was communicated before."""
+    with two_ranks(), mock.patch.object(dist, "all_reduce") as all_reduce:
+        with pytest.raises(error, match=message.replace("input", "(?:input|logits_shard)")) as raised:
+            call(FUNCTIONS[function])
+        assert raised.type is error
+        assert str(raised.value).startswith(f"{function}: ")
+        assert not all_reduce.called
+
+
+def _cases(table: dict[str, Any]) -> list[Any]:
+    return [
+        pytest.param(function, case, id=f"{function}-{case}")
+        for function in FUNCTIONS
+        for case in table
+        if function == "cross_entropy" or case not in NOT_IN_SHARDS
+    ]
+
+
+@pytest.mark.parametrize(("function", "case"), _cases(REFUSED_BY_BOTH))
+def test_errors_have_the_type_that_pytorchs_have(function: str, case: str) -> None:
     call, message = REFUSED_BY_BOTH[case]
     with pytest.raises((TypeError, ValueError, RuntimeError, IndexError)) as theirs:
         call(F.cross_entropy)
-    with pytest.raises(theirs.type, match=message) as ours:
-        call(cross_entropy)
-    assert ours.type is theirs.type
+    refused(function, theirs.type, call, message)
 
 
 REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
@@ -143,6 +178,26 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
         "normalizer must be on the device of input, cpu, or on the CPU, got meta",
     ),
     "class_dim as float": (ValueError, lambda f: f(X, T, class_dim=1.0), "class_dim must be 1"),
+    "no such argument": (
+        TypeError,
+        lambda f: f(X, T, label_smooting=0.1),
+        "there is no argument 'label_smooting'; the arguments are input, target, .*label_smoothing.*lse_square_scale",
+    ),
+    "an option of the operators": (
+        TypeError,
+        lambda f: f(X, T, with_argmax=True),
+        "there is no argument 'with_argmax'",
+    ),
+    "in place, leaf": (
+        RuntimeError,
+        lambda f: f(X.clone().requires_grad_(), T, inplace=True),
+        "would overwrite a leaf that requires grad",
+    ),
+    "in place, copied": (
+        ValueError,
+        lambda f: f(make_logits(CLASSES, POSITIONS).t(), T, inplace=True),
+        "requires contiguous logits with the classes last",
+    ),
 }
 
 
@@ -177,12 +232,9 @@ def test_a_weight_that_requires_grad_is_a_weight_without_autograd() -> None:
         assert torch.equal(cross_entropy(X, T, weight), cross_entropy(X, T))
 
 
-@pytest.mark.parametrize("case", REFUSED_HERE)
-def test_what_pytorch_accepts_and_the_kernels_do_not(case: str) -> None:
-    error, call, message = REFUSED_HERE[case]
-    with pytest.raises(error, match=message) as raised:
-        call(cross_entropy)
-    assert raised.type is error
+@pytest.mark.parametrize(("function", "case"), _cases(REFUSED_HERE))
+def test_what_pytorch_accepts_and_the_kernels_do_not(function: str, case: str) -> None:
+    refused(function, *REFUSED_HERE[case])
 
 
 def test_a_target_far_outside_of_int32_does_not_wrap_into_range() -> None:
@@ -198,24 +250,20 @@ def test_another_device_is_told_what_is_supported(device: str) -> None:
         cross_entropy(torch.empty(2, 3, device=device), torch.empty(2, dtype=torch.int64, device=device))
 
 
-def test_the_operators_tell_too() -> None:
-    for name, definition in DEFINITIONS.items():
-        with pytest.raises(NotImplementedError, match=rf"{name}: tensors must be on cpu"):
-            definition._init_fn(X, T)
-
-
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     with two_ranks():
         yield init_device_mesh("cpu", (2,))
 
 
-def test_a_dtensor_is_refused_by_name(mesh: DeviceMesh) -> None:
+@pytest.mark.parametrize(("function", "name"), [(cross_entropy, "input"), (in_shards, "logits_shard")])
+def test_a_dtensor_is_refused_by_name(function: Callable[..., Any], name: str, mesh: DeviceMesh) -> None:
     shard = distribute_tensor(X, mesh, [Shard(1)])
-    with pytest.raises(NotImplementedError, match=r"input must be a plain tensor, got a DTensor.*full_tensor"):
-        cross_entropy(shard, T)
+    message = rf"{name} must be a plain tensor, got a DTensor.*full_tensor.*\.to_local\(\)"
+    with pytest.raises(NotImplementedError, match=message):
+        function(shard, T)
     with pytest.raises(NotImplementedError, match="weight must be a plain tensor, got a DTensor"):
-        cross_entropy(X, T, weight=distribute_tensor(torch.ones(CLASSES), mesh, [Shard(0)]))
+        function(X, T, weight=distribute_tensor(torch.ones(CLASSES), mesh, [Shard(0)]))
 
 
 def test_an_fsdp_shard_is_refused_by_name() -> None:

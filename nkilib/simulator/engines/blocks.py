@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..machine.core import Core
 from ..numerics.casts import FLOAT32, copy_as_float32, store_float
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import tfloat32
-
-if TYPE_CHECKING:
-    from ..machine.core import Core
 
 # 512 Ki float32 values are 2 MiB, the size of a server core's second-level cache: the interpreter's own cost of a block
 # is small beside the work, and two cores seldom wait for each other's. 256 Ki are level on one core and up to 5% slower
 # on two.
 BLOCK_ELEMENTS = 512 * 1024
+# Smaller contents are made at once: it takes no longer than to remember how. 256 KiB stay in a core's cache anyway.
+SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
 def free_size(tensor: NkiTensor) -> int:
     """Elements per partition."""
     return tensor.free_size
+
+
+def is_worth_deferring(tensor: NkiTensor) -> bool:
+    """Whether making the elements of ``tensor`` takes long beside remembering how."""
+    return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
 def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:

@@ -10,9 +10,11 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator.isa.operands import Operand, check_operand, start_partition
+from nkilib.simulator.isa.operand import Operand
 from nkilib.simulator.machine.core import current_core
+from nkilib.simulator.machine.operands import check_operand
 from nkilib.simulator.memory.storage import Storage
+from nkilib.simulator.tensors.partitions import start_partition
 from nkilib.simulator.tensors.tensor import NkiTensor
 
 from ..kernels import Body, Result, Rule, check_rule, execute, refusal, rules, run, tile

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nl
-from nkilib.simulator.isa.blocks import BLOCK_ELEMENTS, ResultRows, SourceRows, column, free_size, row_blocks
+from nkilib.simulator.engines.blocks import (
+    BLOCK_ELEMENTS,
+    ResultRows,
+    SourceRows,
+    column,
+    free_size,
+    row_blocks,
+)
 
 from ..kernels import execute, tile
 

@@ -1,0 +1,116 @@
+"""Which package nkilib is imported: this one, one of the same name, or a mixture of both.
+
+The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This one may stand
+before it on the import path (``docs/installing.md``); what must not be is that one half of an import comes from here
+and the other from there. Everything here works in a mixture, and imports nothing of nkilib.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from typing import Final, NamedTuple
+
+HOME: Final = os.path.dirname(os.path.abspath(__file__))
+"""The directory of this nkilib."""
+
+# Packages that the other nkilib has too, outer ones first.
+_SHARED: Final = ("nkilib", "nkilib.core", "nkilib.experimental", "nkilib.experimental.loss")
+_INIT: Final = "nkilib/__init__.py"
+
+
+class Copy(NamedTuple):
+    """A package nkilib on the import path.
+
+    Attributes:
+        directory: where it is.
+        owners: distributions that installed its ``__init__.py``, as ``name version``.
+    """
+
+    directory: str
+    owners: tuple[str, ...]
+
+
+def refuse_mixture() -> None:
+    """Raise an error if modules of this nkilib are imported as part of another package of that name.
+
+    Raises:
+        ImportError: with both places and the remedy.
+    """
+    what = mixture()
+    if what is not None:
+        # Python goes on with `python -m nkilib` in spite of an error of this name, and so reaches the doctor.
+        raise ImportError(what, name="nkilib")
+
+
+def mixture() -> str | None:
+    """What is mixed, and the remedy; None if all of the imported nkilib is this one."""
+    paths: dict[str, Sequence[str]] = {"": sys.path}
+    for name in _SHARED:
+        module = sys.modules.get(name)
+        spec = module.__spec__ if module is not None else PathFinder.find_spec(name, paths[name.rpartition(".")[0]])
+        origin = spec.origin if spec is not None else None
+        expected = os.path.join(os.path.dirname(HOME), *name.split("."), "__init__.py")
+        if spec is None or origin is None or not _is_same(origin, expected):
+            return _message(name, origin)
+        if name == "nkilib" and not _is_ours(module):
+            return _message(name, origin)
+        paths[name] = list(module.__path__ if module is not None else spec.submodule_search_locations or ())
+    return None
+
+
+def other_copies() -> list[Copy]:
+    """The other packages nkilib on the import path, and this one if another distribution installed it as well."""
+    owners: dict[str, tuple[str, ...]] = {}
+    for directory, owner in _owners():
+        owners[directory] = (*owners.get(directory, ()), owner)
+    directories = dict.fromkeys(os.path.realpath(os.path.join(path or os.curdir, "nkilib")) for path in sys.path)
+    copies = [
+        Copy(directory, owners.get(directory, ()))
+        for directory in directories
+        if os.path.isfile(os.path.join(directory, "__init__.py"))
+    ]
+    return [copy for copy in copies if not _is_same(copy.directory, HOME) or not all(map(_is_our_name, copy.owners))]
+
+
+def _owners() -> Iterator[tuple[str, str]]:
+    """Directory and name of each distribution that installed an ``nkilib/__init__.py``."""
+    from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
+
+    for distribution in metadata.distributions():
+        record = distribution.read_text("RECORD") or ""
+        if f"\n{_INIT}," in f"\n{record}":
+            directory = os.path.dirname(os.path.realpath(str(distribution.locate_file(_INIT))))
+            yield directory, f"{distribution.metadata['Name']} {distribution.version}"
+
+
+def _is_ours(package: object) -> bool:
+    """Whether the imported nkilib says that it is this one: the other may have written over its file."""
+    return getattr(package, "_IS_BUNDLED", None) is False
+
+
+def _is_our_name(owner: str) -> bool:
+    return owner.startswith("nkilib ")
+
+
+def _is_same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _message(name: str, origin: str | None) -> str:
+    if origin is not None and _is_same(os.path.dirname(origin), HOME):
+        remedy = (
+            "Both are in that directory: uninstall nkilib, reinstall the other package, and install nkilib again, "
+            "which has a directory of its own"
+        )
+    else:
+        remedy = (
+            f"Put {os.path.dirname(HOME)} first on the import path, in PYTHONPATH, or install nkilib with pip, which "
+            "puts it before the other"
+        )
+    return (
+        f"nkilib: modules of {HOME} are mixed with another package nkilib (the Neuron compiler installs one): {name} "
+        f"is {origin or 'missing'}. {remedy} (docs/installing.md)."
+    )

@@ -1,0 +1,74 @@
+"""What several operands of an instruction must have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..tensors.tensor import NkiTensor
+from ..terms.errors import NkiValidationError
+from ..terms.regions import MemoryRegion
+
+
+def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
+    """Require that tensors have as many partitions as operand ``first``.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
+    for other in others:
+        if values[first].shape[0] != values[other].shape[0]:
+            raise NkiValidationError(
+                f"operands {first!r} and {other!r} must have the same number of partitions, got {values[first]} and "
+                f"{values[other]}"
+            )
+
+
+def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
+    """Require the same number of partitions and of elements per partition as operand ``first``.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
+    tile = values[first]
+    for name in others:
+        other = values[name]
+        if other.free_size != tile.free_size or other.shape[0] != tile.shape[0]:
+            same_partitions(values, first, name)
+            same_elements(values, first, name)
+
+
+def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
+    """Require as many elements per partition as operand ``first`` has.
+
+    Raises:
+        NkiValidationError: naming the two operands and their sizes.
+    """
+    for other in others:
+        if values[first].free_size != values[other].free_size:
+            raise NkiValidationError(
+                f"operands {first!r} and {other!r} must have the same number of elements per partition, got "
+                f"{values[first]} and {values[other]}"
+            )
+
+
+def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
+    """Require that at most one of two inputs is in PSUM.
+
+    Raises:
+        NkiValidationError: naming both.
+    """
+    if values[first].buffer is MemoryRegion.psum and values[second].buffer is MemoryRegion.psum:
+        raise NkiValidationError(f"operands {first!r} and {second!r} must not both be in psum")
+
+
+def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
+    """Require one type of two ends of a copy if either is packed: its bits are moved as they are.
+
+    Raises:
+        NkiValidationError: naming both.
+    """
+    if first.dtype != second.dtype and (first.dtype.is_packed or second.dtype.is_packed):
+        raise NkiValidationError(
+            f"packed types are copied bit by bit and never cast: 'dst' and 'src' must have one type, got {first} and "
+            f"{second}; view one as the type of the other"
+        )

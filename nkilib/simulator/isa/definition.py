@@ -1,0 +1,127 @@
+"""``Definition``: what is known of an instruction before it is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Protocol
+
+from ..terms.enums import Engine, nc_version
+from ..terms.errors import NkiValidationError
+from ..terms.signatures import call_error
+from .operand import Operand
+
+# Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
+_UNKNOWN = Engine.unknown
+
+
+class Cost(Protocol):
+    """The cycles that a call is modelled to take; what it is told of the call is the affair of the model of time."""
+
+    def __call__(self, call: Any, /) -> float: ...
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A registered instruction.
+
+    Attributes:
+        name: without ``nisa.``.
+        function: ``function(call, **parameters)``: checks what is special to it, computes and stores.
+        operands: its tensor parameters.
+        engines: engines that a caller may ask for.
+        default_engine: runs it where the caller leaves that open.
+        since: first generation that has it.
+        choose_engine: picks the engine in place of the default, from the parameters; None if nothing depends on them.
+        signature: the public one, ``name=`` included.
+        is_lane_bound: whether the rules which partitions an engine may access hold for its operands (not for DMA).
+        is_matmul: whether a later matmul may add to what it leaves in PSUM.
+        cost: the cycles that it is modelled to take; None for what takes none, and for transfers.
+        is_transfer: whether the DMA engines do the work.
+        names: the parameters of ``signature``.
+    """
+
+    name: str
+    function: Callable[..., None]
+    operands: tuple[Operand, ...]
+    engines: tuple[Engine, ...]
+    default_engine: Engine
+    since: nc_version
+    choose_engine: Callable[[dict[str, Any]], Engine] | None
+    signature: inspect.Signature
+    is_lane_bound: bool
+    is_matmul: bool
+    cost: Cost | None
+    is_transfer: bool
+    names: tuple[str, ...] = field(init=False)
+    # Worked out once, because every call needs them: defaults, and positions in ``names``.
+    _defaults: tuple[Any, ...] = field(init=False)
+    # By how a call gives its parameters: what picks them from the arguments and the defaults; see ``bind``.
+    _orders: dict[tuple[Any, ...], itemgetter[Any]] = field(init=False)
+    _engine_position: int | None = field(init=False)
+    checks: tuple[tuple[Operand, int, int], ...] = field(init=False)
+    outputs: tuple[tuple[Operand, int], ...] = field(init=False)
+    output_names: frozenset[str] = field(init=False)
+    label: str = field(init=False)
+    since_number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        parameters = self.signature.parameters
+        positions = {name: position for position, name in enumerate(parameters)}
+        known: dict[str, Any] = {
+            "since_number": self.since.value,
+            "label": f"nisa.{self.name}",
+            "names": tuple(parameters),
+            "_defaults": tuple(item.default for item in parameters.values()),
+            "_orders": {},
+            "_engine_position": positions.get("engine"),
+            "checks": tuple((rule, positions[rule.name], positions.get(rule.like, 0)) for rule in self.operands),
+            "output_names": frozenset(rule.name for rule in self.operands if rule.is_output),
+            "outputs": tuple((rule, positions[rule.name]) for rule in self.operands if rule.is_output),
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values of all parameters, in the order of ``names``.
+
+        Raises:
+            TypeError: as Python would for a wrong call.
+        """
+        # The calls of a program are written in a few ways; each is checked when it comes for the first time.
+        way = (len(args), *kwargs)
+        order = self._orders.get(way)
+        if order is None:
+            order = self._orders[way] = itemgetter(*self._order_of(args, kwargs))
+        given = (*args, *kwargs.values(), *self._defaults)
+        return list(order(given))
+
+    def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Where each parameter is among the arguments, those by keyword, and the defaults, one after the other."""
+        error = call_error(self.label, self.signature, args, kwargs)
+        if error is not None:
+            raise error
+        keywords = {name: len(args) + place for place, name in enumerate(kwargs)}
+        defaults = len(args) + len(kwargs)
+        by_name = [keywords.get(name, defaults + place) for place, name in enumerate(self.names)]
+        return (*range(len(args)), *by_name[len(args) :])
+
+    def pick_engine(self, values: list[Any]) -> Engine:
+        """The engine that runs this call.
+
+        Raises:
+            NkiValidationError: if the caller asks for one that cannot run it.
+        """
+        asked = _UNKNOWN if self._engine_position is None else values[self._engine_position]
+        if asked is _UNKNOWN:
+            if self.choose_engine is None:
+                return self.default_engine
+            return self.choose_engine(dict(zip(self.names, values, strict=True)))
+        if not isinstance(asked, Engine):
+            raise NkiValidationError(f"engine must be a member of nki.isa.engine, got {asked!r}")
+        if asked not in self.engines:
+            allowed = ", ".join(f"nki.isa.engine.{allowed.name}" for allowed in self.engines)
+            raise NkiValidationError(f"engine must be one of {allowed}, got nki.isa.engine.{asked.name}")
+        return asked

@@ -1,0 +1,45 @@
+"""Where a view with a scalar offset points when an instruction uses it."""
+
+from __future__ import annotations
+
+from ..tensors.partitions import partition_elements
+from ..tensors.tensor import NkiTensor
+from ..terms.errors import NkiValidationError, OutOfRangeError
+from ..terms.layout import Layout, extent
+
+
+def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
+    """The static view to which a view with a scalar offset points now.
+
+    Raises:
+        OutOfRangeError: if it points outside the tensor.
+        NkiValidationError: if the view has a vector offset.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    if indirect.kind == "vector":
+        raise NkiValidationError(f"operand {name!r}: only DMA accepts a view with a vector offset, got {view}")
+    (index,) = indirect.read()
+    if not 0 <= index < indirect.limit:
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(0, int(index))}")
+    target = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
+    low, high = extent(target)
+    elements = view.storage.elements_of(view.dtype)
+    if low < 0 or high >= elements:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of a storage of {elements}"
+        )
+    if view.is_on_chip():
+        _check_stays_in_partitions(name, view, int(index), target.offset)
+    return view.with_layout(target)
+
+
+def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
+    """An index moves an on-chip view within its partitions, never into the neighbouring one."""
+    row = partition_elements(view)
+    static = view.offset % row
+    low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))
+    if low < 0 or high >= row:
+        raise OutOfRangeError(
+            f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of partitions of {row}"
+        )

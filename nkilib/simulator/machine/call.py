@@ -1,0 +1,33 @@
+"""``Call``: one instruction as it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..isa.definition import Definition
+from ..tensors.view import View
+from .core import Core
+from .observer import Issued
+
+
+class Call(Issued):
+    """An instruction that a core runs: its function is given this besides the operands.
+
+    Attributes:
+        core: that runs it.
+    """
+
+    __slots__ = ("core",)
+
+    def __init__(self, core: Core, definition: Definition, values: list[Any]) -> None:
+        self.core = core
+        self.definition = definition
+        self.values = values
+        self.number = core.next_number()
+        self.engine = definition.default_engine
+        self.reads = []
+        self.indirect = []
+
+    def keep(self, view: View) -> None:
+        """It leaves some elements of an operand that it writes as they were: they are needed."""
+        self.reads.append(view)

@@ -1,0 +1,162 @@
+"""The one way of an instruction: bind, validate operands, choose the engine, execute, mark written, tell observers.
+
+An instruction is a function decorated with :func:`instruction`. The decorator enters its definition in ``REGISTRY`` and
+returns the public function with the documented signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+from ..isa.access import check_engine_access
+from ..isa.definition import Cost, Definition
+from ..isa.handle import NkiInstruction
+from ..isa.indirection import check_indirect_operands, with_indirection
+from ..isa.operand import Operand
+from ..tensors.tensor import NkiTensor
+from ..terms.enums import Engine, nc_version
+from ..terms.errors import CoreAbortedError, NkiValidationError, add_location
+from ..terms.regions import MemoryRegion
+from ..terms.spec import DataNeeded
+from .call import Call
+from .core import Core, current_core
+from .operands import check_operand
+
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
+_GPSIMD, _PSUM = Engine.gpsimd, MemoryRegion.psum
+
+REGISTRY: dict[str, Definition] = {}
+
+
+def instruction(
+    *,
+    operands: tuple[Operand, ...],
+    on: tuple[Engine, ...],
+    default: Engine | None = None,
+    since: nc_version = nc_version.gen2,
+    choose_engine: Callable[[dict[str, Any]], Engine] | None = None,
+    is_lane_bound: bool = True,
+    is_matmul: bool = False,
+    cost: Cost | None = None,
+    is_transfer: bool = False,
+) -> Callable[[Callable[..., None]], Callable[..., NkiInstruction]]:
+    """Register ``function(call, <documented parameters>)`` as the instruction of its name.
+
+    Unless there is another ``default``, the first engine of ``on`` runs it where the caller leaves that open.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
+        signature = _public_signature(function)
+        definition = Definition(
+            function.__name__,
+            function,
+            with_indirection(function.__name__, operands),
+            on,
+            default or on[0],
+            since,
+            choose_engine,
+            signature,
+            is_lane_bound,
+            is_matmul,
+            cost,
+            is_transfer,
+        )
+        REGISTRY[definition.name] = definition
+
+        def public(*args: Any, **kwargs: Any) -> NkiInstruction:
+            return issue(definition, args, kwargs)
+
+        update_wrapper(public, function)
+        public.__signature__ = signature  # type: ignore[attr-defined]
+        return public
+
+    return register
+
+
+def _public_signature(function: Callable[..., None]) -> inspect.Signature:
+    """The documented signature: without ``call``, and with ``name=None`` at the end."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    return inspect.Signature([*parameters, name])
+
+
+def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
+    """Run one instruction on the core of this thread."""
+    core = current_core(definition.label)
+    if core.launch.barrier.is_aborted:
+        raise CoreAbortedError
+    values = definition.bind(args, kwargs)
+    name = values[-1]
+    call = Call(core, definition, values)
+    try:
+        _validate(call)
+        _execute(call)
+    except NkiValidationError as error:
+        label = f" (name={name!r})" if name else ""
+        cores = f" on core {core.number}" if core.launch.cores > 1 else ""
+        add_location(error, f"{definition.label}{label}{cores}")
+        raise
+    for tell in core.observers.issued:
+        tell(call)
+    handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
+    if name:
+        core.names.add(name)
+    return handle.issued_in(core.loops.scope) if core.loops.scope else handle
+
+
+def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
+    """Tell the observers that ``instruction(*args)`` has run: its work was done in another way."""
+    definition = REGISTRY[instruction.__name__]
+    call = Call(core, definition, definition.bind(args, {}))
+    for tell in core.observers.issued:
+        tell(call)
+
+
+def _validate(call: Call) -> None:
+    """Check the operands, put what they stand for in their place, and choose the engine."""
+    definition, values, core = call.definition, call.values, call.core
+    if core.version_number < definition.since_number:
+        raise NkiValidationError(
+            f"needs {definition.since.name} or newer; the target is {core.generation.name} "
+            f"({core.generation.version.name}), set NEURON_PLATFORM_TARGET_OVERRIDE to change it"
+        )
+    for rule, position, like in definition.checks:
+        value = values[position]
+        if value is not None or not rule.is_optional:
+            values[position] = check_operand(call, rule, value, values[like])
+    call.engine = engine = definition.pick_engine(values)
+    if call.indirect:
+        parameters = dict(zip(definition.names, values, strict=True))
+        check_indirect_operands(definition.name, engine, parameters, call.indirect)
+    if definition.is_lane_bound:
+        for rule, position, _ in definition.checks:
+            value = values[position]
+            if type(value) is NkiTensor and not value.may_be_accessed:
+                check_engine_access(rule.name, value)
+        if engine is _GPSIMD:
+            _refuse_psum(definition, values)
+
+
+def _execute(call: Call) -> None:
+    """Compute and store; what was written is marked."""
+    definition, values = call.definition, call.values
+    try:
+        definition.function(call, *values[:-1])
+    except DataNeeded:  # of a tensor without data: what the instruction checks before it computes is checked
+        assert call.core.is_abstract
+    for rule, position in definition.outputs:
+        written = values[position]
+        if written is not None and not rule.marks_itself:
+            written.mark_written(definition.is_matmul)
+    for operand in call.indirect:
+        operand.finish()
+
+
+def _refuse_psum(definition: Definition, values: list[Any]) -> None:
+    for rule, position, _ in definition.checks:
+        value = values[position]
+        if isinstance(value, NkiTensor) and value.buffer is _PSUM:
+            raise NkiValidationError(f"operand {rule.name!r}: the GpSimd engine cannot access psum, got {value}")

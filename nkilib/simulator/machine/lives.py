@@ -1,0 +1,66 @@
+"""The observer of capacity: when each on-chip tensor of a core holds data that is still needed."""
+
+from __future__ import annotations
+
+from ..memory.capacity import Peak, check_capacity
+from ..memory.lives import LiveRange
+from ..memory.storage import Storage
+from ..target.generation import Generation
+from ..terms.regions import MemoryRegion
+from .observer import Issued, Observer, Observers
+
+
+class Lives(Observer):
+    """The lives of the on-chip tensors of one core.
+
+    Attributes:
+        ranges: all of them, in the order in which they were made.
+        peaks: when each region needs most and for what, known at the end if somebody asks.
+    """
+
+    def __init__(self, generation: Generation, *, is_checked: bool, finds_peaks: bool) -> None:
+        self.ranges: list[LiveRange] = []
+        self.peaks: dict[MemoryRegion, Peak] = {}
+        self._generation = generation
+        self._is_checked = is_checked
+        self._finds_peaks = finds_peaks
+        self._by_storage: dict[int, LiveRange] = {}
+
+    def allocated(self, storage: Storage) -> None:
+        life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address)
+        self.ranges.append(life)
+        self._by_storage[storage.number] = life
+
+    def issued(self, call: Issued) -> None:
+        number, lives = call.number, self._by_storage
+        for view in call.reads:
+            life = lives.get(view.storage.number)
+            if life is not None:
+                life.touch(number)
+        definition = call.definition
+        for rule, position in definition.outputs:
+            written = call.values[position]
+            life = None if written is None else lives.get(written.storage.number)
+            if life is None:
+                continue
+            # What was there before is not needed any more where all of it is overwritten.
+            if life.address is not None and not (definition.is_matmul or rule.may_leave) and written.covers_storage():
+                life.restart(number)
+            else:
+                life.touch(number)
+
+    def ended(self) -> None:
+        """Refuse a kernel whose live tensors do not fit.
+
+        Raises:
+            CapacityError: as :func:`check_capacity`.
+        """
+        if self._is_checked:
+            self.peaks = check_capacity(self.ranges, self._generation, finds_peaks=self._finds_peaks)
+
+
+def lives_of(observers: Observers) -> Lives:
+    """The lives that are watched of a core of which somebody asks for them."""
+    lives = observers.find(Lives)
+    assert lives is not None
+    return lives

@@ -1,0 +1,150 @@
+"""Who watches a core while a kernel runs: the model of time, the checks of capacity and of races, records.
+
+None of them changes anything that the kernel can see, and what one knows of a storage it keeps itself, by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..isa.definition import Definition
+from ..isa.indirection import IndirectOperand
+from ..memory.storage import Storage
+from ..tensors.view import View
+from ..terms.enums import Engine
+
+
+class Issued:
+    """One call of an instruction.
+
+    Attributes:
+        definition: the instruction.
+        values: its parameters, in the order of ``definition.names``, of which the last one is ``name=``; views that the
+            core resolves stand there resolved.
+        number: of the call on its core, from 1.
+        engine: that runs it, as soon as that is known.
+        reads: the tensors of which it needs what was there before.
+        indirect: the operands that came as views of ``NkiTensor.indirect``.
+    """
+
+    __slots__ = ("definition", "engine", "indirect", "number", "reads", "values")
+
+    definition: Definition
+    values: list[Any]
+    number: int
+    engine: Engine
+    reads: list[View]
+    indirect: list[IndirectOperand]
+
+
+class Observer(Protocol):
+    """Watches one core. It is told only of what it defines a method for."""
+
+    def allocated(self, storage: Storage) -> None:
+        """The kernel has made a tensor on chip."""
+        return
+
+    def issued(self, call: Issued) -> None:
+        """An instruction has run."""
+        return
+
+    def moved(
+        self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: npt.NDArray[Any] | None
+    ) -> None:
+        """A transfer has read, or written, a tensor in HBM.
+
+        Args:
+            view: a static view.
+            is_write: whether it writes.
+            rows: which indices of dimension 0; None for all.
+            values: what it writes, in the order of the elements; one element that stands for all; or None.
+        """
+        return
+
+    def arrives(self, call: Issued) -> Any:
+        """The core comes to a meeting with the other one: what the observer of that one is to know."""
+        return None
+
+    def meets(self, call: Issued, brought: Any) -> None:
+        """Both cores have come; ``brought`` is what the other core's observer of this kind knows."""
+        return
+
+    def ended(self) -> None:
+        """The kernel has come to its end without an error."""
+        return
+
+
+class Watcher(Protocol):
+    """Has the cores of a launch observed."""
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        """The observer of a core; ``observers`` are those that it has already."""
+
+    def conclude(self, has_ended: bool) -> None:
+        """The launch is over; ``has_ended`` says whether all cores came to their end without an error."""
+
+
+_EVENTS = ("allocated", "issued", "moved")
+Kind = TypeVar("Kind")
+
+
+class Observers:
+    """The observers of a core; those of an event are called one after the other.
+
+    Attributes:
+        allocated, issued, moved: the methods that tell of these.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[Observer] = []
+        self.allocated: list[Any] = []
+        self.issued: list[Any] = []
+        self.moved: list[Any] = []
+
+    def add(self, observer: Observer) -> None:
+        self._all.append(observer)
+        for event in _EVENTS:
+            if getattr(type(observer), event) is not getattr(Observer, event):
+                getattr(self, event).append(getattr(observer, event))
+
+    def find(self, kind: type[Kind]) -> Kind | None:
+        """The observer of a kind, if there is one."""
+        return next((observer for observer in self._all if isinstance(observer, kind)), None)
+
+    def arrive(self, call: Issued) -> list[Any]:
+        """The core comes to a meeting: what it brings for the observers of the other core."""
+        return [observer.arrives(call) for observer in self._all]
+
+    def meet(self, call: Issued, brought: list[Any]) -> None:
+        """Both cores have come."""
+        for observer, item in zip(self._all, brought, strict=True):
+            observer.meets(call, item)
+
+    def end(self) -> None:
+        """The kernel has come to its end."""
+        for observer in self._all:
+            observer.ended()
+
+
+_WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("nkilib_simulator_watchers", default=())
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Let ``watcher`` have the kernels observed that are launched inside the ``with`` block."""
+    token = _WATCHERS.set((*_WATCHERS.get(), watcher))
+    try:
+        yield
+    finally:
+        _WATCHERS.reset(token)
+
+
+def active_watchers() -> tuple[Watcher, ...]:
+    """The watchers of the current context."""
+    return _WATCHERS.get()

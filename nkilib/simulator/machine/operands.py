@@ -1,0 +1,155 @@
+"""The checks of operands that hold for all instructions alike."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..isa.access import check_engine_access
+from ..isa.indirection import gather
+from ..isa.offsets import resolve_scalar_offset
+from ..isa.operand import Operand
+from ..target.limits import PARTITIONS
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import View
+from ..terms.description import describe_stranger
+from ..terms.dtypes import COMPUTABLE
+from ..terms.errors import NkiValidationError, UninitializedReadError
+from ..terms.regions import ON_CHIP, MemoryRegion
+from .call import Call
+from .core import Core
+
+
+def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
+    """``value`` if it satisfies ``rule``; a scalar-indirect view comes back resolved to where it points.
+
+    Args:
+        call: the instruction.
+        rule: what the instruction demands.
+        value: what the caller gave; not None where the operand is optional.
+        like: the operand whose partitions a vector must match; not used for others.
+
+    Raises:
+        NkiValidationError: naming the operand, the limit and the value.
+    """
+    if not isinstance(value, NkiTensor):
+        if rule.accepts_scalar and (type(value) is float or _is_number(value)):
+            return value
+        kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
+        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_stranger(value)}")
+    if value.buffer not in rule.regions:
+        allowed = " or ".join(sorted(region.value for region in rule.regions))
+        raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
+    if value.dtype not in rule.dtypes:
+        _refuse_type(rule, value)
+    if value._indirect is not None:
+        value = resolve_indirect(call, rule, value)
+    storage = value.storage
+    if storage.scope:
+        _check_scope(call.core, rule, value)
+    if storage.region in ON_CHIP and value.shape[0] > PARTITIONS:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: the partition dimension must be at most {PARTITIONS} (nl.tile_size.pmax), got "
+            f"{value}"
+        )
+    if rule.is_vector:
+        _check_vector(rule, value, like)
+    if rule.is_output:
+        if storage.is_read_only:
+            raise NkiValidationError(
+                f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
+                "a torch tensor that does not require grad (.detach())"
+            )
+        return value
+    call.reads.append(value)
+    if not storage.written.is_full and rule.is_accessed and value._indirect is None:
+        check_written(call.core, rule.name, value)
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (hasattr(value, "dtype") and getattr(value, "shape", None) == ())
+
+
+def _way_there(rule: Operand, value: NkiTensor) -> str:
+    """How an input comes to where the instruction can read it."""
+    if rule.is_output or MemoryRegion.sbuf not in rule.regions:
+        return ""
+    if value.buffer is MemoryRegion.psum:
+        return "; copy it to sbuf first, with nisa.tensor_copy"
+    return "; load it to sbuf first, with nisa.dma_copy"
+
+
+def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:
+    if value.dtype.is_packed and rule.dtypes is COMPUTABLE:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: engines compute with {value.dtype} in nisa.nc_matmul_mx only, got {value}; "
+            f"view it as nl.{value.dtype.numpy} to work on its bits"
+        )
+    allowed = ", ".join(sorted(rule.dtypes))
+    raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
+
+
+def _check_scope(core: Core, rule: Operand, value: NkiTensor) -> None:
+    scope = value.storage.scope
+    if core.loops.scope[: len(scope)] != scope:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: {value} was made in the body of a dynamic loop, or in another iteration of it, "
+            f"and cannot be used here; make it before the loop"
+        )
+
+
+def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
+    if value.shape[0] != like.shape[0] or value.free_size != 1:
+        raise NkiValidationError(
+            f"operand {rule.name!r} must have shape ({like.shape[0]}, 1), one element for each partition of "
+            f"{rule.like!r}, got {value}"
+        )
+
+
+def resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
+    """The tensor that an instruction works on in place of an indirect view; one that it resolves itself stays.
+
+    Raises:
+        OutOfRangeError: if it points outside the tensor.
+        NkiValidationError: if the instruction does not take a view of this kind.
+    """
+    indirect = view.indirect_access
+    assert indirect is not None
+    if isinstance(indirect.index, View):
+        call.reads.append(indirect.index)
+    if indirect.kind != "tensor":
+        return view if rule.accepts_indirect else resolve_scalar_offset(rule.name, view)
+    if rule.indirection is None or indirect.base is None:
+        raise NkiValidationError(f"operand {rule.name!r} must not be a view of indirect(), got {view}; copy it first")
+    check_engine_access(rule.name, indirect.base)
+    call.reads.append(indirect.base)
+    operand = gather(rule.name, view, indirect, rule.indirection, rule.is_output)
+    call.indirect.append(operand)
+    return operand.gathered
+
+
+def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray[np.bool_] | None = None) -> None:
+    """Refuse a read of unwritten elements, or give them the sentinel value, as the options say.
+
+    Args:
+        core: the core that reads.
+        name: of the operand, for the message.
+        tensor: the operand.
+        is_read: which of its elements are read, in its shape; None for all.
+
+    Raises:
+        UninitializedReadError: with ``uninitialized="error"``.
+    """
+    storage = tensor.storage
+    if storage.written.is_full:
+        return
+    missing = storage.count_unwritten(tensor.layout, tensor.dtype, is_read)
+    if missing and core.options.uninitialized == "error":
+        raise UninitializedReadError(
+            f"operand {name!r}: {missing} of the {tensor.size} elements of {tensor} were never written"
+        )
+    if missing:
+        storage.fill_unwritten(tensor.layout, tensor.dtype)

@@ -1,0 +1,46 @@
+"""The tiles of a core whose contents come from HBM and may not be made yet; see deferred.py."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from .storage import Storage
+
+# Where numpy has it from 1.25 on, and where it had it before.
+_TooHardError = getattr(np, "exceptions", np).TooHardError
+# The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
+_MOST_WORK = 10_000
+
+
+class DeferredLoads:
+    """The tiles of one core whose contents come from HBM and may not be made yet."""
+
+    def __init__(self) -> None:
+        self._storages: WeakSet[Storage] = WeakSet()
+
+    def add(self, storage: Storage) -> None:
+        """Remember a tile, as long as anybody has it."""
+        self._storages.add(storage)
+
+    def settle_readers(self, memory: npt.NDArray[Any]) -> None:
+        """Make every content that comes from what is in ``memory``, which is about to be overwritten."""
+        for storage in self._storages:
+            if storage.deferred is not None and may_share(storage.deferred.source, memory):
+                storage.settle()
+
+    def settle(self) -> None:
+        """Make every content."""
+        for storage in self._storages:
+            storage.settle()
+
+
+def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Whether two arrays have memory in common, or it is not known soon that they have none."""
+    try:
+        return np.shares_memory(first, second, max_work=_MOST_WORK)  # type: ignore[arg-type]  # the stub knows two
+    except _TooHardError:
+        return True

@@ -1,0 +1,109 @@
+"""The worked examples of docs/contributing.md: their diffs apply, touch what the page says, and their tests pass."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PAGE = CHECKOUT / "docs" / "contributing.md"
+COPIED = ("nkilib", "tests", "docs", "pyproject.toml", "README.md", "constraints.txt")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file of a diff.
+
+    Attributes:
+        path: of the file.
+        is_new: it is not there yet.
+        hunks: for each its lines with their first character: " ", "+" or "-".
+    """
+
+    path: str
+    is_new: bool
+    hunks: tuple[tuple[str, ...], ...]
+
+    def apply(self, root: Path) -> None:
+        """Change the file below ``root``; where a hunk belongs must be clear from its context alone."""
+        file = root / self.path
+        assert file.exists() != self.is_new, f"{self.path} is there already, or not there"
+        text = "" if self.is_new else file.read_text(encoding="utf-8")
+        for hunk in self.hunks:
+            before, after = ("".join(f"{line[1:]}\n" for line in hunk if line[0] in kinds) for kinds in (" -", " +"))
+            assert self.is_new or text.count(before) == 1, f"{self.path} has not this once:\n{before}"
+            text = after if self.is_new else text.replace(before, after)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def changes_of(section: str) -> list[Change]:
+    """The diffs in a section of the page."""
+    (text,) = re.findall(
+        rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    found = []
+    for block in re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for old, path, body in re.findall(
+            r"^--- (\S+)\n\+\+\+ b/(\S+)\n(.*?)(?=^--- |\Z)", block, re.MULTILINE | re.DOTALL
+        ):
+            hunks = [hunk.splitlines() for hunk in re.split(r"^@@.*\n", body, flags=re.MULTILINE)[1:]]
+            assert hunks and all(line[:1] in (" ", "+", "-") and line for hunk in hunks for line in hunk), path
+            found.append(Change(path, old == "/dev/null", tuple(tuple(hunk) for hunk in hunks)))
+    return found
+
+
+def run(root: Path, *command: str) -> None:
+    """Run Python there; it must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the code."""
+    for name in COPIED:
+        source = CHECKOUT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    return tmp_path
+
+
+def applied(section: str, root: Path) -> list[str]:
+    """Apply a section's diffs, check the code with ruff, and run the tests that changed; returns the paths."""
+    changes = changes_of(section)
+    for change in changes:
+        change.apply(root)
+    paths = [change.path for change in changes]
+    sources = [path for path in paths if path.endswith(".py")]
+    run(root, "-m", "ruff", "check", "--quiet", *sources)
+    run(root, "-m", "ruff", "format", "--quiet", "--check", *sources)
+    run(root, "-m", "pytest", "-q", "-x", *(path for path in paths if path.startswith("tests")))
+    return paths
+
+
+def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row(copied: Path) -> None:
+    paths = applied("Adding a loss", copied)
+    assert {path.rpartition("/")[0] for path in paths if "experimental" in path} == {
+        "nkilib/experimental/loss/squared_error"
+    }
+    others = [path for path in paths if "experimental" not in path]
+    assert others == [
+        "nkilib/torch/functions/squared_error.py",
+        "nkilib/torch/__init__.py",
+        "docs/torch.md",
+        "tests/torch/functions/test_squared_error.py",
+    ]
+    run(copied, "-c", "from nkilib.torch import squared_error; assert callable(squared_error)")

@@ -1,0 +1,64 @@
+"""Public names: functions, whatever else has been imported, and no module that could take their place."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pydoc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import nkilib.torch
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
+from nkilib.torch import CrossEntropyLoss, cross_entropy, vocab_parallel_cross_entropy
+from nkilib.torch.transformers import causal_lm_loss
+from tests.fresh_python import CHECKOUT, run_fresh
+
+HOME = CHECKOUT / "nkilib" / "torch"
+MODULES = [
+    ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__") for path in HOME.rglob("*.py")
+]
+
+
+def test_no_module_has_a_public_name() -> None:
+    """Importing a module sets it as an attribute of its package, over a function of the same name."""
+    assert len(MODULES) > 20
+    for name in nkilib.torch.__all__:
+        assert importlib.util.find_spec(f"nkilib.torch.{name}") is None
+        assert callable(getattr(nkilib.torch, name))
+
+
+@pytest.mark.parametrize("are_first", [False, True])
+def test_names_are_functions_whatever_is_imported_before_or_after(are_first: bool) -> None:
+    names = (
+        "from nkilib.torch import CrossEntropyLoss, CrossEntropyOutputs, cross_entropy, vocab_parallel_cross_entropy"
+    )
+    modules = "\n".join(f"import {module}" for module in MODULES)
+    check = "import types\nassert not any(isinstance(value, types.ModuleType) for value in (\n    " + (
+        "CrossEntropyLoss, CrossEntropyOutputs, cross_entropy, vocab_parallel_cross_entropy))\n"
+    )
+    code = "\n".join([names, modules, check] if are_first else [modules, names, check])
+    outcome = run_fresh(
+        f"{code}\nimport nkilib.torch\nassert nkilib.torch.cross_entropy is cross_entropy\nprint('yes')"
+    )
+    assert (outcome.output, outcome.error) == ("yes", "")
+
+
+FUNCTIONS: list[Callable[..., Any]] = [
+    cross_entropy,
+    CrossEntropyLoss,
+    vocab_parallel_cross_entropy,
+    causal_lm_loss,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_every_option_is_a_keyword_of_every_function(function: Callable[..., Any]) -> None:
+    """Those that PyTorch has too are written there; the others are shared, and shown by signature and help."""
+    shown = inspect.signature(function).parameters
+    for name, default in vars(LossOptions()).items():
+        assert shown[name].default == default
+        assert f"{name}: '{LossOptions.__annotations__[name]}' = {default}" in pydoc.plain(pydoc.render_doc(function))
+    assert {*RecipeOptions.__annotations__, "ignore_index", "label_smoothing"} == set(vars(LossOptions()))

@@ -1,0 +1,1 @@
+"""Checks of the source that `make lint` runs beside the linters."""
