@@ -14,8 +14,6 @@ def check_engine_access(name: str, tensor: View) -> None:
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
     """
-    if tensor.may_be_accessed:
-        return
     if not _is_plain(tensor):
         check_free_pattern(name, tensor)
         check_partitions(name, tensor)

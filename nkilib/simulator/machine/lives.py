@@ -25,6 +25,7 @@ class Lives(Observer):
         self._is_checked = is_checked
         self._finds_peaks = finds_peaks
         self._by_storage: dict[int, LiveRange] = {}
+        self._life_of = self._by_storage.get
 
     def allocated(self, storage: Storage) -> None:
         life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address)
@@ -32,22 +33,20 @@ class Lives(Observer):
         self._by_storage[storage.number] = life
 
     def issued(self, call: Issued) -> None:
-        number, lives = call.number, self._by_storage
+        number, life_of = call.number, self._life_of
         for view in call.reads:
-            life = lives.get(view.storage.number)
+            life = life_of(view.storage.number)
             if life is not None:
                 life.touch(number)
-        definition = call.definition
-        for rule, position in definition.outputs:
+        for rule, position in call.definition.outputs:
             written = call.values[position]
-            life = None if written is None else lives.get(written.storage.number)
+            life = None if written is None else life_of(written.storage.number)
             if life is None:
                 continue
-            # What was there before is not needed any more where all of it is overwritten.
-            if life.address is not None and not (definition.is_matmul or rule.may_leave) and written.covers_storage():
-                life.restart(number)
-            else:
+            if life.address is None or call.definition.is_matmul or rule.may_leave or not written.covers_storage():
                 life.touch(number)
+            else:  # what was there before is not needed any more
+                life.restart(number)
 
     def ended(self) -> None:
         """Refuse a kernel whose live tensors do not fit.

@@ -53,7 +53,8 @@ class LiveRange:
     ) -> None:
         self.region = region
         self.partitions = shape[0]
-        self.nbytes = prod(shape[1:]) * dtype.itemsize
+        elements = shape[1] if len(shape) == 2 else prod(shape[1:])  # most have two dimensions
+        self.nbytes = elements * dtype.itemsize
         self.address = address
         self._shape, self._dtype, self._name = shape, dtype, name
         self.first = self.last = _NEVER
