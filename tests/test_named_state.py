@@ -6,6 +6,7 @@ Traced: nkilib/core and nkilib/experimental but for their folders `host`, which 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -191,11 +192,10 @@ def test_a_rule_finds_what_breaks_it(rule: Rule) -> None:
     assert not list(rule(ast.parse(KEPT[rule])))
 
 
-def test_no_warning_about_comparisons_is_silenced() -> None:
-    """Nor any other: what ruff and mypy say of traced code is mended."""
-    silenced = ("noqa", "type: ignore", "klr")
-    found = [path for path in TRACED for word in silenced if word in path.read_text(encoding="utf-8")]
-    assert found == []
+def test_no_warning_is_silenced() -> None:
+    """What ruff and mypy say of traced code is mended; an import may be there for its effect alone."""
+    silencing = re.compile(r"noqa(?!: F401$)|type: ignore", re.MULTILINE)
+    assert [path for path in TRACED if silencing.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_syntax_of_annotations_is_read_where_it_stands_in_quotes() -> None:

@@ -4,57 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..engines import (
-    activate2,
-    activation,
-    activation_reduce,
-    affine_select,
-    bn_aggr,
-    bn_stats,
-    core_barrier,
-    dma_compute,
-    dma_copy,
-    dma_transpose,
+from ..engines.dma.compute import dma_compute
+from ..engines.dma.copy import dma_copy
+from ..engines.dma.transpose import dma_transpose
+from ..engines.gpsimd.gather import local_gather, nc_n_gather
+from ..engines.gpsimd.iota import iota
+from ..engines.gpsimd.nonzero import nonzero_with_count
+from ..engines.gpsimd.partition_reduce import tensor_partition_reduce
+from ..engines.gpsimd.random import (
     dropout,
-    exponential,
-    iota,
-    local_gather,
-    max8,
-    memset,
-    nc_find_index8,
-    nc_match_replace8,
-    nc_matmul,
-    nc_matmul_mx,
-    nc_n_gather,
-    nc_stream_shuffle,
-    nc_transpose,
-    nonzero_with_count,
-    quantize_mx,
     rand2,
     rand_get_state,
     rand_set_state,
-    range_select,
-    reciprocal,
-    register_load,
-    register_move,
-    register_store,
     rng,
-    scalar_tensor_tensor,
-    select_reduce,
-    sendrecv,
-    sequence_bounds,
     set_rng_seed,
+)
+from ..engines.gpsimd.sequence import sequence_bounds
+from ..engines.gpsimd.topk import topk
+from ..engines.scalar.activate2 import activate2
+from ..engines.scalar.activation import activation, activation_reduce
+from ..engines.sync.barrier import core_barrier
+from ..engines.sync.registers import register_load, register_move, register_store
+from ..engines.sync.sendrecv import sendrecv
+from ..engines.tensor.matmul import nc_matmul, nc_transpose
+from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
+from ..engines.vector.accumulating import exponential, select_reduce, tensor_scalar_reduce
+from ..engines.vector.arithmetic import (
+    memset,
+    reciprocal,
+    scalar_tensor_tensor,
     tensor_copy,
-    tensor_copy_predicated,
-    tensor_partition_reduce,
     tensor_reduce,
     tensor_scalar,
-    tensor_scalar_cumulative,
-    tensor_scalar_reduce,
     tensor_tensor,
-    tensor_tensor_scan,
-    topk,
 )
+from ..engines.vector.bn import bn_aggr, bn_stats
+from ..engines.vector.predicated import tensor_copy_predicated
+from ..engines.vector.scan import tensor_scalar_cumulative, tensor_tensor_scan
+from ..engines.vector.search import max8, nc_find_index8, nc_match_replace8
+from ..engines.vector.select import affine_select, range_select
+from ..engines.vector.shuffle import nc_stream_shuffle
 from ..isa.handle import NkiInstruction
 from ..language.programs import get_nc_sub_version, get_nc_version
 from ..language.registers import register_alloc

@@ -20,11 +20,6 @@ BLOCK_ELEMENTS = 512 * 1024
 SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
-def free_size(tensor: NkiTensor) -> int:
-    """Elements per partition."""
-    return tensor.free_size
-
-
 def is_worth_deferring(tensor: NkiTensor) -> bool:
     """Whether making the elements of ``tensor`` takes long beside remembering how."""
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES

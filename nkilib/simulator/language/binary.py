@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.vector.arithmetic import tensor_scalar, tensor_tensor
 from ..isa.operators import OPERATORS, Operator
 from ..numerics.operators import is_bitwise
 from ..tensors.tensor import NkiTensor
@@ -60,11 +60,11 @@ def _with_number(operator: Operator, data: NkiTensor, number: Any, is_reversed: 
     if is_bitwise(operator.key):
         _require_integers(data, number)
         bits = new_tile(data.shape, data.dtype)
-        nisa.tensor_scalar(bits, data, operator, number, is_reversed)
+        tensor_scalar(bits, data, operator, number, is_reversed)
         return _cast(bits, dtype)
     default = data.dtype if operator.key in _TYPE_OF_TILE else with_number(data.dtype, number)
     result = new_tile(data.shape, default if dtype is None else as_dtype(dtype))
-    nisa.tensor_scalar(result, data, operator, number, is_reversed)
+    tensor_scalar(result, data, operator, number, is_reversed)
     return result
 
 
@@ -78,11 +78,11 @@ def _of_tiles(operator: Operator, x: NkiTensor, y: NkiTensor, dtype: Any) -> Nki
     partitions = shape[0]
     x, y = (tile if tile.shape[0] == partitions else spread(tile, partitions) for tile in (x, y))
     if not is_bits and _is_vector(y):
-        nisa.tensor_scalar(result, x, operator, y)
+        tensor_scalar(result, x, operator, y)
     elif not is_bits and _is_vector(x):
-        nisa.tensor_scalar(result, y, operator, x, reverse0=True)
+        tensor_scalar(result, y, operator, x, reverse0=True)
     else:
-        nisa.tensor_tensor(result, *_sources(operator, x, y, shape), operator)
+        tensor_tensor(result, *_sources(operator, x, y, shape), operator)
     return _cast(result, dtype)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from .. import engines as nisa
+from ..engines.tensor.matmul import nc_matmul
+from ..engines.vector.arithmetic import tensor_copy
 from ..target.tile_size import TileSize
 from ..tensors.partitions import start_partition
 from ..tensors.tensor import NkiTensor
@@ -62,8 +63,8 @@ def spread(x: NkiTensor, partitions: int) -> NkiTensor:
     for start in range(0, source.shape[1], width):
         columns = slice(start, min(start + width, source.shape[1]))
         product = ndarray((partitions, columns.stop - start), dt.float32, MemoryRegion.psum)
-        nisa.nc_matmul(product, ones, source[:, columns], is_stationary_onezero=True, accumulate=False)
-        nisa.tensor_copy(target[:, columns], product)
+        nc_matmul(product, ones, source[:, columns], is_stationary_onezero=True, accumulate=False)
+        tensor_copy(target[:, columns], product)
     return result
 
 

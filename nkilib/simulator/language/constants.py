@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import engines as nisa
+from ..engines.dma.copy import dma_copy
 from ..machine.core import current_core
 from ..memory.storage import Storage
 from ..target.limits import PARTITIONS
@@ -70,7 +70,7 @@ def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None 
     ):
         raise NkiValidationError(f"dst must be a tile of shape [{n}, {n}] in sbuf, got {dst!r}")
     tile = new_tile((n, n), kind) if dst is None else dst
-    nisa.dma_copy(tile, _shared(("identity", n, kind), np.eye(n, dtype=kind.numpy), kind))
+    dma_copy(tile, _shared(("identity", n, kind), np.eye(n, dtype=kind.numpy), kind))
     return tile
 
 

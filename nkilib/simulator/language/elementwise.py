@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.scalar.activation import activation
+from ..engines.vector.arithmetic import reciprocal as reciprocal_elements
+from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import bool_
@@ -115,7 +117,7 @@ def activated(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A new tile with an activation function of ``x``."""
     tile = as_tile("x", x)
     result = result_tile(tile.shape, dtype, tile.dtype)
-    nisa.activation(result, OPERATORS[name], tile)
+    activation(result, OPERATORS[name], tile)
     return result
 
 
@@ -124,7 +126,7 @@ def reciprocal(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """``1 / x``, as ``torch.reciprocal``; on the Vector engine, which is more precise than the Scalar engine."""
     tile = as_tile("x", x)
     result = result_tile(tile.shape, dtype, tile.dtype)
-    nisa.reciprocal(result, tile)
+    reciprocal_elements(result, tile)
     return result
 
 
@@ -138,7 +140,7 @@ def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
             f"use nisa.activation"
         )
     result = result_tile(tile.shape, dtype, tile.dtype)
-    nisa.tensor_scalar(result, tile, OPERATORS["rsqrt"], 0.0)
+    tensor_scalar(result, tile, OPERATORS["rsqrt"], 0.0)
     return result
 
 

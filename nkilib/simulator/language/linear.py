@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..target.tile_size import TileSize
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
@@ -32,7 +32,7 @@ def _check_size(name: str, tile: NkiTensor, columns: int) -> None:
 def _transposed(x: NkiTensor) -> NkiTensor:
     """The transpose of a tile in SBUF, in PSUM."""
     result = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
-    nisa.nc_transpose(result, x, engine=Engine.tensor)
+    nc_transpose(result, x, engine=Engine.tensor)
     return result
 
 
@@ -71,5 +71,5 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
         psum = _transposed(left)
         left = cast_copy(psum, psum.dtype)
     product = ndarray((left.shape[1], right.shape[1]), dt.float32, MemoryRegion.psum)
-    nisa.nc_matmul(product, left, right, accumulate=False)
+    nc_matmul(product, left, right, accumulate=False)
     return product

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.scalar.activation import activation, activation_reduce
+from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
@@ -29,15 +30,15 @@ def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
     powers = new_tile(tile.shape, dt.float32)
     if first_reduced(tile, axis) > 1:
         highest = reduced("maximum", tile, axis, dt.float32, True, dt.float32)
-        nisa.activation(powers, OPERATORS["exp"], binary("subtract", tile, highest, dt.float32))
+        activation(powers, OPERATORS["exp"], binary("subtract", tile, highest, dt.float32))
         total = reduced("add", powers, axis, dt.float32, True, dt.float32)
         return binary("multiply", powers, reciprocal(total), wanted)
     # One row a partition: the activation subtracts the maximum and sums by itself.
     lowest = reduced("maximum", tile, axis, dt.float32, False, dt.float32, negate=True)
     total = new_tile((tile.shape[0], 1), dt.float32)
-    nisa.activation_reduce(powers, OPERATORS["exp"], tile, OPERATORS["add"], total, bias=lowest)
+    activation_reduce(powers, OPERATORS["exp"], tile, OPERATORS["add"], total, bias=lowest)
     result = powers if wanted == dt.float32 else new_tile(tile.shape, wanted)
-    nisa.tensor_scalar(result, powers, OPERATORS["multiply"], reciprocal(total))
+    tensor_scalar(result, powers, OPERATORS["multiply"], reciprocal(total))
     return result
 
 
@@ -63,6 +64,6 @@ def rms_norm(
     between = dt.float32 if compute_dtype is None else as_dtype(compute_dtype)
     total = reduced("add", activated("square", tile, between), axis, between, True, between)
     mean = new_tile(total.shape, between)
-    nisa.tensor_scalar(mean, total, OPERATORS["multiply"], 1.0 / n, op1=OPERATORS["add"], operand1=epsilon)
+    tensor_scalar(mean, total, OPERATORS["multiply"], 1.0 / n, op1=OPERATORS["add"], operand1=epsilon)
     normalized = binary("multiply", tile, activated("rsqrt", mean), between)
     return binary("multiply", normalized, weight, tile.dtype if dtype is None else dtype)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.dma.copy import dma_copy
+from ..engines.gpsimd.random import dropout as dropout_elements
+from ..engines.gpsimd.random import rng, set_rng_seed
+from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..target.limits import PARTITIONS
 from ..tensors.tensor import NkiTensor
@@ -33,7 +36,7 @@ _HBM_COLUMNS = 2048
 @language_function
 def random_seed(seed: NkiTensor) -> None:
     """Seed what :func:`rand` and :func:`dropout` draw from, with a [1, 1] tile of 32 bits: ``nisa.set_rng_seed``."""
-    nisa.set_rng_seed(seed)
+    set_rng_seed(seed)
 
 
 @language_function
@@ -66,7 +69,7 @@ def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTens
     """
     data = as_tile("x", x)
     dropped = new_tile(data.shape, data.dtype)
-    nisa.dropout(dropped, data, rate)
+    dropout_elements(dropped, data, rate)
     wanted = data.dtype if dtype is None else dt.as_dtype(dtype)
     return dropped if wanted == data.dtype else cast_copy(dropped, wanted)
 
@@ -74,9 +77,9 @@ def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTens
 def _fill(tile: NkiTensor) -> None:
     significant, integers = _SIGNIFICANT_BITS[tile.dtype]
     bits = new_tile(tile.shape, integers)
-    nisa.rng(bits)
-    nisa.tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
-    nisa.tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
+    rng(bits)
+    tensor_scalar(bits, bits, OPERATORS["right_shift"], 8 * integers.itemsize - significant)
+    tensor_scalar(tile, bits, OPERATORS["multiply"], 2.0**-significant)
 
 
 def _fill_hbm(flat: NkiTensor) -> None:
@@ -87,6 +90,6 @@ def _fill_hbm(flat: NkiTensor) -> None:
         rows, rest = divmod(part.size, columns)
         tile = new_tile((rows + (rest > 0), columns), flat.dtype)
         _fill(tile)
-        nisa.dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
+        dma_copy(part[: rows * columns].reshape((rows, columns)), tile[:rows])
         if rest:
-            nisa.dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])
+            dma_copy(part[rows * columns :].reshape((1, rest)), tile[rows:, :rest])

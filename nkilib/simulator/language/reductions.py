@@ -7,7 +7,8 @@ from math import prod
 from operator import index
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.scalar.activation import activation
+from ..engines.vector.arithmetic import tensor_reduce
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
@@ -54,7 +55,7 @@ def reduced(
     """A new tile with the reduction of ``x`` by an operator."""
     first = first_reduced(x, axis)
     result = new_tile(reduced_shape(x, first, keepdims), default if dtype is None else as_dtype(dtype))
-    nisa.tensor_reduce(result, OPERATORS[name], x, tuple(range(first, x.ndim)), negate=negate)
+    tensor_reduce(result, OPERATORS[name], x, tuple(range(first, x.ndim)), negate=negate)
     return result
 
 
@@ -103,7 +104,7 @@ def var(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> 
     tile = as_tile("x", x)
     center = _scaled_sum(tile, axis, dt.float32, True)
     distance = binary("subtract", tile, center, dt.float32)
-    nisa.activation(distance, OPERATORS["square"], distance)
+    activation(distance, OPERATORS["square"], distance)
     return _scaled_sum(distance, axis, tile.dtype if dtype is None else dtype, True)
 
 

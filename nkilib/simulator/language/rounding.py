@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import copysign, inf
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.vector.arithmetic import reciprocal, scalar_tensor_tensor, tensor_scalar, tensor_tensor
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
@@ -31,12 +31,10 @@ def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
     """
     # One tile takes the clipped values, the difference and the excess in turn.
     values = new_tile(x.shape, dt.float32)
-    nisa.tensor_scalar(
-        values, x, OPERATORS["minimum"], _ALL_INTEGERS, op1=OPERATORS["maximum"], operand1=-_ALL_INTEGERS
-    )
+    tensor_scalar(values, x, OPERATORS["minimum"], _ALL_INTEGERS, op1=OPERATORS["maximum"], operand1=-_ALL_INTEGERS)
     integer = cast_copy(values, dt.int32)
-    nisa.tensor_tensor(values, values, integer, OPERATORS["subtract"])
-    nisa.scalar_tensor_tensor(values, values, OPERATORS[comparison], 0.0, OPERATORS[combination], values, reverse1=True)
+    tensor_tensor(values, values, integer, OPERATORS["subtract"])
+    scalar_tensor_tensor(values, values, OPERATORS[comparison], 0.0, OPERATORS[combination], values, reverse1=True)
     return values
 
 
@@ -75,7 +73,7 @@ def _inverse(y: Any) -> Any:
         # 0 gives an infinity, as in a tile, and no error.
         return copysign(inf, y) if y == 0 else 1.0 / y
     inverse = new_tile(y.shape, dt.float32)
-    nisa.reciprocal(inverse, y)
+    reciprocal(inverse, y)
     return inverse
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.vector.arithmetic import tensor_copy
+from ..engines.vector.predicated import tensor_copy_predicated
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.description import describe_stranger
@@ -79,7 +80,7 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
         predicate = binary("not_equal", predicate, 0, dt.uint8)
     result = _filled(y, shape, wanted)
     source = broadcast(x if x.dtype == wanted else cast_copy(x, wanted), shape) if isinstance(x, NkiTensor) else x
-    nisa.tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))
+    tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))
     return result
 
 
@@ -88,5 +89,5 @@ def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTenso
     if not isinstance(value, NkiTensor):
         return full(shape, value, dtype)
     result = new_tile(shape, dtype)
-    nisa.tensor_copy(result, broadcast(value, shape))
+    tensor_copy(result, broadcast(value, shape))
     return result

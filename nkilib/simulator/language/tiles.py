@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import engines as nisa
+from ..engines.vector.arithmetic import tensor_copy
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe_stranger
 from ..terms.dtypes import DType, as_dtype
@@ -52,7 +52,7 @@ def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
 def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
     """A new SBUF tile with the elements of ``x``."""
     result = new_tile(x.shape, dtype)
-    nisa.tensor_copy(result, x)
+    tensor_copy(result, x)
     return result
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.dma.copy import dma_copy
+from ..engines.dma.transpose import dma_transpose
+from ..engines.gpsimd.gather import nc_n_gather
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe_stranger
 from ..terms.dtypes import as_dtype, int32, uint32
@@ -31,7 +33,7 @@ def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
             f"src must have a dimension of partitions and at least one more, got {src}; reshape it"
         )
     tile = result_tile(src.shape, dtype, src.dtype)
-    nisa.dma_copy(tile, src)
+    dma_copy(tile, src)
     return tile
 
 
@@ -46,7 +48,7 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
     if not isinstance(value, NkiTensor) or value.buffer is not MemoryRegion.sbuf:
         remedy = "; bring it there with nl.copy or nl.load" if isinstance(value, NkiTensor) else ""
         raise NkiValidationError(f"value must be a tile in sbuf, got {describe_stranger(value)}{remedy}")
-    nisa.dma_copy(dst, value)
+    dma_copy(dst, value)
 
 
 @language_function
@@ -59,7 +61,7 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     if src.ndim != _MATRIX:
         raise NkiValidationError(f"src must have two dimensions, got {src}")
     tile = new_tile((src.shape[1], src.shape[0]), src.dtype)
-    nisa.dma_transpose(tile, src)
+    dma_transpose(tile, src)
     wanted = src.dtype if dtype is None else as_dtype(dtype)
     return tile if wanted == tile.dtype else cast_copy(tile, wanted)
 
@@ -85,7 +87,7 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
         # By way of int32 bits a negative index stays out of range, where a cast to uint32 would make 0 of it.
         wanted = (wanted if wanted.dtype == int32 else cast_copy(wanted, int32)).view(uint32)
     gathered = new_tile(wanted.shape, source.dtype)
-    nisa.nc_n_gather(gathered, source, wanted)
+    nc_n_gather(gathered, source, wanted)
     result_type = source.dtype if dtype is None else as_dtype(dtype)
     return gathered if result_type == gathered.dtype else cast_copy(gathered, result_type)
 

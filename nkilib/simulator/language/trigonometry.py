@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import pi
 from typing import Any
 
-from .. import engines as nisa
+from ..engines.scalar.activation import activation
+from ..engines.vector.arithmetic import scalar_tensor_tensor, tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
@@ -28,27 +29,27 @@ _TURN = (6.28125, 127 / 65536, 2 * pi - 6.28125 - 127 / 65536)
 def _reduced(x: NkiTensor) -> NkiTensor:
     """``x`` minus the nearest multiple of 2 pi, in float32."""
     turns = new_tile(x.shape, dt.int32)
-    nisa.tensor_scalar(turns, x, OPERATORS["multiply"], 1 / (2 * pi))
+    tensor_scalar(turns, x, OPERATORS["multiply"], 1 / (2 * pi))
     angle, rest = x, new_tile(x.shape, dt.float32)
     for part in _TURN:
-        nisa.scalar_tensor_tensor(rest, turns, OPERATORS["multiply"], part, OPERATORS["subtract"], angle, reverse1=True)
+        scalar_tensor_tensor(rest, turns, OPERATORS["multiply"], part, OPERATORS["subtract"], angle, reverse1=True)
         angle = rest
     return rest
 
 
 def _sine(angle: NkiTensor, dtype: Any) -> NkiTensor:
     result = result_tile(angle.shape, dtype, dt.float32)
-    nisa.activation(result, OPERATORS["sin"], angle)
+    activation(result, OPERATORS["sin"], angle)
     return result
 
 
 def _cosine(angle: NkiTensor, dtype: Any) -> NkiTensor:
     """The sine of ``pi / 2 - |angle|``, which is within [-pi / 2, pi / 2]."""
     magnitude = new_tile(angle.shape, dt.float32)
-    nisa.activation(magnitude, OPERATORS["abs"], angle)
+    activation(magnitude, OPERATORS["abs"], angle)
     result = result_tile(angle.shape, dtype, dt.float32)
     quarter = full((angle.shape[0], 1), pi / 2, dt.float32)
-    nisa.activation(result, OPERATORS["sin"], magnitude, bias=quarter, scale=-1.0)
+    activation(result, OPERATORS["sin"], magnitude, bias=quarter, scale=-1.0)
     return result
 
 

@@ -23,7 +23,7 @@ class Call(Issued):
         self.core = core
         self.definition = definition
         self.values = values
-        self.number = core.next_number()
+        self.number = next(core.numbers)
         self.engine = definition.default_engine
         self.reads = []
         self.indirect = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class Core:
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
+        numbers: of the instructions to come.
         names: the ``name=`` of every instruction that had one.
         observers: who watches it.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
@@ -114,15 +116,10 @@ class Core:
         self.vector_accumulators = Accumulators()
         self.loops = Loops()
         self.random = RandomState(number)
-        self._instructions = 0
+        self.numbers = itertools.count(1)
         self._shared_allocations = 0
         self._shared_constants = 0
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
-
-    def next_number(self) -> int:
-        """The number of the next instruction, from 1."""
-        self._instructions += 1
-        return self._instructions
 
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""

@@ -44,7 +44,7 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
         raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
     if value.dtype not in rule.dtypes:
         _refuse_type(rule, value)
-    if value._indirect is not None:
+    if value.indirect_access is not None:
         value = resolve_indirect(call, rule, value)
     storage = value.storage
     if storage.scope:
@@ -64,7 +64,7 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
             )
         return value
     call.reads.append(value)
-    if not storage.written.is_full and rule.is_accessed and value._indirect is None:
+    if not storage.written.is_full and rule.is_accessed and value.indirect_access is None:
         check_written(call.core, rule.name, value)
     return value
 

@@ -43,13 +43,13 @@ class IndexedViews(View):
             OutOfRangeError: if an index leaves the tensor.
             NkiValidationError: if the key is of another kind or indexes the dimension of an indirect access.
         """
-        if self._indirect is None and type(key) is tuple:
+        if self.indirect_access is None and type(key) is tuple:
             view = self._of_plain_key(key)
             if view is not None:
                 return view
         picked = resolve_key(self, key)
-        if self._indirect is not None:
-            self._check_direct(picked, self._indirect)
+        if self.indirect_access is not None:
+            self._check_direct(picked, self.indirect_access)
         offset = self.offset
         for pick, stride in zip(picked, self.strides, strict=True):
             offset += pick.start * stride
@@ -132,7 +132,7 @@ class IndexedViews(View):
                 f"NkiTensor.slice: 0 <= start < end <= {self.shape[dim]} and step >= 1 are required in dimension {dim} "
                 f"of {self}, got start={start}, end={end}, step={step}"
             )
-        if self._indirect is None:
+        if self.indirect_access is None:
             shape, strides = list(self.shape), list(self.strides)
             shape[dim] = (end - start + step - 1) // step
             strides[dim] *= step

@@ -72,7 +72,7 @@ class ReshapedViews(View):
     def _broadcast(self, dim: int, size: int) -> Self:
         """See :meth:`NkiTensor.broadcast`."""
         dim = self._check_dim("broadcast", dim)
-        if self._indirect is not None and self._indirect.dim == dim:
+        if self.indirect_access is not None and self.indirect_access.dim == dim:
             raise NkiValidationError(f"NkiTensor.broadcast: dimension {dim} of {self} is indirect")
         size = as_integer("NkiTensor.broadcast: size", size)
         if size < 1:
@@ -177,7 +177,7 @@ class ReshapedViews(View):
     def _view(self, dtype: Any) -> Self:
         """See :meth:`NkiTensor.view`."""
         new = as_dtype(dtype)
-        if self._indirect is not None:
+        if self.indirect_access is not None:
             raise NkiValidationError(f"NkiTensor.view: {self} is indirect")
         old_width, new_width = self.dtype.itemsize, self._reinterpreted(new, "view").itemsize
         if old_width == new_width:

@@ -307,9 +307,9 @@ class OutsideTensor(NkiTensor):
 
     # What an instruction, and each method that makes a view of this one, asks for before it looks at an element.
     @property
-    def _indirect(self) -> NoReturn:
+    def indirect_access(self) -> NoReturn:
         raise OutOfRangeError(self._message)
 
-    @_indirect.setter
-    def _indirect(self, indirect: Indirect | None) -> None:
+    @indirect_access.setter
+    def indirect_access(self, indirect: Indirect | None) -> None:
         """A static view has none."""

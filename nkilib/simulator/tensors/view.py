@@ -92,6 +92,7 @@ class View(NKIObject):
     Attributes:
         layout: shape, strides and offset together.
         is_whole: whether it is known to be all of the storage.
+        indirect_access: the dynamic part of this view's address, if it has one.
         may_be_accessed: whether it is known to be within what a compute engine can access; see isa/access.py.
         size: number of elements.
         free_size: number of elements for each index of dimension 0; on chip, elements per partition.
@@ -100,10 +101,10 @@ class View(NKIObject):
     __slots__ = (
         "_array",
         "_flat_rows",
-        "_indirect",
         "buffer",
         "dtype",
         "free_size",
+        "indirect_access",
         "is_whole",
         "layout",
         "may_be_accessed",
@@ -134,7 +135,7 @@ class View(NKIObject):
         self.storage = storage
         self.buffer = buffer
         self.name = name
-        self._indirect = indirect
+        self.indirect_access = indirect
         self._array: npt.NDArray[Any] | None = None
         self._flat_rows: npt.NDArray[Any] | None = None
         self.is_whole = False
@@ -152,7 +153,7 @@ class View(NKIObject):
         """Another view of the same storage."""
         view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
-        view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self._indirect)
+        view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self.indirect_access)
         return view
 
     def with_layout(self, layout: Layout) -> Self:
@@ -166,18 +167,13 @@ class View(NKIObject):
         return len(self.shape)
 
     @property
-    def indirect_access(self) -> Indirect | None:
-        """The dynamic part of this view's address, if it has one."""
-        return self._indirect
-
-    @property
     def array(self) -> npt.NDArray[Any]:
         """The elements as a numpy view of the storage. For the simulator, tests and debuggers, not for kernels.
 
         Raises:
             NkiValidationError: on an indirect view, whose address is known only to the instruction that uses it.
         """
-        if self._indirect is not None:
+        if self.indirect_access is not None:
             raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
         storage = self.storage
         if storage.deferred is not None:
@@ -208,7 +204,7 @@ class View(NKIObject):
 
     def is_content_of(self, deferred: Deferred) -> bool:
         """Whether the elements of this view, all of them and no others, are what ``deferred`` says."""
-        return self.layout == deferred.layout and self.dtype == deferred.dtype and self._indirect is None
+        return self.layout == deferred.layout and self.dtype == deferred.dtype and self.indirect_access is None
 
     def allow_access(self) -> None:
         """Remember that a compute engine can access this view."""
@@ -231,7 +227,7 @@ class View(NKIObject):
         if self.is_whole:
             return True
         is_large_enough = self.size == self.storage.elements_of(self.dtype)
-        return is_large_enough and self._indirect is None and is_dense(self.shape, self.strides)
+        return is_large_enough and self.indirect_access is None and is_dense(self.shape, self.strides)
 
     def is_on_chip(self) -> bool:
         return self.buffer in ON_CHIP
@@ -246,7 +242,7 @@ class View(NKIObject):
 
     def is_indirect(self) -> bool:
         """Whether the address depends on a tensor or a register that is read at run time."""
-        return self._indirect is not None
+        return self.indirect_access is not None
 
     def get_pattern(self) -> list[list[int]]:
         """``[[stride, count], ...]``, in the form that :meth:`NkiTensor.ap` takes."""
@@ -269,9 +265,9 @@ class View(NKIObject):
         return int(dim) % self.ndim
 
     def _refuse_second_indirection(self, method: str) -> None:
-        if self._indirect is not None:
+        if self.indirect_access is not None:
             raise NkiValidationError(f"NkiTensor.{method}: {self} is indirect already; a view has one dynamic index")
 
     def _keeps_first_dimension(self) -> bool:
         """Whether dimension 0 counts partitions, or the rows of a vector offset, and stays as it is."""
-        return self.is_on_chip() or (self._indirect is not None and self._indirect.dim == 0)
+        return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)

@@ -19,17 +19,25 @@ class DType(str):
         numpy: the numpy type that holds an element.
         itemsize: bytes of an element on the device.
         kind: ``"float"``, ``"int"``, ``"uint"``, ``"bool"`` or ``"packed"``.
+        is_float, is_packed: whether it is of that kind; packed are several elements in one word.
+        is_integer: whether it is integer or boolean: of the types that bit-wise operators accept.
     """
 
     numpy: np.dtype[Any]
     itemsize: int
     kind: str
+    is_float: bool
+    is_integer: bool
+    is_packed: bool
 
     def __new__(cls, name: str, numpy_type: Any, kind: str) -> DType:
         dtype = super().__new__(cls, name)
         dtype.numpy = np.dtype(numpy_type)
         dtype.itemsize = dtype.numpy.itemsize
         dtype.kind = kind
+        dtype.is_float = kind == "float"
+        dtype.is_integer = kind in ("int", "uint", "bool")
+        dtype.is_packed = kind == "packed"
         return dtype
 
     def __repr__(self) -> str:
@@ -38,20 +46,6 @@ class DType(str):
     def __reduce__(self) -> tuple[Any, ...]:
         # By name: a copied or unpickled type is the very same object.
         return _named, (str(self),)
-
-    @property
-    def is_float(self) -> bool:
-        return self.kind == "float"
-
-    @property
-    def is_integer(self) -> bool:
-        """Integer or boolean: the types that bit-wise operators accept."""
-        return self.kind in ("int", "uint", "bool")
-
-    @property
-    def is_packed(self) -> bool:
-        """Several elements in one word."""
-        return self.kind == "packed"
 
 
 bool_ = DType("bool", np.uint8, "bool")

@@ -58,7 +58,7 @@ class Trace(Observer):
             kind = type(value)
             if kind is NkiTensor:
                 known = known_of.get(value.storage.number)
-                if known is None or value._indirect is not None:
+                if known is None or value.indirect_access is not None:
                     operands.append(self._access(value))
                 else:  # most of them
                     operands.append((known, value.layout, value.dtype, None, None))
@@ -118,7 +118,7 @@ class Trace(Observer):
     def _access(self, tensor: View) -> Access:
         """A tensor, as far as the model has to know it."""
         known = self._tracked(tensor.storage)
-        indirect = tensor._indirect
+        indirect = tensor.indirect_access
         if indirect is None:
             return known, tensor.layout, tensor.dtype, None, None
         index = self._access(indirect.index) if isinstance(indirect.index, View) else None

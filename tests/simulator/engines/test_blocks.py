@@ -13,7 +13,6 @@ from nkilib.simulator.engines.blocks import (
     ResultRows,
     SourceRows,
     column,
-    free_size,
     row_blocks,
 )
 
@@ -51,7 +50,7 @@ def blocks(*arguments: Any) -> list[tuple[int, int]]:
 
 
 def test_free_size() -> None:
-    assert free_size(made(np.zeros((3, 4, 5)))) == 20
+    assert made(np.zeros((3, 4, 5))).free_size == 20
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from ...terms.dtypes import MOVABLE, uint16, uint32
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
-from ..blocks import free_size
 
 # Partitions to which one of the eight cores of GpSimd is connected.
 _CORE_PARTITIONS = 16
@@ -60,20 +59,20 @@ def local_gather(
     _require_same_type(dst, "src_buffer", src_buffer)
     _check_groups(src_buffer, index)
     count = _check_counts(index, num_elem_per_idx, num_valid_indices)
-    if free_size(dst) != count * num_elem_per_idx:
+    if dst.free_size != count * num_elem_per_idx:
         raise NkiValidationError(
             f"operand 'dst' must have {count * num_elem_per_idx} elements per partition ({count} indices of "
             f"{num_elem_per_idx} elements), got {dst}"
         )
-    columns = np.arange(free_size(index))[np.newaxis, :]
+    columns = np.arange(index.free_size)[np.newaxis, :]
     lanes = np.arange(index.shape[0])[:, np.newaxis] % _CORE_PARTITIONS
     is_valid = columns * _CORE_PARTITIONS + lanes < count
     check_written(call.core, "index", index, is_valid.reshape(index.shape))
-    cores, width = index.shape[0] // _CORE_PARTITIONS, free_size(index)
+    cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
     groups = index.array.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
     lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
     elements = (lists[:, :, np.newaxis] + np.arange(num_elem_per_idx)).reshape(cores, count * num_elem_per_idx)
-    limit = free_size(src_buffer)
+    limit = src_buffer.free_size
     if (elements >= limit).any():
         group, position = np.argwhere(elements >= limit)[0] // (1, num_elem_per_idx)
         first = lists[group, position]
@@ -104,7 +103,7 @@ def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: An
     """How many indices each group uses."""
     if not _is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
-    total = _CORE_PARTITIONS * free_size(index)
+    total = _CORE_PARTITIONS * index.free_size
     count = total if num_valid_indices is None else num_valid_indices
     if not _is_integer(count) or not 1 <= count <= total:
         raise NkiValidationError(
@@ -142,8 +141,8 @@ def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor)
     same_tile_size({"dst": dst, "indices": indices}, "indices", "dst")
     same_partitions({"data": data, "indices": indices}, "data", "indices")
     _require_same_type(dst, "data", data)
-    limit = free_size(data)
-    elements = indices.array.astype(np.int64).reshape(indices.shape[0], free_size(indices))
+    limit = data.free_size
+    elements = indices.array.astype(np.int64).reshape(indices.shape[0], indices.free_size)
     if (elements >= limit).any():
         partition, position = np.argwhere(elements >= limit)[0]
         raise OutOfRangeError(
@@ -164,8 +163,8 @@ def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, elements: 
     """Move the ``elements`` of each partition of ``source``, an array (partitions, elements per partition of ``dst``),
     of which alone must have been written."""
     if not source.storage.written.is_full:
-        is_read = np.zeros((source.shape[0], free_size(source)), np.bool_)
+        is_read = np.zeros((source.shape[0], source.free_size), np.bool_)
         np.put_along_axis(is_read, elements, True, axis=1)
         check_written(core, name, source, is_read.reshape(source.shape))
-    rows = source.array.reshape(source.shape[0], free_size(source))
+    rows = source.array.reshape(source.shape[0], source.free_size)
     dst.array[...] = np.take_along_axis(rows, elements, axis=1).reshape(dst.shape)

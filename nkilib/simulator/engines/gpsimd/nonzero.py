@@ -18,7 +18,6 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
-from ..blocks import free_size
 
 _INT32 = np.iinfo(np.int32)
 
@@ -41,8 +40,8 @@ def nonzero_with_count(
     ``index_offset``, first. The other partitions are neither read nor written. trn2 and newer.
     """
     same_partitions({"dst": dst, "src": src}, "src", "dst")
-    width = free_size(src)
-    if free_size(dst) != width + 1:
+    width = src.free_size
+    if dst.free_size != width + 1:
         raise NkiValidationError(
             f"operand 'dst' must have {width + 1} elements per partition, one more than 'src', got {dst}"
         )

@@ -16,7 +16,6 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import free_size
 from ..vector.elementwise import require_bit_patterns
 
 _ARITHMETIC = {"add": np.add, AVERAGE: np.add, "maximum": np.maximum}
@@ -34,9 +33,9 @@ def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor
     ``op`` is ``nl.add``, ``nl.average`` or ``nl.max``, in float32, or ``nl.bitwise_or`` or ``nl.bitwise_and`` on
     integers of one width.
     """
-    if dst.shape[0] != 1 or free_size(dst) != free_size(data):
+    if dst.shape[0] != 1 or dst.free_size != data.free_size:
         raise NkiValidationError(
-            f"operand 'dst' must have 1 partition and the {free_size(data)} elements per partition of 'data', got {dst}"
+            f"operand 'dst' must have 1 partition and the {data.free_size} elements per partition of 'data', got {dst}"
         )
     if data.shape[0] == 0:
         raise NkiValidationError(f"operand 'data' must have partitions to reduce, got {data}")

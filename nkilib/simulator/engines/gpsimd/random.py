@@ -40,7 +40,6 @@ from ...terms.dtypes import (
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import free_size
 
 _INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})
 _UNIFORM = _INTEGERS | {float8_e4m3, float8_e5m2, float16, bfloat16, float32, tfloat32}
@@ -56,7 +55,7 @@ def _lanes(tensor: NkiTensor) -> slice:
 
 def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
     """32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
-    return call.core.random.of(call.engine).draw(_lanes(tensor), free_size(tensor))
+    return call.core.random.of(call.engine).draw(_lanes(tensor), tensor.free_size)
 
 
 @instruction(

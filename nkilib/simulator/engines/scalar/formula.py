@@ -21,7 +21,6 @@ from ..blocks import (
     SourceRows,
     blocks_of_rows,
     column,
-    free_size,
     is_same_view,
     is_worth_deferring,
     row_blocks,
@@ -101,7 +100,7 @@ def _reduce_and_store(
         dst.storage.drop_deferred()  # the formula reads from where it comes; all of it is overwritten
     result = ResultRows(core, "result", dst)
     is_apart = result.is_apart_from(data)
-    for rows in row_blocks(dst, free_size(dst), data):
+    for rows in row_blocks(dst, dst.free_size, data):
         values = result.open(rows)
         formula.evaluate(rows, values, values if is_apart else None)
         accumulation.add_rows(rows, values)
@@ -112,7 +111,7 @@ def _reduce_and_defer(core: Core, dst: NkiTensor, formula: _Formula, accumulatio
     """Leave the results, which take the place of the data, to who reads them: a store to HBM, or often nobody."""
     results = _Results(core, formula, dst)
     if accumulation.is_reducing:
-        for rows, values in results.blocks("result", (slice(0, dst.shape[0]), slice(0, free_size(dst)))):
+        for rows, values in results.blocks("result", (slice(0, dst.shape[0]), slice(0, dst.free_size))):
             accumulation.add_rows(rows, values)
         results.times_computed = 1
     dst.storage.defer(Deferred(dst.layout, dst.dtype, formula.source.memory, False, results.write))
@@ -131,7 +130,7 @@ class _Results:
         self._core = core
         self._formula = formula
         self._dtype = dst.dtype
-        self._shape = (dst.shape[0], free_size(dst))
+        self._shape = (dst.shape[0], dst.free_size)
         self.times_computed = 0
 
     def blocks(

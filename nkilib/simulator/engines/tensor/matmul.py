@@ -25,7 +25,6 @@ from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
 from ...terms.regions import MemoryRegion
 from ...timing import costs
-from ..blocks import free_size
 from .psum import accumulate_in_psum
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
@@ -159,9 +158,9 @@ def _matrices(
             if len(tile.shape) < 3 or tile.shape[1] != _ROW_PAIR:
                 raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
         return tuple(  # type: ignore[return-value]
-            tile.array.reshape(tile.shape[0] * _ROW_PAIR, free_size(tile) // _ROW_PAIR) for tile in (stationary, moving)
+            tile.array.reshape(tile.shape[0] * _ROW_PAIR, tile.free_size // _ROW_PAIR) for tile in (stationary, moving)
         )
-    left, right = (tile.array.reshape(tile.shape[0], free_size(tile)) for tile in (stationary, moving))
+    left, right = (tile.array.reshape(tile.shape[0], tile.free_size) for tile in (stationary, moving))
     return left, right
 
 
@@ -186,7 +185,7 @@ def _check_sizes(
     most = PSUM_PARTITION_BYTES // dst.dtype.itemsize if on_trn3 else _MOVING_MAX
     if right[1] > most:
         raise NkiValidationError(f"operand 'moving' must have at most {most} free elements, got {right[1]}")
-    if dst.shape[0] != left[1] or free_size(dst) != right[1]:
+    if dst.shape[0] != left[1] or dst.free_size != right[1]:
         raise NkiValidationError(f"operand 'dst' must be of shape ({left[1]}, {right[1]}), got {dst}")
     if not on_trn3:
         _check_bank(dst)
@@ -230,7 +229,7 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     The Tensor engine goes from SBUF to PSUM, up to 128 x 128; the Vector engine between any two of them, up to 32 x 32.
     Unless told, the former is taken where source and destination allow it.
     """
-    rows, columns = data.shape[0], free_size(data)
+    rows, columns = data.shape[0], data.free_size
     most = PARTITIONS if call.engine is Engine.tensor else _VECTOR_TRANSPOSE_MAX
     if rows > most or columns > most:
         raise NkiValidationError(
@@ -240,7 +239,7 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
         raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
     if dst.dtype != data.dtype:
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
-    if (dst.shape[0], free_size(dst)) != (columns, rows):
+    if (dst.shape[0], dst.free_size) != (columns, rows):
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
     if call.engine is Engine.tensor and call.core.generation.version is not nc_version.gen4:
         _check_bank(dst)

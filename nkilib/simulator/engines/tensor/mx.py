@@ -31,7 +31,6 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
-from ..blocks import free_size
 from .psum import accumulate_in_psum
 
 _QUADRANT = 32
@@ -73,12 +72,12 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
     for name, tile in (("dst", dst), ("src", src)):
         check_engine_access(name, tile)
     _check_partitions("src", src)
-    partitions, columns = src.shape[0], free_size(src)
+    partitions, columns = src.shape[0], src.free_size
     if columns % BLOCK_COLUMNS:
         raise NkiValidationError(
             f"operand 'src' must have a multiple of {BLOCK_COLUMNS} elements in a partition, got {src}"
         )
-    if dst.shape[0] != partitions or free_size(dst) * BLOCK_COLUMNS != columns:
+    if dst.shape[0] != partitions or dst.free_size * BLOCK_COLUMNS != columns:
         raise NkiValidationError(
             f"operand 'dst' must be of shape ({partitions}, {columns // BLOCK_COLUMNS}), four elements of 'src' in "
             f"each, got {dst}"
@@ -139,7 +138,7 @@ def _contracted(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _matrix(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> npt.NDArray[np.float64]:
     """The values of an MX matrix: (partitions, elements of a partition, 4)."""
-    partitions, columns = tile.shape[0], free_size(tile)
+    partitions, columns = tile.shape[0], tile.free_size
     rows = _scale_rows(f"{name}_scale", scale, name, tile, columns)
     check_written(call.core, f"{name}_scale", rows)
     scales = rows.array.view(np.uint8).reshape(partitions // BLOCK_ROWS, columns)
@@ -152,7 +151,7 @@ def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, co
     check_consecutive_partitions(name, scale)
     quadrants = data.shape[0] // _QUADRANT
     partitions = (quadrants - 1) * _QUADRANT + _QUADRANT_SCALES
-    if scale.shape[0] < partitions or free_size(scale) != columns:
+    if scale.shape[0] < partitions or scale.free_size != columns:
         raise NkiValidationError(
             f"operand {name!r} must have {columns} elements in a partition, and at least {partitions} partitions for "
             f"the {data.shape[0]} of {data_name!r}: {_QUADRANT_SCALES} scales for each {_QUADRANT} partitions, where "
@@ -216,7 +215,7 @@ def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows:
             f"operands 'stationary' and 'moving' must have the same partition dimension, got {stationary.shape[0]} and "
             f"{moving.shape[0]}"
         )
-    columns, moving_columns = free_size(stationary), free_size(moving)
+    columns, moving_columns = stationary.free_size, moving.free_size
     if stationary.shape[0] > rows or columns > PARTITIONS:
         raise NkiValidationError(
             f"operand 'stationary' must fit a tile of {rows} rows and {PARTITIONS} columns, got {stationary}"
@@ -228,5 +227,5 @@ def _check_sizes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, rows:
         raise NkiValidationError(
             f"operand 'moving' must have at most {most} free elements for 'dst' of {dst.dtype}, got {moving}"
         )
-    if dst.shape[0] != columns or free_size(dst) != moving_columns:
+    if dst.shape[0] != columns or dst.free_size != moving_columns:
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {moving_columns}), got {dst}")

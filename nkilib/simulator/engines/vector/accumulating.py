@@ -18,7 +18,7 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import read_accumulators
-from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
+from ..blocks import ResultRows, SourceRows, column, row_blocks
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
 
@@ -69,7 +69,7 @@ def tensor_scalar_reduce(
     if (reduce_init is not None) != (reduce_cmd is commands.load_reduce):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
     source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), data, operand0):
+    for rows in row_blocks(dst, dst.free_size, data, operand0):
         values = result.open(rows)
         step.apply_float(source.load(rows), step.load(rows), values)
         reduction.add_rows(rows, values)
@@ -117,8 +117,8 @@ def select_reduce(
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     source, result = SourceRows(call.core, "source", on_true), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), predicate, on_true, on_false):
-        chosen = ((predicate.array[rows] != 0) != bool(reverse_pred)).reshape(rows.stop - rows.start, free_size(dst))
+    for rows in row_blocks(dst, dst.free_size, predicate, on_true, on_false):
+        chosen = ((predicate.array[rows] != 0) != bool(reverse_pred)).reshape(rows.stop - rows.start, dst.free_size)
         picked = np.where(chosen, source.load(rows), column(on_false, rows)).astype(np.float32, copy=False)
         values = result.open(rows)
         np.copyto(values, picked)
@@ -159,7 +159,7 @@ def exponential(
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs a reduce_cmd other than idle, which leaves nothing to read")
     source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), src, max_value):
+    for rows in row_blocks(dst, dst.free_size, src, max_value):
         values = result.open(rows)
         np.subtract(source.load(rows), column(max_value, rows), out=values)
         np.exp(values, out=values)

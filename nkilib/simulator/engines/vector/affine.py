@@ -13,7 +13,6 @@ import numpy.typing as npt
 from ...target.limits import FREE_DIMENSIONS_MAX
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError
-from ..blocks import free_size
 
 _INT32 = np.iinfo(np.int32)
 
@@ -40,10 +39,10 @@ def affine_values(
         counts = [index(count) for _, count in pattern]
     except (TypeError, ValueError):
         raise NkiValidationError(f"pattern must be [[step, num], ...] of integers, got {pattern!r}") from None
-    if not 1 <= len(counts) <= FREE_DIMENSIONS_MAX or min(counts) < 1 or prod(counts) != free_size(dst):
+    if not 1 <= len(counts) <= FREE_DIMENSIONS_MAX or min(counts) < 1 or prod(counts) != dst.free_size:
         raise NkiValidationError(
             f"pattern must have 1 to {FREE_DIMENSIONS_MAX} pairs [step, num] whose numbers multiply to the "
-            f"{free_size(dst)} elements per partition of {dst}, got {pattern!r}"
+            f"{dst.free_size} elements per partition of {dst}, got {pattern!r}"
         )
     numbers = [("offset", offset), ("channel_multiplier", channel_multiplier), *(("a step", step) for step in steps)]
     for name, value in numbers:

@@ -36,7 +36,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
-from ..blocks import ResultRows, SourceRows, free_size, row_blocks
+from ..blocks import ResultRows, SourceRows, row_blocks
 from ..integer_arithmetic import are_integers, compute_integers
 from .elementwise import ScalarOperator, require_bit_patterns
 
@@ -61,7 +61,7 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Eng
         return
     no_cast_of_packed(dst, src)
     source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), src):
+    for rows in row_blocks(dst, dst.free_size, src):
         values = result.open(rows)
         np.copyto(values, source.load(rows))
         result.store(rows, values)
@@ -122,7 +122,7 @@ def tensor_tensor(
         return
     left, right = SourceRows(call.core, "left", data1), SourceRows(call.core, "right", data2)
     result = ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), data1, data2):
+    for rows in row_blocks(dst, dst.free_size, data1, data2):
         values = result.open(rows)
         ARITHMETIC[key](left.load(rows), right.load(rows), values)
         result.store(rows, values)
@@ -179,7 +179,7 @@ def tensor_scalar(
     for number, step in enumerate(steps):
         step.require_float32_operand(f"operand{number}")
     source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
+    for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
         values, out = source.load(rows), result.open(rows)
         operands = [step.load(rows) for step in steps]
         for step, operand in zip(steps, operands, strict=True):
@@ -247,7 +247,7 @@ def scalar_tensor_tensor(
         raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
     source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
     result = ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), data, operand0, operand1):
+    for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
         out, right = result.open(rows), second.load(rows)
         # op0's result must not land in dst before operand1 is read from it.
         middle = call.core.scratch("middle", out.size).reshape(out.shape)
@@ -287,18 +287,18 @@ def tensor_reduce(
     reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
     inner = prod(data.shape[first:])
     source = SourceRows(call.core, "source", data)
-    results = np.empty((data.shape[0], free_size(dst)), np.float32)
+    results = np.empty((data.shape[0], dst.free_size), np.float32)
     results.fill(ARITHMETIC_REDUCTIONS[key].identity)
     # The reduction along the second of two axes is several times as fast as that along the third of three.
-    is_whole_row = free_size(dst) == 1
+    is_whole_row = dst.free_size == 1
     bits = _dense_bfloat16(data) if is_whole_row and key == "maximum" else None
     if bits is not None:
         results[:, 0] = row_maxima(bits)
-    for rows in row_blocks(data, free_size(data)) if free_size(data) and bits is None else ():
+    for rows in row_blocks(data, data.free_size) if data.free_size and bits is None else ():
         if is_whole_row:
             reduce(source.load(rows), axis=1, out=results[rows, 0])
         else:
-            reduce(source.load(rows).reshape(-1, free_size(dst), inner), axis=2, out=results[rows])
+            reduce(source.load(rows).reshape(-1, dst.free_size, inner), axis=2, out=results[rows])
     store_float(dst.array, np.negative(results) if negate else results, dst.dtype)
 
 
@@ -327,7 +327,7 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
     expected = kept + (1,) * (data.ndim - len(kept))
     if keepdims and dst.shape != expected:
         raise NkiValidationError(f"keepdims=True needs dst of shape {list(expected)}, got {dst}")
-    if free_size(dst) != prod(kept[1:]):
+    if dst.free_size != prod(kept[1:]):
         raise NkiValidationError(f"operand 'dst' must have {prod(kept[1:])} elements per partition, got {dst}")
 
 
@@ -340,7 +340,7 @@ def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """``1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), data):
+    for rows in row_blocks(dst, dst.free_size, data):
         values = result.open(rows)
         np.divide(np.float32(1.0), source.load(rows), out=values)
         result.store(rows, values)

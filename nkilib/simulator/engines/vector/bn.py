@@ -15,7 +15,6 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import free_size
 
 # Elements of one (count, mean, variance * count); bn_stats leaves one for the even and one for the odd elements.
 _TUPLE = 3
@@ -37,7 +36,7 @@ def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     one; ``dst`` has 6 elements per partition. Float32 arithmetic. A single element leaves the odd tuple (0, 0, 0).
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
-    if not 1 <= free_size(data) <= TileSize.bn_stats_fmax:
+    if not 1 <= data.free_size <= TileSize.bn_stats_fmax:
         raise NkiValidationError(
             f"operand 'data' must have 1 to {TileSize.bn_stats_fmax} elements per partition "
             f"(nl.tile_size.bn_stats_fmax), got {data}: call bn_stats on pieces and combine them with bn_aggr"
@@ -70,13 +69,13 @@ def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     nothing; where all counts are 0, mean and variance are NaN.
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
-    if free_size(data) == 0 or free_size(data) % _TUPLE:
+    if data.free_size == 0 or data.free_size % _TUPLE:
         raise NkiValidationError(
             f"operand 'data' must have a multiple of {_TUPLE} elements per partition, tuples (count, mean, variance * "
             f"count) as bn_stats writes them, got {data}"
         )
     _require_elements(dst, _MEAN_AND_VARIANCE, "mean and variance")
-    tuples = _rows(data).reshape(data.shape[0], free_size(data) // _TUPLE, _TUPLE)
+    tuples = _rows(data).reshape(data.shape[0], data.free_size // _TUPLE, _TUPLE)
     count, mean, squares = np.moveaxis(tuples, 2, 0)
     total = count.sum(axis=1, keepdims=True)
     overall = (count * mean).sum(axis=1, keepdims=True) / total
@@ -86,9 +85,9 @@ def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
 
 def _rows(data: NkiTensor) -> Float32s:
     """A copy of the elements in float32, of shape (partitions, elements per partition)."""
-    return data.array.astype(np.float32).reshape(data.shape[0], free_size(data))
+    return data.array.astype(np.float32).reshape(data.shape[0], data.free_size)
 
 
 def _require_elements(dst: NkiTensor, elements: int, meaning: str) -> None:
-    if free_size(dst) != elements:
+    if dst.free_size != elements:
         raise NkiValidationError(f"operand 'dst' must have {elements} elements per partition ({meaning}), got {dst}")

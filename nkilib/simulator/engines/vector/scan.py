@@ -23,7 +23,7 @@ from ...terms.enums import Engine
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import column, free_size
+from ..blocks import column
 from .registers import RegisterReduction
 
 Float32s = npt.NDArray[np.float32]
@@ -124,7 +124,7 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
 
 def _steps(tensor: NkiTensor) -> Float32s:
     """A float32 copy (elements per partition, partitions): row i holds what step i reads, of all partitions."""
-    return tensor.array.reshape(tensor.shape[0], free_size(tensor)).T.astype(np.float32, order="C")
+    return tensor.array.reshape(tensor.shape[0], tensor.free_size).T.astype(np.float32, order="C")
 
 
 def _vector(operand: Any, tensor: NkiTensor) -> Float32s:

@@ -20,7 +20,7 @@ from ...terms.dtypes import uint16, uint32
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import SourceRows, free_size, row_blocks
+from ..blocks import SourceRows, row_blocks
 
 _VALUES = 8
 _SEARCHED_MAX = 16384
@@ -49,7 +49,7 @@ def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
     _check_row_of_eight("dst", dst)
     source = SourceRows(call.core, "source", src)
     largest = np.empty((src.shape[0], _VALUES), np.float32)
-    for rows in row_blocks(src, free_size(src)):
+    for rows in row_blocks(src, src.free_size):
         values = source.load(rows)
         largest[rows] = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
     largest.sort(axis=1)
@@ -76,7 +76,7 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
     _check_row_of_eight("dst", dst)
     source, wanted = SourceRows(call.core, "source", data), SourceRows(call.core, "wanted", vals)
     positions = np.empty((data.shape[0], _VALUES), np.int64)
-    for rows in row_blocks(data, free_size(data)):
+    for rows in row_blocks(data, data.free_size):
         positions[rows], _ = _match(source.load(rows), wanted.load(rows), range(_VALUES))
     _store_positions(dst, positions)
 
@@ -112,7 +112,7 @@ def nc_match_replace8(
         raise NkiValidationError(f"imm must be a number, got {imm!r}")
     source, wanted = SourceRows(call.core, "source", data), SourceRows(call.core, "wanted", vals)
     positions = np.empty((data.shape[0], _VALUES), np.int64)
-    for rows in row_blocks(dst, free_size(dst), data, vals):
+    for rows in row_blocks(dst, dst.free_size, data, vals):
         values = source.load(rows)
         positions[rows], is_kept = _match(values, wanted.load(rows), reversed(range(_VALUES)))
         _store_replaced(dst, data, rows, values, is_kept, imm)
@@ -165,14 +165,14 @@ def _check_dimensions(name: str, tensor: NkiTensor) -> None:
 
 
 def _check_searched(name: str, tensor: NkiTensor, least: int) -> None:
-    if not least <= free_size(tensor) <= _SEARCHED_MAX:
+    if not least <= tensor.free_size <= _SEARCHED_MAX:
         raise NkiValidationError(
             f"operand {name!r} must have {least} to {_SEARCHED_MAX} elements per partition, got {tensor}"
         )
 
 
 def _check_eight(name: str, tensor: NkiTensor) -> None:
-    if free_size(tensor) != _VALUES:
+    if tensor.free_size != _VALUES:
         raise NkiValidationError(f"operand {name!r} must have {_VALUES} elements per partition, got {tensor}")
 
 

@@ -22,7 +22,7 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import read_accumulators
-from ..blocks import ResultRows, SourceRows, column, free_size, row_blocks
+from ..blocks import ResultRows, SourceRows, column, row_blocks
 from .affine import affine_values
 from .registers import RegisterReduction
 
@@ -119,9 +119,9 @@ def range_select(
     reduction = RegisterReduction(call.core, on_true_tile, reduce_cmd, "maximum", allowed)
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
-    positions = _positions(range_start, free_size(on_true_tile))
+    positions = _positions(range_start, on_true_tile.free_size)
     source, result = SourceRows(call.core, "source", on_true_tile), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, free_size(dst), on_true_tile, bound0, bound1):
+    for rows in row_blocks(dst, dst.free_size, on_true_tile, bound0, bound1):
         chosen = np.empty((2, rows.stop - rows.start, positions.size), np.bool_)
         compare0(positions, column(bound0, rows), chosen[0])
         compare1(positions, column(bound1, rows), chosen[1])

@@ -1,0 +1,67 @@
+"""``nkilib.work``: what a kernel function works on is stated beside it, and the function stays as it is."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+import nkilib.simulator
+from nkilib.work import Work, stated_work, states_work
+from tests.fresh_python import run_fresh
+
+
+def of_rows(rows: int, **_: Any) -> Work:
+    return Work(hbm_bytes=4 * rows)
+
+
+def made() -> Any:
+    def kernel(rows: int) -> int:
+        return rows
+
+    return kernel
+
+
+def test_the_function_itself_stays_as_it_is() -> None:
+    kernel = made()
+    before = dict(vars(kernel))
+    assert states_work(of_rows)(kernel) is kernel
+    assert vars(kernel) == before and stated_work(kernel) is of_rows
+    assert stated_work(made()) is None
+
+
+def test_what_wraps_a_function_works_on_the_same() -> None:
+    kernel = states_work(of_rows)(made())
+
+    @functools.wraps(kernel)
+    def wrapper(rows: int) -> Any:
+        return kernel(rows)
+
+    assert stated_work(wrapper) is of_rows
+    states_work(lambda **_: Work(0))(wrapper)
+    assert stated_work(wrapper) is not of_rows and stated_work(kernel) is of_rows
+
+
+@pytest.mark.parametrize("callable_", [functools.partial(of_rows, 1), len, [].append])
+def test_of_other_callables_nothing_is_stated(callable_: Any) -> None:
+    assert stated_work(callable_) is None
+
+
+def test_the_statement_keeps_no_function_alive() -> None:
+    kernel = states_work(of_rows)(made())
+    seen = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert seen() is None
+
+
+def test_the_simulator_exports_the_same_names() -> None:
+    assert nkilib.simulator.Work is Work and nkilib.simulator.states_work is states_work
+
+
+def test_on_a_device_no_simulator_is_imported_for_it() -> None:
+    code = "import sys, nkilib.work\nprint([name for name in sys.modules if name.startswith('nkilib.')])"
+    assert run_fresh(code, "auto").output.splitlines() == ["['nkilib.work']"]
