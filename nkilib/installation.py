@@ -51,12 +51,12 @@ def mixture() -> str | None:
     for name in _SHARED:
         module = sys.modules.get(name)
         spec = module.__spec__ if module is not None else PathFinder.find_spec(name, paths[name.rpartition(".")[0]])
-        origin = spec.origin if spec is not None else None
-        expected = os.path.join(os.path.dirname(HOME), *name.split("."), "__init__.py")
-        if spec is None or origin is None or not _is_same(origin, expected):
-            return _message(name, origin)
-        if name == "nkilib" and not _is_ours(module):
-            return _message(name, origin)
+        if spec is None:  # not on the path: a program in one file, for example, which finds modules in other ways
+            return None
+        home = os.path.join(os.path.dirname(HOME), *name.split("."))
+        is_here = spec.origin is not None and _is_same(os.path.dirname(spec.origin), home)
+        if not is_here or (name == "nkilib" and not _is_ours(module)):
+            return _message(name, spec.origin)
         paths[name] = list(module.__path__ if module is not None else spec.submodule_search_locations or ())
     return None
 

@@ -32,7 +32,7 @@ class Work:
     dtype: str = "float32"
 
 
-# Takes a kernel's parameters, by name.
+# A function with a kernel's parameters, by name, that returns the kernel's work.
 StatesWork = Callable[..., Work]
 
 _STATED: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()

@@ -29,6 +29,7 @@ def run_fresh(
     before: Sequence[Path] = (),
     after: Sequence[Path] = (),
     home: Path = CHECKOUT,
+    options: Sequence[str] = (),
 ) -> Outcome:
     """Run `code` with nkilib importable from the directory `home`.
 
@@ -37,6 +38,7 @@ def run_fresh(
         backend: value of NKILIB_BACKEND; None leaves the variable unset.
         before: directories on the import path ahead of `home`.
         after: directories on the import path behind `home`, ahead of what is installed.
+        options: of the interpreter, such as ``-O``.
     """
     environment = {name: value for name, value in os.environ.items() if name not in ("NKILIB_BACKEND", "PYTHONPATH")}
     environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in (*before, home, *after))
@@ -45,7 +47,7 @@ def run_fresh(
     # -P would keep the working directory off the path, but Python 3.10 lacks it: run where there is nothing to import.
     nowhere = Path(sys.executable).parent
     process = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *options, "-c", code],
         env=environment,
         cwd=nowhere,
         capture_output=True,

@@ -24,7 +24,7 @@ class Change:
     Attributes:
         path: of the file.
         is_new: it is not there yet.
-        hunks: for each its lines with their first character: " ", "+" or "-".
+        hunks: for each its lines with their first character: " ", "+" or "-"; an empty line stands for " ".
     """
 
     path: str
@@ -37,7 +37,9 @@ class Change:
         assert file.exists() != self.is_new, f"{self.path} is there already, or not there"
         text = "" if self.is_new else file.read_text(encoding="utf-8")
         for hunk in self.hunks:
-            before, after = ("".join(f"{line[1:]}\n" for line in hunk if line[0] in kinds) for kinds in (" -", " +"))
+            before, after = (
+                "".join(f"{line[1:]}\n" for line in hunk if (line[:1] or " ") in kinds) for kinds in (" -", " +")
+            )
             assert self.is_new or text.count(before) == 1, f"{self.path} has not this once:\n{before}"
             text = after if self.is_new else text.replace(before, after)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def changes_of(section: str) -> list[Change]:
             r"^--- (\S+)\n\+\+\+ b/(\S+)\n(.*?)(?=^--- |\Z)", block, re.MULTILINE | re.DOTALL
         ):
             hunks = [hunk.splitlines() for hunk in re.split(r"^@@.*\n", body, flags=re.MULTILINE)[1:]]
-            assert hunks and all(line[:1] in (" ", "+", "-") and line for hunk in hunks for line in hunk), path
+            assert hunks and all(line[:1] in ("", " ", "+", "-") for hunk in hunks for line in hunk), path
             found.append(Change(path, old == "/dev/null", tuple(tuple(hunk) for hunk in hunks)))
     return found
 
@@ -107,3 +109,10 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row(copied: Path
         "tests/torch/functions/test_squared_error.py",
     ]
     run(copied, "-c", "from nkilib.torch import squared_error; assert callable(squared_error)")
+
+
+def test_an_option_takes_at_most_five_files_and_no_code_of_torch(copied: Path) -> None:
+    paths = applied("Adding an option", copied)
+    assert len(paths) == len(set(paths)) <= 5
+    assert not [path for path in paths if path.startswith("nkilib/torch")]
+    assert [path for path in paths if path.startswith("tests")] and "docs/torch.md" in paths

@@ -15,7 +15,7 @@ import pytest
 from tests.neuron import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[Any]:
         for match in BLOCK.finditer(text):
             if match.group(1) == language:
                 line = text[: match.start()].count("\n") + 1
-                found.append(pytest.param(match.group(2), id=f"{page.name}:{line}"))
+                found.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}:{line}"))
     return found
 
 

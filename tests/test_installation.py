@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hatchling.build
+import ml_dtypes
+import numpy
+import pip
 import pytest
 
-from tests.fresh_python import CHECKOUT, run_fresh
+from tests.fresh_python import CHECKOUT
 
 # What the package of AWS has where ours has something too. Its first file imports every module beside it.
 THEIRS = {
@@ -42,7 +45,7 @@ print(nkilib.__version__, nkilib.__file__, OWNER)
 
 @dataclass(frozen=True)
 class Machine:
-    """A virtual environment with nothing in it but what the tests install, and the packages of this one behind it."""
+    """A virtual environment with numpy and ml_dtypes, for a test to install into."""
 
     root: Path
 
@@ -56,11 +59,19 @@ class Machine:
         return site
 
     def pip(self, *arguments: str | Path) -> None:
-        pip = [sys.executable, "-m", "pip", "--python", self.python, "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *arguments], check=True, capture_output=True, text=True)
+        """pip of this environment, run in the other one."""
+        command = ["-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+        done = self.run(*command, PYTHONPATH=str(self.root / "only-pip"))
+        assert done.returncode == 0, done.stderr
 
     def install(self, wheel: Path) -> None:
-        self.pip("install", "--no-deps", "--no-index", "--force-reinstall", wheel)
+        """As pip does it."""
+        self.pip("install", "--no-deps", "--no-index", "--no-compile", "--force-reinstall", wheel)
+
+    def unpack(self, *wheels: Path) -> None:
+        """What an installation comes to, sooner: a wheel's paths are those in site-packages."""
+        for wheel in wheels:
+            shutil.unpack_archive(wheel, self.site, "zip")
 
     def run(self, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run its Python where there is nothing to import from."""
@@ -69,6 +80,12 @@ class Machine:
         return subprocess.run(
             [self.python, *arguments], env=environment | variables, cwd=self.root, capture_output=True, text=True
         )
+
+    def error_of(self, code: str, tree: Path) -> str:
+        """The last line of what lines of Python end with, where PYTHONPATH names a tree."""
+        done = self.run("-c", code, PYTHONPATH=str(tree), NKILIB_BACKEND="simulator")
+        assert done.returncode == 1
+        return done.stderr.strip().splitlines()[-1]
 
     def prints(self, code: str, **variables: str) -> str:
         done = self.run("-c", code, **variables)
@@ -108,23 +125,28 @@ def _wheel(directory: Path, name: str, files: Mapping[str, str]) -> Path:
     return wheel
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """A new environment; numpy and ml_dtypes come from this one, behind all else."""
-    root = tmp_path / "environment"
+def _new_machine(root: Path) -> Machine:
+    """A new environment, which has numpy and ml_dtypes of this one and nothing else of it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
     made = Machine(root)
-    [numpy] = {str(Path(module.__file__).parents[1]) for module in _numeric_packages()}
-    # Not as a .pth: those of the outer environment would be read too.
-    (made.site / "zz-outer.pth").write_text(f"{numpy}\n")
+    for module, directory in ((numpy, made.site), (ml_dtypes, made.site), (pip, root / "only-pip")):
+        directory.mkdir(exist_ok=True)
+        home = Path(module.__path__[0])
+        for part in home.parent.glob(f"{home.name}*"):  # with its metadata and libraries
+            (directory / part.name).symlink_to(part)
     return made
 
 
-def _numeric_packages() -> list[object]:
-    import ml_dtypes
-    import numpy
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A new environment to install into."""
+    return _new_machine(tmp_path / "environment")
 
-    return [numpy, ml_dtypes]
+
+@pytest.fixture(scope="module")
+def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """An environment without any nkilib, for trees that PYTHONPATH names. Nothing is installed into it."""
+    return _new_machine(tmp_path_factory.mktemp("bare") / "environment")
 
 
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -146,8 +168,11 @@ def test_the_wheel_writes_none_of_their_paths(wheels: dict[str, Path]) -> None:
 def test_ours_is_imported_beside_theirs_and_leaves_them_whole(
     first: str, kind: str, wheels: dict[str, Path], machine: Machine
 ) -> None:
-    for each in (kind, "theirs") if first == "ours" else ("theirs", kind):
-        machine.install(wheels[each])
+    if first == "theirs":
+        machine.unpack(wheels["theirs"])
+    machine.install(wheels[kind])
+    if first == "ours":
+        machine.unpack(wheels["theirs"])
     home = CHECKOUT if kind == "editable" else machine.site / "nkilib-packages"
     assert machine.prints(IMPORT_BOTH) == f"0.1.0 {home / 'nkilib' / '__init__.py'} theirs"
 
@@ -169,15 +194,15 @@ def test_ours_is_imported_beside_theirs_and_leaves_them_whole(
 
 
 def test_one_kind_of_installation_takes_the_place_of_the_other(wheels: dict[str, Path], machine: Machine) -> None:
-    machine.install(wheels["theirs"])
-    for kind, home in (("ours", machine.site / "nkilib-packages"), ("editable", CHECKOUT)) * 2:
+    machine.unpack(wheels["theirs"])
+    installed, editable = ("ours", machine.site / "nkilib-packages"), ("editable", CHECKOUT)
+    for kind, home in (installed, editable, installed):
         machine.install(wheels[kind])
         assert machine.prints("import nkilib; print(nkilib.__file__)") == str(home / "nkilib" / "__init__.py")
 
 
 def test_theirs_can_be_removed_from_beside_ours(wheels: dict[str, Path], machine: Machine) -> None:
-    machine.install(wheels["theirs"])
-    machine.install(wheels["ours"])
+    machine.unpack(wheels["theirs"], wheels["ours"])
     machine.pip("uninstall", "--yes", "neuronx_cc")
     assert (
         machine.prints("import nkilib.experimental.loss as loss; print(loss.choose_tiling.__name__)") == "choose_tiling"
@@ -187,15 +212,14 @@ def test_theirs_can_be_removed_from_beside_ours(wheels: dict[str, Path], machine
 
 @pytest.mark.parametrize("kind", ["ours", "editable"])
 def test_the_variable_of_theirs_asks_for_theirs(kind: str, wheels: dict[str, Path], machine: Machine) -> None:
-    machine.install(wheels["theirs"])
-    machine.install(wheels[kind])
+    machine.unpack(wheels["theirs"], wheels[kind])
     code = "import nkilib; print(getattr(nkilib, 'OWNER', 'ours'))"
     for value, owner in (("1", "theirs"), ("True", "theirs"), ("0", "ours"), ("", "ours")):
         assert machine.prints(code, NKILIB_FORCE_BUNDLED_LIBRARY=value) == owner
 
 
 def test_ours_alone_and_what_stands_before_it(wheels: dict[str, Path], machine: Machine, tmp_path: Path) -> None:
-    machine.install(wheels["ours"])
+    machine.unpack(wheels["ours"])
     own = machine.site / "nkilib-packages"
     path = machine.prints("import sys; print(*sys.path, sep='\\n')").splitlines()
     assert path.index(str(own)) + 1 == path.index(str(machine.site))
@@ -260,10 +284,11 @@ def one_directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("module", ["nki", "simulator", "torch", "simulator.profiling"])
-def test_importing_ours_as_part_of_theirs_is_one_clear_error(module: str, led_into_ours: Path) -> None:
+def test_importing_ours_as_part_of_theirs_is_one_clear_error(
+    module: str, led_into_ours: Path, bare_machine: Machine
+) -> None:
     theirs = led_into_ours / "nkilib" / "__init__.py"
-    outcome = run_fresh(f"import nkilib.{module}", "simulator", home=led_into_ours)
-    assert outcome.error == (
+    assert bare_machine.error_of(f"import nkilib.{module}", led_into_ours) == (
         f"ImportError: nkilib: modules of {CHECKOUT / 'nkilib'} are mixed with another package nkilib (the Neuron "
         f"compiler installs one): nkilib is {theirs}. Put {CHECKOUT} first on the import path, in PYTHONPATH, or "
         "install nkilib with pip, which puts it before the other (docs/installing.md)."
@@ -278,41 +303,33 @@ def _in_one_directory(tree: Path) -> str:
     )
 
 
-def test_theirs_over_ours_is_one_clear_error(one_directory: Path) -> None:
-    outcome = run_fresh("import nkilib", "simulator", home=one_directory)
-    assert outcome.error == f"ImportError: {_in_one_directory(one_directory)}"
+def test_theirs_over_ours_is_one_clear_error(one_directory: Path, bare_machine: Machine) -> None:
+    error = bare_machine.error_of("import nkilib", one_directory)
+    assert error == f"ImportError: {_in_one_directory(one_directory)}"
 
 
-def test_ours_without_the_files_that_both_had_is_refused(one_directory: Path) -> None:
+def test_ours_without_the_files_that_both_had_is_refused(one_directory: Path, bare_machine: Machine) -> None:
     """As after the removal of theirs: a directory without __init__ is still a package to Python."""
     for name in THEIRS:
         (one_directory / name).unlink()
-    outcome = run_fresh("import nkilib.simulator", "simulator", home=one_directory)
-    assert outcome.error.startswith(f"ImportError: nkilib: modules of {one_directory / 'nkilib'} are mixed with ")
-    assert ": nkilib is missing. Put " in outcome.error
+    error = bare_machine.error_of("import nkilib.simulator", one_directory)
+    assert error.startswith(f"ImportError: nkilib: modules of {one_directory / 'nkilib'} are mixed with ")
+    assert ": nkilib is missing. Put " in error
 
 
 @pytest.mark.parametrize("package", ["core", "experimental", "experimental/loss"])
-def test_theirs_as_part_of_ours_is_refused(package: str, tmp_path: Path) -> None:
+def test_theirs_as_part_of_ours_is_refused(package: str, tmp_path: Path, bare_machine: Machine) -> None:
     origin = tmp_path / "nkilib" / package / "__init__.py"
     origin.parent.mkdir(parents=True)
     origin.touch()
     outer, _, _ = f"nkilib/{package}".rpartition("/")
     code = f"import {outer.replace('/', '.')} as outer\nouter.__path__.insert(0, {str(tmp_path / outer)!r})\n"
-    outcome = run_fresh(f"{code}import nkilib.nki", "simulator")
-    assert f": nkilib.{package.replace('/', '.')} is {origin}. Put {CHECKOUT} first on" in outcome.error
+    error = bare_machine.error_of(f"{code}import nkilib.nki", CHECKOUT)
+    assert f": nkilib.{package.replace('/', '.')} is {origin}. Put {CHECKOUT} first on" in error
 
 
-def _doctor(tree: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NKI", "NEURON"))}
-    command = [sys.executable, "-m", "nkilib", "doctor"]
-    return subprocess.run(
-        command, env=environment | {"PYTHONPATH": str(tree)}, cwd=tree.parent, capture_output=True, text=True
-    )
-
-
-def test_the_doctor_runs_in_a_mixture_and_names_it(led_into_ours: Path) -> None:
-    done = _doctor(led_into_ours)
+def test_the_doctor_runs_in_a_mixture_and_names_it(led_into_ours: Path, bare_machine: Machine) -> None:
+    done = bare_machine.run("-m", "nkilib", "doctor", PYTHONPATH=str(led_into_ours))
     assert done.returncode == 1
     report = report_of(done)
     theirs = led_into_ours / "nkilib"
@@ -323,15 +340,15 @@ def test_the_doctor_runs_in_a_mixture_and_names_it(led_into_ours: Path) -> None:
     assert report["numpy"][0].isdigit()
 
 
-def test_the_doctor_runs_where_their_package_cannot_even_be_imported(one_directory: Path) -> None:
+def test_the_doctor_runs_where_their_package_cannot_be_imported(one_directory: Path, bare_machine: Machine) -> None:
     """Python warns that it has seen the command before: it was imported with all else."""
-    done = _doctor(one_directory)
+    done = bare_machine.run("-m", "nkilib", "doctor", PYTHONPATH=str(one_directory))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert f"cannot be used: {_in_one_directory(one_directory)}\n" in done.stdout
 
 
-def test_the_doctor_names_another_distribution_in_the_same_directory(one_directory: Path) -> None:
+def test_the_doctor_names_another_owner_of_the_same_directory(one_directory: Path, bare_machine: Machine) -> None:
     """Ours installed over theirs, as before it had a directory of its own: it runs, until one of them is removed."""
     for name in THEIRS:
         if (CHECKOUT / name).is_file():
@@ -341,7 +358,7 @@ def test_the_doctor_names_another_distribution_in_the_same_directory(one_directo
         information.mkdir()
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         (information / "RECORD").write_text("nkilib/__init__.py,,\n")
-    done = _doctor(one_directory)
+    done = bare_machine.run("-m", "nkilib", "doctor", PYTHONPATH=str(one_directory))
     assert done.returncode == 0
     said = report_of(done)["another nkilib"]
     assert said.startswith(f"{one_directory / 'nkilib'} (of ") and "neuronx-cc 2.28.7631.0" in said
@@ -350,8 +367,7 @@ def test_the_doctor_names_another_distribution_in_the_same_directory(one_directo
 
 def test_where_only_theirs_is_reached_there_is_no_doctor(wheels: dict[str, Path], machine: Machine) -> None:
     """docs/installing.md says what to do then: name our directory in PYTHONPATH."""
-    machine.install(wheels["theirs"])
-    machine.install(wheels["ours"])
+    machine.unpack(wheels["theirs"], wheels["ours"])
     done = machine.run("-m", "nkilib", "doctor", NKILIB_FORCE_BUNDLED_LIBRARY="1")
     assert done.returncode == 1
     assert "No module named nkilib.__main__; 'nkilib' is a package and cannot be directly executed" in done.stderr

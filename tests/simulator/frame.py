@@ -1,7 +1,11 @@
-"""Tensors that hold given values, outside a kernel and inside; and the message with which something is refused."""
+"""What stands around kernels: tensors on the memory of arrays, launches under chosen options, and messages of errors.
+
+What stands inside them is in `kernels`.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,8 @@ from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
 from nkilib.simulator.terms.regions import MemoryRegion
 
+from .kernels import load
+
 View = Callable[[Any, Any], Any]
 
 
@@ -25,12 +31,12 @@ def tensor_of(array: Any, buffer: MemoryRegion = MemoryRegion.private_hbm, name:
     return NkiTensor(array.shape, dtype, Storage(array.shape, dtype, buffer, name, data=array), buffer, name)
 
 
-def hbm(array: Any) -> NkiTensor:
+def in_hbm(array: Any) -> NkiTensor:
     """A tensor in HBM on the memory of `array`."""
     return tensor_of(array, MemoryRegion.private_hbm)
 
 
-def sbuf(array: Any) -> NkiTensor:
+def in_sbuf(array: Any) -> NkiTensor:
     """A tensor in SBUF on the memory of `array`, whose first dimension counts partitions."""
     return tensor_of(array, MemoryRegion.sbuf)
 
@@ -40,6 +46,16 @@ def counted(*shape: int, dtype: Any = np.float32) -> Any:
     return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
 
 
+def hbm_cube() -> NkiTensor:
+    """4 x 3 x 8 in HBM, counted."""
+    return in_hbm(counted(4, 3, 8))
+
+
+def sbuf_cube() -> NkiTensor:
+    """The same in SBUF, of four partitions."""
+    return in_sbuf(counted(4, 3, 8))
+
+
 def empty(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.private_hbm) -> NkiTensor:
     """A tensor of one of the NKI types, with unwritten elements."""
     return NkiTensor(shape, dtype, Storage(shape, as_dtype(dtype), buffer, ""), buffer)
@@ -47,7 +63,7 @@ def empty(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.private_hbm) ->
 
 def indices(*values: int, dtype: Any = np.int32) -> NkiTensor:
     """An index tensor in SBUF, one value a partition."""
-    return sbuf(np.array(values, dtype).reshape(-1, 1))
+    return in_sbuf(np.array(values, dtype).reshape(-1, 1))
 
 
 def run(body: Callable[..., Any], *arrays: Any, cores: int | None = None, **options: Any) -> Any:
@@ -63,6 +79,32 @@ def refused(error: type[BaseException], action: Callable[[], Any]) -> str:
         action()
     assert type(caught.value) is error
     return str(caught.value)
+
+
+def in_time(action: Callable[[], Any], seconds: float = 20.0) -> BaseException | None:
+    """Run `action` in a thread of its own and return what it raised; fail if it does not end."""
+    raised: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    before = threading.active_count()
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "the launch hangs"
+    assert threading.active_count() == before, "a core is left behind"
+    return raised[0] if raised else None
+
+
+def error_of_cores(body: Callable[[], Any]) -> BaseException:
+    """The exception with which `body()` ends on two cores; fails if it hangs, or ends without one."""
+    error = in_time(lambda: run(body, cores=2, uninitialized="error"))
+    assert error is not None
+    return error
 
 
 def without_place(message: str, function: str) -> str:
@@ -85,13 +127,6 @@ def without_line(message: str, core: int | None = None) -> str:
         return rest
     assert rest.startswith(f"core {core}: ")
     return rest.removeprefix(f"core {core}: ")
-
-
-def load(array_hbm: Any) -> Any:
-    """In a kernel: an SBUF tile with the values of an HBM tensor."""
-    loaded = nl.ndarray(array_hbm.shape, array_hbm.dtype, nl.sbuf)
-    nisa.dma_copy(loaded, array_hbm)
-    return loaded
 
 
 def fetched(make_view: View, array: Any, index: Sequence[int], dtype: Any = np.int32, **options: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Kernels of one instruction: numpy arrays become tiles, the instruction runs, its results come back as arrays.
+"""What stands inside the kernels of these tests, and kernels of one instruction, which bodies of NKI code are put into.
 
-The bodies that tests pass in are NKI code; `tile` and `columns` are for use inside them.
+For bodies: `tile`, `sbuf`, `hbm` and `hbm_zeros` make tensors, `load` and `store` move them. Numpy arrays become tiles,
+the instruction runs, its results come back as arrays. What needs no kernel is in `frame`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,21 @@ def tile(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.sbuf, value: Any
     return made
 
 
+def hbm(*shape: int, dtype: Any = nl.float32) -> Any:
+    """In a kernel: a new HBM tensor, unwritten."""
+    return nl.ndarray(shape, dtype, nl.private_hbm)
+
+
+def hbm_zeros(*shape: int, dtype: Any = nl.float32) -> Any:
+    """In a kernel: an HBM tensor of zeros."""
+    return nl.zeros(shape, dtype, nl.private_hbm)
+
+
+def sbuf(*shape: int, dtype: Any = nl.float32) -> Any:
+    """In a kernel: a new SBUF tile, unwritten."""
+    return nl.ndarray(shape, dtype, nl.sbuf)
+
+
 def load(given: Any, shape: Sequence[int] | None = None, dtype: Any = None, buffer: Any = nl.sbuf) -> Any:
     """In a kernel: a tile with the values of an HBM tensor, through SBUF if it is to be in PSUM."""
     made = nl.ndarray(shape or given.shape, dtype or given.dtype, nl.sbuf)
@@ -95,10 +111,25 @@ def run(body: Body, inputs: Sequence[Array | Tile], *outputs: Result, target: st
     return arrays[0] if len(outputs) == 1 else arrays
 
 
+def ending(body: Body) -> Body:
+    """`body` as a kernel without a result: its tile cannot leave the core."""
+
+    def kernel(*data: Any) -> None:
+        body(*data)
+
+    return kernel
+
+
+def launch(body: Body, *arrays: Any, target: str = "trn2", cores: int | None = None) -> Any:
+    """What the kernel `body(*hbm tensors)` returns, without a grid or on `cores`."""
+    kernel = nki.jit(body)
+    with nkilib.simulator.using(target=target):
+        return (kernel if cores is None else kernel[cores])(*arrays)
+
+
 def execute(body: Body, target: str = "trn2", cores: int = 1) -> Any:
     """Run `body()` as a kernel on `cores` cores and return its result."""
-    with nkilib.simulator.using(target=target):
-        return nki.jit(body)[cores]()
+    return launch(body, target=target, cores=cores)
 
 
 def refusal(body: Body, target: str = "trn2", cores: int = 1, error: type[Exception] = nisa.NkiValidationError) -> str:
@@ -160,3 +191,13 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> npt.NDArray[np.flo
     """Reproducible float32 values from a normal distribution."""
     values: npt.NDArray[np.float32] = (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
     return values
+
+
+def column(*values: float) -> Array:
+    """An operand of one float32 a partition."""
+    return np.array([[value] for value in values], np.float32)
+
+
+def numbered(partitions: int, columns: int) -> Array:
+    """1, 2, 3, ... row by row: every element differs, and none is 0."""
+    return np.arange(1, partitions * columns + 1, dtype=np.float32).reshape(partitions, columns)

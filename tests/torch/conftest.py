@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import nkilib.simulator
 
@@ -13,3 +14,9 @@ import nkilib.simulator
 def _pinned_options() -> Iterator[None]:
     with nkilib.simulator.using(target="trn2", precise_fp=True):
         yield
+
+
+@pytest.fixture
+def compile_afresh() -> None:
+    """What has been compiled before is forgotten."""
+    torch._dynamo.reset()

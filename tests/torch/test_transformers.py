@@ -24,6 +24,7 @@ from transformers import (
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from nkilib import simulator
+from nkilib.experimental.loss.cross_entropy.options import RecipeOptions
 from nkilib.torch import cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
 from tests.torch.inputs import DTYPES, gradient_of, make_logits, make_targets
@@ -240,7 +241,8 @@ def test_without_a_target_the_mean_is_that_of_pytorch() -> None:
 def test_arguments_are_those_that_transformers_names() -> None:
     theirs = list(inspect.signature(ForCausalLMLoss).parameters.values())
     ours = inspect.signature(causal_lm_loss).parameters
-    further = {"label_smoothing", "logit_softcap", "lse_square_scale", "inplace"}
+    further = {"label_smoothing", "inplace", *RecipeOptions.__annotations__}
+    assert further >= {"logit_softcap", "lse_square_scale"}
     assert [name for name in ours if name not in further] == [parameter.name for parameter in theirs]
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in further)
     # Every argument of cross_entropy is one here, or refused; what a model hands on beside them is ignored, as there.

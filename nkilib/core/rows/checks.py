@@ -22,7 +22,7 @@ class Words:
     """What the rows of a kernel are called in its messages.
 
     Attributes:
-        row: what a row is, as in "vocabulary size".
+        row: what a row is, as "feature" in "the feature size".
         rows_per_batch: the name of that argument.
     """
 

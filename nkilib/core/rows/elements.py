@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nkilib.core.cores import row_span
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.checks import require
 from nkilib.nki import nisa, nl
@@ -28,9 +27,11 @@ INDEX_LIMIT = 2**30
 def rows_per_batch(function: str, asked_for: int, columns: int, cores: int) -> int:
     """Rows that a batch really takes: fewer than asked for where rows of over four million columns would push the int32
     index of an element within the batch's span of rows past ``INDEX_LIMIT``."""
-    rows = min(int(asked_for), (INDEX_LIMIT // columns - 1) // cores + 1)  # int: True is an int too
-    require(row_span(rows, cores) * columns <= INDEX_LIMIT, f"{function}: rows are too long to be indexed")
-    return rows
+    require(
+        columns <= INDEX_LIMIT,
+        f"{function}: a row must have at most {INDEX_LIMIT} columns, the reach of an int32 index, got {columns}",
+    )
+    return min(int(asked_for), (INDEX_LIMIT // columns - 1) // cores + 1)  # int: True is an int too
 
 
 def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:

@@ -33,7 +33,7 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
         signature = inspect.signature(function)
         *named, rest = signature.parameters.values()
         # Other keywords are accepted too only if they are not typed.
-        shown = [*named, *further, *([rest] if rest.annotation == "Any" else [])]
+        shown = [*named, *further, *([rest] if rest.annotation in ("Any", Any) else [])]
         function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
         return function
 

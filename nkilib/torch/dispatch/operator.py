@@ -31,9 +31,14 @@ class Call:
     options: Mapping[str, Any]
 
     def tensor(self, name: str) -> Tensor:
-        """An input that is not optional."""
+        """An input that is not optional.
+
+        Raises:
+            KeyError: it is optional, and was not given.
+        """
         tensor = self.tensors[name]
-        assert tensor is not None, f"{name} is optional: look it up in tensors"
+        if tensor is None:
+            raise KeyError(f"{name} is optional: look it up in tensors")
         return tensor
 
     @property

@@ -16,7 +16,7 @@ import pytest
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedReadError, using
 from nkilib.simulator.isa.indirection import RULES
-from tests.simulator.frame import counted, empty, hbm, indices, refused, sbuf
+from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused
 from tests.simulator.kernels import Result, Rule, Tile, check_rule, execute, normal, refusal, rules, run, tile
 
 TRN3 = "trn3"
@@ -58,10 +58,11 @@ def scattered(into: Any, index: Any, values: Any, group: int = 16) -> Any:
 
 def test_the_view_has_a_column_for_each_offset() -> None:
     with using(target=TRN3):
-        view = empty(16, 64, buffer=nl.sbuf).indirect(sbuf(np.zeros((16, 3), np.int32)))
+        view = empty(16, 64, buffer=nl.sbuf).indirect(in_sbuf(np.zeros((16, 3), np.int32)))
         assert view.shape == (16, 48) and view.is_indirect() and view.buffer is nl.sbuf
-        assert empty(128, 64, buffer=nl.psum).indirect(sbuf(np.zeros((128, 3), np.int32)), 40).shape == (128, 40)
-        assert empty(16, 8, 8, buffer=nl.sbuf).indirect(sbuf(np.zeros((16, 1), np.uint16)), num_elem=5).shape == (16, 5)
+        assert empty(128, 64, buffer=nl.psum).indirect(in_sbuf(np.zeros((128, 3), np.int32)), 40).shape == (128, 40)
+        index = in_sbuf(np.zeros((16, 1), np.uint16))
+        assert empty(16, 8, 8, buffer=nl.sbuf).indirect(index, num_elem=5).shape == (16, 5)
 
 
 @pytest.mark.parametrize(
@@ -644,65 +645,65 @@ def test_moving_values_and_scales_have_one_index_too() -> None:
     ("broken", "message", "corrected"),
     [
         (
-            lambda: hbm(counted(16, 8)).indirect(indices(*range(16))),
+            lambda: in_hbm(counted(16, 8)).indirect(indices(*range(16))),
             "NkiTensor.indirect on tensor [16, 8] float32 in private_hbm: needs an on-chip tensor whose free "
             "dimensions are dense",
-            lambda: sbuf(counted(16, 8)).indirect(indices(*range(16))),
+            lambda: in_sbuf(counted(16, 8)).indirect(indices(*range(16))),
         ),
         (
-            lambda: sbuf(counted(16, 8))[:, ::2].indirect(indices(*range(16))),
+            lambda: in_sbuf(counted(16, 8))[:, ::2].indirect(indices(*range(16))),
             "NkiTensor.indirect on tensor [16, 4] float32 in sbuf: needs an on-chip tensor whose free dimensions are "
             "dense",
-            lambda: sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16))),
+            lambda: in_sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16))),
         ),
         (
-            lambda: sbuf(counted(16, 8)).indirect(indices(0)),
+            lambda: in_sbuf(counted(16, 8)).indirect(indices(0)),
             "NkiTensor.indirect on tensor [16, 8] float32 in sbuf: the index must have shape (16, K), got tensor "
             "[1, 1] int32 in sbuf",
-            lambda: sbuf(counted(1, 8)).indirect(indices(0)),
+            lambda: in_sbuf(counted(1, 8)).indirect(indices(0)),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.float32)),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.float32)),
             "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
             "got tensor [2, 1] float32 in sbuf",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.uint16)),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.uint16)),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(hbm(np.zeros((2, 1), np.int32))),
+            lambda: in_sbuf(counted(2, 8)).indirect(in_hbm(np.zeros((2, 1), np.int32))),
             "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
             "got tensor [2, 1] int32 in private_hbm",
-            lambda: sbuf(counted(2, 8)).indirect(sbuf(np.zeros((2, 1), np.int32))),
+            lambda: in_sbuf(counted(2, 8)).indirect(in_sbuf(np.zeros((2, 1), np.int32))),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect([0, 1]),  # type: ignore[arg-type]
+            lambda: in_sbuf(counted(2, 8)).indirect([0, 1]),  # type: ignore[arg-type]
             "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
             "got [0, 1]",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1)),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1), 3),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 3),
             "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: num_elem must be in [1, 2], got 3",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1), 2),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 2),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1), 0),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 0),
             "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: num_elem must be in [1, 2], got 0",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1), 1),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 1),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1)).indirect(indices(0, 1)),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).indirect(indices(0, 1)),
             "NkiTensor.indirect: tensor [2, 2] float32 in sbuf is indirect already; a view has one dynamic index",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1)),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)),
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:1],
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:1],
             "tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:2],
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:2],
         ),
         (
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 1),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 1),
             "tensor [2, 2] float32 in sbuf: dimension 0 is indirect and cannot be indexed",
-            lambda: sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 2),
+            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 2),
         ),
     ],
 )
@@ -715,7 +716,7 @@ def test_constraints_of_the_view(broken: Any, message: str, corrected: Any) -> N
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
 def test_older_generations_do_not_have_it(target: str) -> None:
     with using(target=target):
-        message = refused(NkiValidationError, lambda: sbuf(counted(2, 8)).indirect(indices(0, 1)))
+        message = refused(NkiValidationError, lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
     assert message == (f"NkiTensor.indirect on tensor [2, 8] float32 in sbuf: needs trn3; the target is {target}")
 
 

@@ -12,23 +12,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
-from ..kernels import Body, Rule, check_rule, execute, normal, refusal, rules, tile
-
-
-def stored(made: Any) -> Any:
-    """In a kernel: an HBM tensor with the values of another tensor."""
-    result = nl.ndarray(made.shape, made.dtype, nl.shared_hbm)
-    nisa.dma_copy(result, made)
-    return result
-
-
-def ending(body: Body) -> Body:
-    """`body` as a kernel without a result: its tile cannot leave the core."""
-
-    def kernel(*data: Any) -> None:
-        body(*data)
-
-    return kernel
+from ..kernels import Rule, check_rule, ending, execute, normal, refusal, rules, store, tile
 
 
 @pytest.mark.parametrize(
@@ -45,7 +29,7 @@ def test_an_array_of_every_supported_type(kind: Any) -> None:
     def body() -> Any:
         constant = nl.shared_constant(values)
         assert constant.buffer is nl.shared_hbm and constant.shape == (2, 3)
-        return stored(constant)
+        return store(constant)
 
     result = execute(body)
     assert result.dtype == values.dtype and result.tobytes() == values.tobytes()
@@ -54,20 +38,20 @@ def test_an_array_of_every_supported_type(kind: Any) -> None:
 @pytest.mark.parametrize("shape", [(1,), (200, 3), (2, 3, 4)], ids=str)
 def test_shapes_are_those_of_hbm(shape: Any) -> None:
     values = normal(*shape)
-    assert execute(lambda: stored(nl.shared_constant(values))).tolist() == values.tolist()
+    assert execute(lambda: store(nl.shared_constant(values))).tolist() == values.tolist()
 
 
 def test_arrays_that_are_not_dense_or_of_another_byte_order() -> None:
     values = normal(3, 4)
     for given in (values.T, values[:, ::2], values.astype(">f4")):
-        assert execute(lambda given=given: stored(nl.shared_constant(given))).tolist() == given.tolist()
+        assert execute(lambda given=given: store(nl.shared_constant(given))).tolist() == given.tolist()
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
 def test_a_file(tmp_path: Path, as_path: Any) -> None:
     values = np.arange(6, dtype=np.int16).reshape(2, 3)
     np.save(tmp_path / "values.npy", values)
-    result = execute(lambda: stored(nl.shared_constant(as_path(tmp_path / "values.npy"))))
+    result = execute(lambda: store(nl.shared_constant(as_path(tmp_path / "values.npy"))))
     assert result.tolist() == values.tolist()
 
 
@@ -78,7 +62,7 @@ def test_it_is_the_constant_of_the_moment() -> None:
     def body() -> Any:
         constant = nl.shared_constant(values)
         values[...] = 7
-        return stored(constant)
+        return store(constant)
 
     assert execute(body).tolist() == [[1, 1]]
 
@@ -86,7 +70,7 @@ def test_it_is_the_constant_of_the_moment() -> None:
 def test_several_constants_of_one_shape() -> None:
     def body() -> Any:
         first, second = (nl.shared_constant(np.full((1, 2), value, np.float32)) for value in (1, 2))
-        return stored(first), stored(second)
+        return store(first), store(second)
 
     for cores in (1, 2):
         first, second = execute(body, cores=cores)
@@ -163,7 +147,7 @@ def test_a_constant_is_not_written() -> None:
 def test_low_precision_held_wide() -> None:
     """`NKI_PRECISE_FP=0` keeps bfloat16 in float32."""
     with nkilib.simulator.using(precise_fp=False):
-        result = execute(lambda: stored(nl.shared_constant(np.array([[1.5, -2]], ml_dtypes.bfloat16))))
+        result = execute(lambda: store(nl.shared_constant(np.array([[1.5, -2]], ml_dtypes.bfloat16))))
     assert result.tolist() == [[1.5, -2]]
 
 
@@ -176,13 +160,13 @@ def test_an_identity_matrix(n: int, dtype: Any) -> None:
     def body() -> Any:
         identity = nl.shared_identity_matrix(n, dtype=dtype)
         assert (identity.shape, identity.dtype, identity.buffer) == ((n, n), dtype, nl.sbuf)
-        return stored(identity)
+        return store(identity)
 
     assert execute(body).astype(np.float32).tolist() == np.eye(n).tolist()
 
 
 def test_it_is_uint8_unless_another_type_is_given() -> None:
-    result = execute(lambda: stored(nl.shared_identity_matrix(3)))
+    result = execute(lambda: store(nl.shared_identity_matrix(3)))
     assert result.dtype == np.uint8 and result.tolist() == np.eye(3).tolist()
 
 
@@ -193,7 +177,7 @@ def test_into_a_tile_of_the_caller() -> None:
         made = nl.ndarray((3, 8), nl.float32)
         part = made[:, 2:5]
         assert nl.shared_identity_matrix(3, dst=part) is part
-        return stored(part)
+        return store(part)
 
     result = execute(body)
     assert result.dtype == np.float32 and result.tolist() == np.eye(3).tolist()
@@ -205,7 +189,7 @@ def test_tiles_are_new_and_their_constant_is_not() -> None:
     def body() -> Any:
         first, second = nl.shared_identity_matrix(2, nl.float32), nl.shared_identity_matrix(2, nl.float32)
         nisa.memset(first, 0)
-        return stored(first), stored(second)
+        return store(first), store(second)
 
     with nkilib.simulator.recording() as record:
         zeros, identity = nki.jit(body)()

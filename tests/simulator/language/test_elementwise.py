@@ -506,7 +506,7 @@ def test_what_is_computed_of_a_comparison_has_no_truth_value() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def hbm() -> Any:
+def output() -> Any:
     return nl.ndarray((2, 4), nl.float32, nl.shared_hbm)
 
 
@@ -525,7 +525,7 @@ def hbm() -> Any:
     ),
     Rule(
         "an operand is on chip",
-        lambda: nl.add(hbm(), 1.0),
+        lambda: nl.add(output(), 1.0),
         "nl.add: x must be a tile in sbuf or psum, got tensor [2, 4] float32 in shared_hbm: load it first, with "
         "nl.load",
         lambda: nl.add(tile(2, 4), 1.0),

@@ -10,7 +10,8 @@ import pytest
 import nkilib.nki
 from nkilib.nki import nisa, nl
 from nkilib.simulator import OutOfRangeError, explain_index
-from tests.simulator.frame import hbm, load, refused, run, without_place
+from tests.simulator.frame import in_hbm, refused, run, without_place
+from tests.simulator.kernels import load
 
 
 def pick(x: Any, targets_hbm: Any, explains: bool, limit: int = 0) -> Any:
@@ -60,7 +61,7 @@ def test_the_error_tells_the_limit_that_the_kernel_gave(limit: int) -> None:
 
 def test_an_explanation_needs_a_limit() -> None:
     expected = "explain_index() missing 1 required positional argument: 'limit'"
-    none = hbm(np.zeros((1, 1), np.int32))
+    none = in_hbm(np.zeros((1, 1), np.int32))
     assert refused(TypeError, lambda: explain_index(none, "target", none, 0, 1)) == expected  # type: ignore[call-arg]
 
 

@@ -12,7 +12,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError
 
-from ..frame import hbm, refused, run
+from ..frame import in_hbm, refused, run
 from ..kernels import tile
 
 NEVER_WRITTEN = "operand 'data': 4 of the 4 elements of tensor [2, 2] float32 in sbuf were never written"
@@ -83,7 +83,7 @@ def test_the_class_of_the_error_stays() -> None:
 def test_outside_a_kernel_there_is_no_line_to_name() -> None:
     works_inside = "nl.ndarray works inside a kernel only: decorate the function with @nki.jit and call it"
     assert refused(NkiValidationError, lambda: nl.zeros((2, 2), nl.int8)) == works_inside
-    assert refused(NkiValidationError, lambda: nl.exp(hbm(np.zeros((2, 2), np.float32)))).startswith(
+    assert refused(NkiValidationError, lambda: nl.exp(in_hbm(np.zeros((2, 2), np.float32)))).startswith(
         "x must be a tile in sbuf"
     )
 

@@ -37,7 +37,7 @@ def register(value: int) -> VirtualRegister:
     return nisa.register_alloc(value)
 
 
-def counted(make: Callable[[], Any]) -> list[int]:
+def values_of(make: Callable[[], Any]) -> list[int]:
     """The values that a `nl.dynamic_range` made by `make()` takes."""
     return run(lambda: [i.value("i") for i in make()])  # type: ignore[no-any-return]
 
@@ -55,31 +55,31 @@ def called(*bounds: Any, **step: int) -> list[int]:
 
 
 def test_a_dynamic_range_has_the_arguments_of_range() -> None:
-    assert counted(lambda: nl.dynamic_range(4)) == [0, 1, 2, 3]
-    assert counted(lambda: nl.dynamic_range(2, 5)) == [2, 3, 4]
-    assert counted(lambda: nl.dynamic_range(1, 8, 3)) == [1, 4, 7]
-    assert counted(lambda: nl.dynamic_range(1, stop=8, step=3)) == [1, 4, 7]
-    assert counted(lambda: nl.dynamic_range(5, step=2)) == [0, 2, 4]
-    assert counted(lambda: nl.dynamic_range(np.int64(2))) == [0, 1]  # type: ignore[arg-type]
+    assert values_of(lambda: nl.dynamic_range(4)) == [0, 1, 2, 3]
+    assert values_of(lambda: nl.dynamic_range(2, 5)) == [2, 3, 4]
+    assert values_of(lambda: nl.dynamic_range(1, 8, 3)) == [1, 4, 7]
+    assert values_of(lambda: nl.dynamic_range(1, stop=8, step=3)) == [1, 4, 7]
+    assert values_of(lambda: nl.dynamic_range(5, step=2)) == [0, 2, 4]
+    assert values_of(lambda: nl.dynamic_range(np.int64(2))) == [0, 1]  # type: ignore[arg-type]
 
 
 def test_its_bounds_may_be_registers() -> None:
-    assert counted(lambda: nl.dynamic_range(register(3))) == [0, 1, 2]
-    assert counted(lambda: nl.dynamic_range(1, register(3))) == [1, 2]
-    assert counted(lambda: nl.dynamic_range(register(-2), 1)) == [-2, -1, 0]
-    assert counted(lambda: nl.dynamic_range(register(0), register(512), 128)) == [0, 128, 256, 384]
+    assert values_of(lambda: nl.dynamic_range(register(3))) == [0, 1, 2]
+    assert values_of(lambda: nl.dynamic_range(1, register(3))) == [1, 2]
+    assert values_of(lambda: nl.dynamic_range(register(-2), 1)) == [-2, -1, 0]
+    assert values_of(lambda: nl.dynamic_range(register(0), register(512), 128)) == [0, 128, 256, 384]
 
 
 @given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 4))
 def test_dynamic_loops_run_as_often_as_range(lower: int, upper: int, step: int) -> None:
     expected = list(range(lower, upper, step))
-    assert counted(lambda: nl.dynamic_range(lower, register(upper), step)) == expected
+    assert values_of(lambda: nl.dynamic_range(lower, register(upper), step)) == expected
     assert called([lower], upper, step=step) == expected
 
 
 def test_a_loop_may_end_at_the_largest_integer() -> None:
     top = 2**31 - 1
-    assert counted(lambda: nl.dynamic_range(top - 2, top)) == [top - 2, top - 1]
+    assert values_of(lambda: nl.dynamic_range(top - 2, top)) == [top - 2, top - 1]
     assert called(top - 3, top, step=2) == [top - 3, top - 1]
 
 

@@ -9,38 +9,11 @@ import numpy as np
 import pytest
 
 import nkilib.simulator
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nl
 
-from ..kernels import Body, Rule, check_rule, execute, normal, rules, tile
+from ..kernels import Rule, check_rule, ending, execute, hbm_zeros, launch, normal, rules, store, tile
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
-
-
-def launch(body: Body, *arrays: Any, target: str = "trn2") -> Any:
-    """What the kernel `body(*hbm tensors)` returns."""
-    with nkilib.simulator.using(target=target):
-        return nki.jit(body)(*arrays)
-
-
-def hbm(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: an HBM tensor of zeros."""
-    return nl.zeros(shape, dtype, nl.private_hbm)
-
-
-def stored(made: Any) -> Any:
-    """In a kernel: an HBM tensor with the values of a tile."""
-    result = nl.ndarray(made.shape, made.dtype, nl.shared_hbm)
-    nisa.dma_copy(result, made)
-    return result
-
-
-def ending(body: Body) -> Body:
-    """`body` as a kernel without a result: its tile cannot leave the core."""
-
-    def kernel(*data: Any) -> None:
-        body(*data)
-
-    return kernel
 
 
 # -- load and store --------------------------------------------------------------------------------------------------
@@ -63,7 +36,7 @@ def test_a_load_casts() -> None:
     """To nearest even in integers; to bfloat16, 257 is 256."""
 
     def body(data: Any) -> Any:
-        return stored(nl.load(data, dtype=nl.int32)), stored(nl.load(data, nl.bfloat16)), stored(nl.load(data, "int8"))
+        return store(nl.load(data, dtype=nl.int32)), store(nl.load(data, nl.bfloat16)), store(nl.load(data, "int8"))
 
     integers, narrow, bytes_ = launch(body, np.array([[0.5, 1.5, 257, -300]], np.float32))
     assert integers.tolist() == [[0, 2, 257, -300]]
@@ -125,7 +98,7 @@ def test_they_are_dma_copies() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (3, 128), (200, 2)], ids=str)
 def test_a_transposed_load(shape: Any) -> None:
     def body(data: Any) -> Any:
-        return stored(nl.load_transpose2d(data))
+        return store(nl.load_transpose2d(data))
 
     values = normal(*shape)
     assert launch(body, values).tolist() == values.T.tolist()
@@ -134,7 +107,7 @@ def test_a_transposed_load(shape: Any) -> None:
 @pytest.mark.parametrize("dtype", [nl.bfloat16, nl.int32, nl.float8_e4m3], ids=str)
 def test_a_transposed_load_casts(dtype: Any) -> None:
     def body(data: Any) -> Any:
-        return stored(nl.load_transpose2d(data, dtype=dtype))
+        return store(nl.load_transpose2d(data, dtype=dtype))
 
     values = np.array([[1.0, 2.5, 240], [-4, 0, 3]], np.float32)
     expected = np.rint(values) if dtype == nl.int32 else values.astype(dtype.numpy).astype(np.float32)
@@ -158,7 +131,7 @@ def test_a_transposed_load_is_a_dma_transpose() -> None:
 @pytest.mark.parametrize("kind", [np.uint32, np.int32, np.uint16, np.int8], ids=lambda kind: kind.__name__)
 def test_a_gather_within_each_partition(partitions: int, kind: Any) -> None:
     def body(data: Any, indices: Any) -> Any:
-        return stored(nl.gather_flattened(nl.load(data), nl.load(indices)))
+        return store(nl.gather_flattened(nl.load(data), nl.load(indices)))
 
     values = normal(partitions, 50)
     indices = np.random.default_rng(0).integers(0, 50, (partitions, 30)).astype(kind)
@@ -168,7 +141,7 @@ def test_a_gather_within_each_partition(partitions: int, kind: Any) -> None:
 
 def test_the_free_dimensions_of_data_are_flattened_and_those_of_indices_kept() -> None:
     def body(data: Any, indices: Any) -> Any:
-        return stored(nl.gather_flattened(data=nl.load(data), indices=nl.load(indices), axis=0))
+        return store(nl.gather_flattened(data=nl.load(data), indices=nl.load(indices), axis=0))
 
     values = normal(3, 4, 5)
     indices = np.random.default_rng(0).integers(0, 20, (3, 2, 7)).astype(np.uint32)
@@ -178,7 +151,7 @@ def test_the_free_dimensions_of_data_are_flattened_and_those_of_indices_kept() -
 
 def test_a_gather_casts_at_the_end() -> None:
     def body(data: Any, indices: Any) -> Any:
-        return stored(nl.gather_flattened(nl.load(data), nl.load(indices), dtype=nl.int8))
+        return store(nl.gather_flattened(nl.load(data), nl.load(indices), dtype=nl.int8))
 
     values, indices = np.array([[1.5, 300, -2]], np.float32), np.array([[1, 0, 2, 1]], np.uint32)
     assert launch(body, values, indices).tolist() == [[127, 2, -2, 127]]
@@ -188,7 +161,7 @@ def test_a_gather_from_psum() -> None:
     """GpSimd does not reach it: the tile is brought to SBUF first."""
 
     def body(indices: Any) -> Any:
-        return stored(nl.gather_flattened(tile(1, 3, buffer=nl.psum, value=5), nl.load(indices)))
+        return store(nl.gather_flattened(tile(1, 3, buffer=nl.psum, value=5), nl.load(indices)))
 
     assert launch(body, np.array([[2, 0]], np.uint32)).tolist() == [[5, 5]]
 
@@ -198,7 +171,7 @@ def test_a_negative_index_is_out_of_range(kind: Any) -> None:
     """It is not cut to 0 on its way to uint32."""
 
     def body(data: Any, indices: Any) -> Any:
-        return stored(nl.gather_flattened(nl.load(data), nl.load(indices)))
+        return store(nl.gather_flattened(nl.load(data), nl.load(indices)))
 
     with pytest.raises(OUT_OF_RANGE):
         launch(body, normal(1, 3), np.array([[0, -1]], kind))
@@ -217,68 +190,68 @@ def test_another_axis_is_not_implemented() -> None:
         "load from SBUF",
         lambda: nl.load(tile(2, 2)),
         "nl.load: src must be a tensor in HBM, got tensor [2, 2] float32 in sbuf; to copy a tile, use nl.copy",
-        lambda: nl.load(hbm(2, 2)),
+        lambda: nl.load(hbm_zeros(2, 2)),
     ),
     Rule(
         "load of an array",
         lambda: nl.load(np.zeros((1, 2))),
         "nl.load: src must be a tensor in HBM, got a numpy ndarray [1, 2] float64: pass it to the kernel as an "
         "argument and load it, or use nl.shared_constant",
-        lambda: nl.load(hbm(1, 2)),
+        lambda: nl.load(hbm_zeros(1, 2)),
     ),
     Rule(
         "load of one dimension",
-        lambda: nl.load(hbm(4)),
+        lambda: nl.load(hbm_zeros(4)),
         "nl.load: src must have a dimension of partitions and at least one more, got tensor [4] float32 in "
         "private_hbm; reshape it",
-        lambda: nl.load(hbm(4).reshape((1, 4))),
+        lambda: nl.load(hbm_zeros(4).reshape((1, 4))),
     ),
     Rule(
         "load of 129 partitions",
-        lambda: nl.load(hbm(129, 2)),
+        lambda: nl.load(hbm_zeros(129, 2)),
         "nl.load: nl.ndarray: tensor [129, 2] float32 in sbuf: the partition dimension must be at most 128 "
         "(nl.tile_size.pmax), got 129",
-        lambda: nl.load(hbm(129, 2)[1:]),
+        lambda: nl.load(hbm_zeros(129, 2)[1:]),
     ),
     Rule(
         "store to SBUF",
         lambda: nl.store(tile(2, 2), tile(2, 2)),
         "nl.store: dst must be a tensor in HBM, got tensor [2, 2] float32 in sbuf",
-        lambda: nl.store(hbm(2, 2), tile(2, 2)),
+        lambda: nl.store(hbm_zeros(2, 2), tile(2, 2)),
     ),
     Rule(
         "store from PSUM",
-        lambda: nl.store(hbm(2, 2), tile(2, 2, buffer=nl.psum)),
+        lambda: nl.store(hbm_zeros(2, 2), tile(2, 2, buffer=nl.psum)),
         "nl.store: value must be a tile in sbuf, got tensor [2, 2] float32 in psum; bring it there with nl.copy or "
         "nl.load",
-        lambda: nl.store(hbm(2, 2), nl.copy(tile(2, 2, buffer=nl.psum))),
+        lambda: nl.store(hbm_zeros(2, 2), nl.copy(tile(2, 2, buffer=nl.psum))),
     ),
     Rule(
         "store from HBM",
-        lambda: nl.store(hbm(2, 2), hbm(2, 2)),
+        lambda: nl.store(hbm_zeros(2, 2), hbm_zeros(2, 2)),
         "nl.store: value must be a tile in sbuf, got tensor [2, 2] float32 in private_hbm; bring it there with nl.copy "
         "or nl.load",
-        lambda: nl.store(hbm(2, 2), nl.load(hbm(2, 2))),
+        lambda: nl.store(hbm_zeros(2, 2), nl.load(hbm_zeros(2, 2))),
     ),
     Rule(
         "store of another number of elements",
-        lambda: nl.store(hbm(2, 3), tile(2, 2)),
+        lambda: nl.store(hbm_zeros(2, 3), tile(2, 2)),
         "nl.store: nisa.dma_copy: operands 'dst' and 'src' must have equally many elements, got tensor [2, 3] float32 "
         "in private_hbm and tensor [2, 2] float32 in sbuf",
-        lambda: nl.store(hbm(4), tile(2, 2)),
+        lambda: nl.store(hbm_zeros(4), tile(2, 2)),
     ),
     Rule(
         "transposed load of three dimensions",
-        lambda: nl.load_transpose2d(hbm(2, 3, 4)),
+        lambda: nl.load_transpose2d(hbm_zeros(2, 3, 4)),
         "nl.load_transpose2d: src must have two dimensions, got tensor [2, 3, 4] float32 in private_hbm",
-        lambda: nl.load_transpose2d(hbm(2, 3, 4).reshape((6, 4))),
+        lambda: nl.load_transpose2d(hbm_zeros(2, 3, 4).reshape((6, 4))),
     ),
     Rule(
         "transposed load from SBUF",
         lambda: nl.load_transpose2d(tile(2, 3)),
         "nl.load_transpose2d: src must be a tensor in HBM, got tensor [2, 3] float32 in sbuf; to copy a tile, use "
         "nl.copy",
-        lambda: nl.load_transpose2d(hbm(2, 3)),
+        lambda: nl.load_transpose2d(hbm_zeros(2, 3)),
     ),
     Rule(
         "gather by floats",
@@ -288,10 +261,10 @@ def test_another_axis_is_not_implemented() -> None:
     ),
     Rule(
         "gather from HBM",
-        lambda: nl.gather_flattened(hbm(2, 3), tile(2, 1, dtype=nl.uint32)),
+        lambda: nl.gather_flattened(hbm_zeros(2, 3), tile(2, 1, dtype=nl.uint32)),
         "nl.gather_flattened: data must be a tile in sbuf or psum, got tensor [2, 3] float32 in private_hbm: load it "
         "first, with nl.load",
-        lambda: nl.gather_flattened(nl.load(hbm(2, 3)), tile(2, 1, dtype=nl.uint32)),
+        lambda: nl.gather_flattened(nl.load(hbm_zeros(2, 3)), tile(2, 1, dtype=nl.uint32)),
     ),
 )
 def test_rules(rule: Rule) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError
-from tests.simulator.frame import load, refused, run, without_place
+from tests.simulator.frame import refused, run, without_place
+from tests.simulator.kernels import load
 
 NUMPY_TYPES = [
     np.float32,

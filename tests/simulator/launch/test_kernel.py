@@ -16,7 +16,8 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import NkiValidationError
 from nkilib.simulator.machine.core import current_core_or_none
-from tests.simulator.frame import load, refused, run, without_line
+from tests.simulator.frame import in_time, refused, run, without_line
+from tests.simulator.kernels import load
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 SECONDS = 20.0
@@ -194,25 +195,6 @@ class KernelError(Exception):
 def barrier() -> Any:
     """In a kernel: meet the other core."""
     nisa.core_barrier(nl.ndarray((1,), nl.int32, nl.shared_hbm), (0, 1))
-
-
-def in_time(action: Callable[[], Any]) -> BaseException | None:
-    """Run `action` in a thread of its own and return what it raised; fail if it does not end."""
-    raised: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            action()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    before = threading.active_count()
-    thread.start()
-    thread.join(SECONDS)
-    assert not thread.is_alive(), "the launch hangs"
-    assert threading.active_count() == before, "a core is left behind"
-    return raised[0] if raised else None
 
 
 @pytest.mark.parametrize("cores", [None, 1])

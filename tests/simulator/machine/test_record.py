@@ -10,7 +10,7 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import Record, recording
-from tests.simulator.frame import load
+from tests.simulator.kernels import load
 
 X = np.zeros((4, 6), np.float32)
 

@@ -103,7 +103,9 @@ def test_an_operator_calls_the_function_that_is_bound_to_it() -> None:
     assert inspect.signature(operator) == inspect.signature(function) and operator.__doc__ == "Text."
 
 
-@pytest.mark.parametrize("op", [None, "add", np.add, max, nisa.reciprocal, Operator], ids=repr)
+@pytest.mark.parametrize(
+    "op", [None, "add", np.add, max, nisa.reciprocal, Operator], ids=lambda op: getattr(op, "__name__", repr(op))
+)
 def test_what_is_no_operator(op: Any) -> None:
     with pytest.raises(nisa.NkiValidationError) as caught:
         operator_key("op0", op)

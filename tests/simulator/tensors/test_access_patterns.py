@@ -14,19 +14,8 @@ from numpy.lib.stride_tricks import as_strided
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.tensors.tensor import NkiTensor
-from tests.simulator.frame import (
-    counted,
-    empty,
-    fetched,
-    hbm,
-    indices,
-    load,
-    refused,
-    run,
-    sbuf,
-    stored,
-    without_place,
-)
+from tests.simulator.frame import counted, empty, fetched, in_hbm, in_sbuf, indices, refused, run, stored, without_place
+from tests.simulator.kernels import load
 
 HBM = "tensor [6, 4] float32 in private_hbm"
 SBUF = "tensor [6, 4] float32 in sbuf"
@@ -53,13 +42,13 @@ def test_a_pattern_in_hbm_is_numpys_as_strided(data: st.DataObject) -> None:
         pattern.append([stride, count])
         room -= stride * (count - 1)
     offset = data.draw(st.integers(0, room))
-    view = hbm(array).ap(pattern, offset)
+    view = in_hbm(array).ap(pattern, offset)
     np.testing.assert_array_equal(view.array, strided(array, pattern, offset), strict=True)
     assert view.get_pattern() == pattern and view.offset == offset
 
 
 def test_a_pattern_may_go_backwards() -> None:
-    np.testing.assert_array_equal(hbm(counted(6, 4)).ap([[-4, 6], [1, 2]], 20).array, counted(6, 4)[::-1, :2])
+    np.testing.assert_array_equal(in_hbm(counted(6, 4)).ap([[-4, 6], [1, 2]], 20).array, counted(6, 4)[::-1, :2])
 
 
 @pytest.mark.parametrize(
@@ -77,13 +66,13 @@ def test_a_pattern_may_go_backwards() -> None:
 )
 def test_a_pattern_on_chip_walks_partition_by_partition(pattern: Any, offset: int) -> None:
     array = counted(6, 4)
-    view = sbuf(array).ap(pattern, offset)
+    view = in_sbuf(array).ap(pattern, offset)
     np.testing.assert_array_equal(view.array, strided(array, pattern, offset), strict=True)
     assert view.strides[0] == 4
 
 
 def test_the_pattern_of_a_view_gives_the_view_again() -> None:
-    t = sbuf(counted(6, 4, 3))
+    t = in_sbuf(counted(6, 4, 3))
     for view in (t, t[2:4], t.permute((0, 2, 1)), t[:, ::2, 1:]):
         again = view.ap(view.get_pattern())
         assert (again.layout, again.dtype) == (view.layout, view.dtype)
@@ -96,13 +85,13 @@ def test_the_pattern_of_a_view_gives_the_view_again() -> None:
 def test_a_dense_slice_may_be_walked_as_a_tensor_of_its_own(offset: int) -> None:
     """Its first stride is then its own number of elements in a partition; published kernels wrap slices so."""
     array = counted(6, 8)
-    part = sbuf(array)[1:, 2:6]
+    part = in_sbuf(array)[1:, 2:6]
     view = part.ap([[4, 3], [2, 2]], offset)
     dense = np.ascontiguousarray(array[1:, 2:6])
     np.testing.assert_array_equal(view.array, strided(dense, [[4, 3], [2, 2]], offset), strict=True)
     assert view.layout == part.ap([[8, 3], [2, 2]], {0: 0, 1: 1, 5: 9}[offset]).layout
     with pytest.raises(NkiValidationError, match="the first stride must be the 8 elements of a partition, got 2"):
-        sbuf(array)[:, ::4].ap([[2, 6], [1, 2]])
+        in_sbuf(array)[:, ::4].ap([[2, 6], [1, 2]])
 
 
 def test_an_outer_pattern_replaces_the_inner_one() -> None:
@@ -113,7 +102,7 @@ def test_an_outer_pattern_replaces_the_inner_one() -> None:
 
 def test_the_offset_is_added_to_the_views_own() -> None:
     array = counted(6, 4)
-    part = hbm(array)[2:]
+    part = in_hbm(array)[2:]
     assert part.ap([[4, 2], [1, 2]]).array.tolist() == [[8, 9], [12, 13]]
     assert part.ap([[4, 2], [1, 2]], offset=0).array.tolist() == [[8, 9], [12, 13]]
     assert part.ap([[4, 2], [1, 2]], offset=5).array.tolist() == [[13, 14], [17, 18]]
@@ -125,7 +114,7 @@ def test_the_offset_is_added_to_the_views_own() -> None:
 def test_dtype_counts_pattern_and_offset_in_its_own_elements() -> None:
     array = np.random.default_rng(0).integers(0, 2**15, (6, 4), dtype=np.int32)
     halves = array.view(np.uint16)
-    for make in (hbm, sbuf):
+    for make in (in_hbm, in_sbuf):
         whole = make(array).ap([[8, 6], [1, 8]], dtype=nl.uint16)
         np.testing.assert_array_equal(whole.array, halves, strict=True)
         low = make(array).ap([[8, 6], [2, 4]], 0, dtype="uint16")
@@ -133,7 +122,7 @@ def test_dtype_counts_pattern_and_offset_in_its_own_elements() -> None:
         part = make(array)[1:3, 2:].ap([[8, 2], [1, 2]], offset=1, dtype=nl.uint16)
         np.testing.assert_array_equal(part.array, halves[1:3, 5:7], strict=True)
         assert part.dtype == nl.uint16
-    wide = sbuf(halves).ap([[4, 6], [1, 4]], dtype=nl.int32)
+    wide = in_sbuf(halves).ap([[4, 6], [1, 4]], dtype=nl.int32)
     np.testing.assert_array_equal(wide.array, array, strict=True)
 
 
@@ -290,15 +279,15 @@ def test_an_offset_behind_which_no_row_is_left() -> None:
 
 
 def flat() -> NkiTensor:
-    return hbm(counted(6, 4))
+    return in_hbm(counted(6, 4))
 
 
 def tile() -> NkiTensor:
-    return sbuf(counted(6, 4))
+    return in_sbuf(counted(6, 4))
 
 
 def shorts() -> NkiTensor:
-    return hbm(counted(6, 4, dtype=np.int16))
+    return in_hbm(counted(6, 4, dtype=np.int16))
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,21 @@ import pytest
 
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedReadError
-from nkilib.simulator.tensors.tensor import NkiTensor
 from tests.simulator.frame import (
     counted,
     empty,
     fetched,
-    hbm,
+    hbm_cube,
+    in_hbm,
+    in_sbuf,
     indices,
-    load,
     refused,
     run,
-    sbuf,
+    sbuf_cube,
     stored,
     without_place,
 )
+from tests.simulator.kernels import load
 
 # -- select ----------------------------------------------------------------------------------------------------
 
@@ -45,10 +46,10 @@ def test_a_dynamic_select_writes_as_well() -> None:
 
 def test_a_dynamic_select_keeps_as_many_dimensions_as_a_static_one() -> None:
     for dim in (0, 1):
-        assert hbm(counted(4, 6)).select(dim, indices(1)).shape == hbm(counted(4, 6)).select(dim, 1).shape
-    assert hbm(counted(4)).select(0, indices(1)).shape == hbm(counted(4)).select(0, 1).shape == (1,)
-    assert sbuf(counted(4, 6)).select(1, indices(1)).shape == sbuf(counted(4, 6)).select(1, 1).shape == (4, 1)
-    assert sbuf(counted(4, 3, 6)).select(1, indices(1)).shape == (4, 6)
+        assert in_hbm(counted(4, 6)).select(dim, indices(1)).shape == in_hbm(counted(4, 6)).select(dim, 1).shape
+    assert in_hbm(counted(4)).select(0, indices(1)).shape == in_hbm(counted(4)).select(0, 1).shape == (1,)
+    assert in_sbuf(counted(4, 6)).select(1, indices(1)).shape == in_sbuf(counted(4, 6)).select(1, 1).shape == (4, 1)
+    assert in_sbuf(counted(4, 3, 6)).select(1, indices(1)).shape == (4, 6)
 
 
 def test_views_of_a_dynamic_select() -> None:
@@ -136,88 +137,80 @@ CUBE = "tensor [4, 3, 8] float32 in private_hbm"
 TILE = "tensor [4, 3, 8] float32 in sbuf"
 
 
-def cube() -> NkiTensor:
-    return hbm(counted(4, 3, 8))
-
-
-def tile() -> NkiTensor:
-    return sbuf(counted(4, 3, 8))
-
-
 @pytest.mark.parametrize(
     ("broken", "message", "corrected"),
     [
         (
-            lambda: cube().vector_select(1, indices(0)),
+            lambda: hbm_cube().vector_select(1, indices(0)),
             "NkiTensor.vector_select: dim must be 0, got 1",
-            lambda: cube().vector_select(0, indices(0)),
+            lambda: hbm_cube().vector_select(0, indices(0)),
         ),
         (
-            lambda: tile().vector_select(0, indices(0)),
+            lambda: sbuf_cube().vector_select(0, indices(0)),
             f"NkiTensor.vector_select: a vector offset needs a tensor in HBM, got {TILE}",
-            lambda: cube().vector_select(0, indices(0)),
+            lambda: hbm_cube().vector_select(0, indices(0)),
         ),
         (
-            lambda: cube().vector_select(0, hbm(np.zeros((2, 1), np.int32))),
+            lambda: hbm_cube().vector_select(0, in_hbm(np.zeros((2, 1), np.int32))),
             f"NkiTensor.vector_select on {CUBE}: the vector offset must be an integer tensor in SBUF, got tensor "
             "[2, 1] int32 in private_hbm",
-            lambda: cube().vector_select(0, indices(0, 0)),
+            lambda: hbm_cube().vector_select(0, indices(0, 0)),
         ),
         (
-            lambda: cube().vector_select(0, indices(0, 0, dtype=np.float32)),
+            lambda: hbm_cube().vector_select(0, indices(0, 0, dtype=np.float32)),
             f"NkiTensor.vector_select on {CUBE}: the vector offset must be an integer tensor in SBUF, got tensor "
             "[2, 1] float32 in sbuf",
-            lambda: cube().vector_select(0, indices(0, 0, dtype=np.int16)),
+            lambda: hbm_cube().vector_select(0, indices(0, 0, dtype=np.int16)),
         ),
         (
-            lambda: cube().vector_select(0, sbuf(np.zeros((2, 2), np.int32))),
+            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32))),
             f"NkiTensor.vector_select on {CUBE}: the vector offset must have shape (P, 1), got tensor [2, 2] int32 "
             "in sbuf",
-            lambda: cube().vector_select(0, sbuf(np.zeros((2, 2), np.int32))[:, 1:]),
+            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32))[:, 1:]),
         ),
         (
-            lambda: cube().vector_select(0, np.zeros((1, 1), np.int32)),  # type: ignore[arg-type]
+            lambda: hbm_cube().vector_select(0, np.zeros((1, 1), np.int32)),  # type: ignore[arg-type]
             f"NkiTensor.vector_select on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1), got "
             "array([[0]], dtype=int32)",
-            lambda: cube().vector_select(0, indices(0)),
+            lambda: hbm_cube().vector_select(0, indices(0)),
         ),
         (
-            lambda: cube().vector_select(0, None),  # type: ignore[arg-type]
+            lambda: hbm_cube().vector_select(0, None),  # type: ignore[arg-type]
             f"NkiTensor.vector_select on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1), got None",
-            lambda: cube().vector_select(0, indices(0)),
+            lambda: hbm_cube().vector_select(0, indices(0)),
         ),
         (
-            lambda: cube().vector_select(0, sbuf(np.zeros((2, 2), np.int32)).select(1, indices(0))),
+            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32)).select(1, indices(0))),
             f"NkiTensor.vector_select on {CUBE}: the vector offset must not be an indirect view itself, got tensor "
             "[2, 1] int32 in sbuf",
-            lambda: cube().vector_select(0, sbuf(np.zeros((2, 2), np.int32)).select(1, 0)),
+            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32)).select(1, 0)),
         ),
         (
-            lambda: cube().vector_select(0, indices(0)).vector_select(0, indices(0)),
+            lambda: hbm_cube().vector_select(0, indices(0)).vector_select(0, indices(0)),
             "NkiTensor.vector_select: tensor [1, 3, 8] float32 in private_hbm is indirect already; a view has one "
             "dynamic index",
-            lambda: cube().vector_select(0, indices(0)).select(1, 0),
+            lambda: hbm_cube().vector_select(0, indices(0)).select(1, 0),
         ),
         (
-            lambda: cube().select(0, indices(0)).select(0, indices(0)),
+            lambda: hbm_cube().select(0, indices(0)).select(0, indices(0)),
             "NkiTensor.select: tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic index",
-            lambda: cube().select(0, indices(0)).select(0, 0),
+            lambda: hbm_cube().select(0, indices(0)).select(0, 0),
         ),
         (
-            lambda: tile().select(0, indices(0)),
+            lambda: sbuf_cube().select(0, indices(0)),
             f"NkiTensor.select: the partition dimension of {TILE} has no dynamic index",
-            lambda: tile().select(1, indices(0)),
+            lambda: sbuf_cube().select(1, indices(0)),
         ),
         (
-            lambda: cube().select(0, indices(0, 1)),
+            lambda: hbm_cube().select(0, indices(0, 1)),
             f"NkiTensor.select on {CUBE}: the scalar offset must have shape (1, 1), got tensor [2, 1] int32 in sbuf",
-            lambda: cube().select(0, indices(0, 1)[1]),
+            lambda: hbm_cube().select(0, indices(0, 1)[1]),
         ),
         (
-            lambda: cube().select(0, indices(0, dtype=np.float32)),
+            lambda: hbm_cube().select(0, indices(0, dtype=np.float32)),
             f"NkiTensor.select on {CUBE}: the scalar offset must be an integer tensor in SBUF, got tensor [1, 1] "
             "float32 in sbuf",
-            lambda: cube().select(0, indices(0, dtype=np.uint8)),
+            lambda: hbm_cube().select(0, indices(0, dtype=np.uint8)),
         ),
     ],
 )
@@ -228,7 +221,7 @@ def test_constraints(broken: Any, message: str, corrected: Any) -> None:
 
 def test_an_indirect_view_shows_no_array() -> None:
     message = "tensor [1, 3, 8] float32 in private_hbm is an indirect view: only an instruction can read it"
-    assert refused(NkiValidationError, lambda: cube().vector_select(0, indices(0)).array) == message
+    assert refused(NkiValidationError, lambda: hbm_cube().vector_select(0, indices(0)).array) == message
 
 
 @pytest.mark.parametrize(("broken", "corrected"), [(4, 3), (-1, 0)])
@@ -297,8 +290,8 @@ def test_an_index_may_have_more_dimensions_of_size_1() -> None:
         return result
 
     np.testing.assert_array_equal(run(gather, array), array[[1, 5, 1, 1]])
-    wide = sbuf(np.zeros((2, 2, 2), np.int32))
-    assert refused(NkiValidationError, lambda: cube().vector_select(0, wide)).endswith(
+    wide = in_sbuf(np.zeros((2, 2, 2), np.int32))
+    assert refused(NkiValidationError, lambda: hbm_cube().vector_select(0, wide)).endswith(
         "the vector offset must have shape (P, 1), got tensor [2, 2, 2] int32 in sbuf"
     )
 

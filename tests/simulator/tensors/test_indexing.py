@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
-from tests.simulator.frame import counted, hbm, indices, refused, sbuf
+from tests.simulator.frame import counted, in_hbm, in_sbuf, indices, refused
 
 SHAPE = (5, 4, 6)
 HBM = "tensor [5, 4, 6] float32 in private_hbm"
@@ -55,33 +55,33 @@ def as_slices(key: tuple[Any, ...], least: int, keeps_first: bool) -> tuple[Any,
 @given(keys())
 def test_in_hbm_an_index_is_numpys_and_keeps_one_dimension(key: tuple[Any, ...]) -> None:
     array = counted(*SHAPE)
-    np.testing.assert_array_equal(hbm(array)[key].array, array[as_slices(key, 1, False)], strict=True)
+    np.testing.assert_array_equal(in_hbm(array)[key].array, array[as_slices(key, 1, False)], strict=True)
 
 
 @given(keys())
 def test_on_chip_an_index_keeps_partitions_and_two_dimensions(key: tuple[Any, ...]) -> None:
     array = counted(*SHAPE)
-    np.testing.assert_array_equal(sbuf(array)[key].array, array[as_slices(key, 2, True)], strict=True)
+    np.testing.assert_array_equal(in_sbuf(array)[key].array, array[as_slices(key, 2, True)], strict=True)
 
 
 @pytest.mark.parametrize(
     ("make", "key", "shape"),
     [
-        (sbuf, (0, 0, 3), (1, 1)),
-        (sbuf, (slice(None), 0), (5, 6)),
-        (sbuf, (slice(None), 0, 3), (5, 1)),
-        (sbuf, (0, ..., slice(None)), (1, 4, 6)),
-        (sbuf, (slice(None), slice(None), slice(None, None, 2)), (5, 4, 3)),
-        (sbuf, ..., (5, 4, 6)),
-        (sbuf, 2, (1, 4, 6)),
-        (sbuf, (), (5, 4, 6)),
-        (hbm, (0, slice(None), slice(None)), (4, 6)),
-        (hbm, (1, 2, 3), (1,)),
-        (hbm, (..., 0), (5, 4)),
-        (hbm, np.int64(2), (4, 6)),
-        (hbm, (slice(2, 2),), (0, 4, 6)),
-        (hbm, (slice(4, 2),), (0, 4, 6)),
-        (hbm, (nl.ds(1, 3), nl.ds(4, 0)), (3, 0, 6)),
+        (in_sbuf, (0, 0, 3), (1, 1)),
+        (in_sbuf, (slice(None), 0), (5, 6)),
+        (in_sbuf, (slice(None), 0, 3), (5, 1)),
+        (in_sbuf, (0, ..., slice(None)), (1, 4, 6)),
+        (in_sbuf, (slice(None), slice(None), slice(None, None, 2)), (5, 4, 3)),
+        (in_sbuf, ..., (5, 4, 6)),
+        (in_sbuf, 2, (1, 4, 6)),
+        (in_sbuf, (), (5, 4, 6)),
+        (in_hbm, (0, slice(None), slice(None)), (4, 6)),
+        (in_hbm, (1, 2, 3), (1,)),
+        (in_hbm, (..., 0), (5, 4)),
+        (in_hbm, np.int64(2), (4, 6)),
+        (in_hbm, (slice(2, 2),), (0, 4, 6)),
+        (in_hbm, (slice(4, 2),), (0, 4, 6)),
+        (in_hbm, (nl.ds(1, 3), nl.ds(4, 0)), (3, 0, 6)),
     ],
 )
 def test_shapes_of_the_language_guide(make: Any, key: Any, shape: tuple[int, ...]) -> None:
@@ -90,8 +90,8 @@ def test_shapes_of_the_language_guide(make: Any, key: Any, shape: tuple[int, ...
 
 def test_ds_is_a_slice_by_its_size() -> None:
     array = counted(*SHAPE)
-    np.testing.assert_array_equal(hbm(array)[nl.ds(1, 3), :, nl.ds(2, 4)].array, array[1:4, :, 2:6])
-    np.testing.assert_array_equal(hbm(array)[nl.ds(1, 3)].array, array[1:4])
+    np.testing.assert_array_equal(in_hbm(array)[nl.ds(1, 3), :, nl.ds(2, 4)].array, array[1:4, :, 2:6])
+    np.testing.assert_array_equal(in_hbm(array)[nl.ds(1, 3)].array, array[1:4])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_ds_is_a_slice_by_its_size() -> None:
     ],
 )
 def test_an_index_that_leaves_the_tensor_is_an_error(broken: Any, message: str, corrected: Any) -> None:
-    tensor = hbm(counted(*SHAPE))
+    tensor = in_hbm(counted(*SHAPE))
     assert refused(OutOfRangeError, lambda: tensor[broken]) == message
     assert isinstance(OutOfRangeError(message), IndexError)
     assert tensor[corrected].ndim >= 1
@@ -131,7 +131,7 @@ def test_an_index_that_leaves_the_tensor_is_an_error(broken: Any, message: str, 
     ],
 )
 def test_an_index_of_another_kind_is_refused(broken: Any, dim: int, corrected: Any) -> None:
-    tensor = hbm(counted(*SHAPE))
+    tensor = in_hbm(counted(*SHAPE))
     expected = f"{HBM} can be indexed with integers, slices, ... and nl.ds, got {broken[dim]!r} for dimension {dim}"
     assert refused(NkiValidationError, lambda: tensor[broken]) == expected
     assert tensor[corrected].ndim >= 1
@@ -142,7 +142,7 @@ def test_an_index_tensor_is_for_select() -> None:
         f"{HBM} can be indexed with integers, slices, ... and nl.ds, got tensor [1, 1] int32 in sbuf for dimension 1; "
         "use select(1, tensor)"
     )
-    tensor, index = hbm(counted(*SHAPE)), indices(2)
+    tensor, index = in_hbm(counted(*SHAPE)), indices(2)
     assert refused(NkiValidationError, lambda: tensor[:, index]) == expected
     assert tensor.select(1, index).shape == (5, 6)
 
@@ -150,12 +150,12 @@ def test_an_index_tensor_is_for_select() -> None:
 @pytest.mark.parametrize("key", [(0, 0, 0, 0), (..., 0, ...), (0, 0, 0, ..., 0)], ids=repr)
 def test_too_many_indices_are_refused(key: Any) -> None:
     expected = f"{HBM} has 3 dimensions, got the index {key!r}"
-    assert refused(NkiValidationError, lambda: hbm(counted(*SHAPE))[key]) == expected
+    assert refused(NkiValidationError, lambda: in_hbm(counted(*SHAPE))[key]) == expected
 
 
 @pytest.mark.parametrize("step", [0, -1])
 def test_a_slice_goes_forward(step: int) -> None:
-    tensor = hbm(counted(*SHAPE))
+    tensor = in_hbm(counted(*SHAPE))
     expected = f"a slice needs a step >= 1, got {step} for dimension 1 of {HBM}"
     assert refused(NkiValidationError, lambda: tensor[:, ::step]) == expected
     assert tensor[:, ::1].shape == SHAPE
@@ -163,7 +163,7 @@ def test_a_slice_goes_forward(step: int) -> None:
 
 def test_the_dimension_of_a_vector_offset_cannot_be_indexed_and_the_others_can() -> None:
     array = counted(*SHAPE)
-    view = hbm(array).vector_select(0, indices(3, 1))
+    view = in_hbm(array).vector_select(0, indices(3, 1))
     for key in (0, slice(0, 1), slice(None, None, 2), (nl.ds(0, 1), ...)):
         expected = "tensor [2, 4, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed"
         assert refused(NkiValidationError, lambda key=key: view[key]) == expected  # type: ignore[misc]
@@ -172,14 +172,14 @@ def test_the_dimension_of_a_vector_offset_cannot_be_indexed_and_the_others_can()
 
 @pytest.mark.parametrize("key", [(slice(None), slice(2, 7)), (slice(3, 5), slice(None)), (slice(0, 4), slice(7, 8))])
 def test_slices_of_all_dimensions_stay_inside(key: Any) -> None:
-    assert "leaves dimension" in refused(OutOfRangeError, lambda: hbm(counted(4, 6))[key])
+    assert "leaves dimension" in refused(OutOfRangeError, lambda: in_hbm(counted(4, 6))[key])
 
 
 def test_the_dimension_that_stays_is_the_last_one() -> None:
-    assert sbuf(counted(4, 6, 8))[:, 2, 3].strides == (48, 1)
-    assert hbm(counted(4, 6, 8))[1, 2, 3].strides == (1,)
+    assert in_sbuf(counted(4, 6, 8))[:, 2, 3].strides == (48, 1)
+    assert in_hbm(counted(4, 6, 8))[1, 2, 3].strides == (1,)
 
 
 def test_a_tensor_can_be_iterated_over() -> None:
-    rows = [row.array.tolist() for row in hbm(counted(2, 3))]
+    rows = [row.array.tolist() for row in in_hbm(counted(2, 3))]
     assert rows == [[0, 1, 2], [3, 4, 5]]

@@ -10,19 +10,20 @@ import pytest
 from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedReadError
 from nkilib.simulator.tensors.registers import VirtualRegister
-from nkilib.simulator.tensors.tensor import NkiTensor
-from tests.simulator.frame import View, counted, hbm, indices, load, refused, run, sbuf, without_place
+from tests.simulator.frame import (
+    View,
+    counted,
+    hbm_cube,
+    indices,
+    refused,
+    run,
+    sbuf_cube,
+    without_place,
+)
+from tests.simulator.kernels import load
 
 CUBE = "tensor [4, 3, 8] float32 in private_hbm"
 TILE = "tensor [4, 3, 8] float32 in sbuf"
-
-
-def cube() -> NkiTensor:
-    return hbm(counted(4, 3, 8))
-
-
-def tile() -> NkiTensor:
-    return sbuf(counted(4, 3, 8))
 
 
 def register(value: int | None = 0) -> VirtualRegister:
@@ -203,59 +204,59 @@ def test_a_register_that_was_never_set_is_no_index() -> None:
     ("broken", "message", "corrected"),
     [
         (
-            lambda: tile()[register()],
+            lambda: sbuf_cube()[register()],
             f"NkiTensor.__getitem__: the partition dimension of {TILE} has no dynamic index",
-            lambda: tile()[:, register()],
+            lambda: sbuf_cube()[:, register()],
         ),
         (
-            lambda: tile()[nl.ds(register(), 2), 0],
+            lambda: sbuf_cube()[nl.ds(register(), 2), 0],
             f"NkiTensor.__getitem__: the partition dimension of {TILE} has no dynamic index",
-            lambda: tile()[nl.ds(0, 2), register()],
+            lambda: sbuf_cube()[nl.ds(0, 2), register()],
         ),
         (
-            lambda: tile().select(0, register()),
+            lambda: sbuf_cube().select(0, register()),
             f"NkiTensor.select: the partition dimension of {TILE} has no dynamic index",
-            lambda: tile().select(1, register()),
+            lambda: sbuf_cube().select(1, register()),
         ),
         (
-            lambda: tile().ap([[24, 4], [1, 1]], scalar_offset=register()),
+            lambda: sbuf_cube().ap([[24, 4], [1, 1]], scalar_offset=register()),
             f"NkiTensor.ap: the partition dimension of {TILE} has no dynamic index",
-            lambda: tile().ap([[24, 4], [1, 1]], scalar_offset=register(), indirect_dim=1),
+            lambda: sbuf_cube().ap([[24, 4], [1, 1]], scalar_offset=register(), indirect_dim=1),
         ),
         (
-            lambda: cube()[register(), 0, register()],
+            lambda: hbm_cube()[register(), 0, register()],
             f"NkiTensor.__getitem__: only one register may index {CUBE}",
-            lambda: cube()[register(), 0, 0],
+            lambda: hbm_cube()[register(), 0, 0],
         ),
         (
-            lambda: cube()[register()][register()],
+            lambda: hbm_cube()[register()][register()],
             "NkiTensor.__getitem__: tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic "
             "index",
-            lambda: cube()[register()][0],
+            lambda: hbm_cube()[register()][0],
         ),
         (
-            lambda: cube().vector_select(0, indices(0)).select(1, register()),
+            lambda: hbm_cube().vector_select(0, indices(0)).select(1, register()),
             "NkiTensor.select: tensor [1, 3, 8] float32 in private_hbm is indirect already; a view has one dynamic "
             "index",
-            lambda: cube().vector_select(0, indices(0)).select(1, 0),
+            lambda: hbm_cube().vector_select(0, indices(0)).select(1, 0),
         ),
         (
-            lambda: cube()[0 : register(3)],  # type: ignore[misc]
+            lambda: hbm_cube()[0 : register(3)],  # type: ignore[misc]
             f"{CUBE} can be indexed with integers, slices, ... and nl.ds, got slice(0, VirtualRegister(3), None) for "
             "dimension 0; use nl.ds(register, size)",
-            lambda: cube()[nl.ds(register(3), 1)],
+            lambda: hbm_cube()[nl.ds(register(3), 1)],
         ),
         (
-            lambda: cube()[nl.ds(register(), register(3))],  # type: ignore[arg-type]
+            lambda: hbm_cube()[nl.ds(register(), register(3))],  # type: ignore[arg-type]
             f"{CUBE} can be indexed with integers, slices, ... and nl.ds, got DynamicSlice(start=VirtualRegister(0), "
             "size=VirtualRegister(3)) for dimension 0; use nl.ds(register, size)",
-            lambda: cube()[nl.ds(register(), 3)],
+            lambda: hbm_cube()[nl.ds(register(), 3)],
         ),
         (
-            lambda: cube().ap([[24, 1]], vector_offset=register()),  # type: ignore[arg-type]
+            lambda: hbm_cube().ap([[24, 1]], vector_offset=register()),  # type: ignore[arg-type]
             f"NkiTensor.ap on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1) or (P, N), got "
             "VirtualRegister(0)",
-            lambda: cube().ap([[24, 1]], scalar_offset=register()),
+            lambda: hbm_cube().ap([[24, 1]], scalar_offset=register()),
         ),
     ],
 )
@@ -266,6 +267,6 @@ def test_constraints(broken: Any, message: str, corrected: Any) -> None:
 
 @pytest.mark.parametrize(("broken", "corrected"), [(9, 8), (0, 1), (-1, 1)])
 def test_a_window_must_fit_the_dimension(broken: int, corrected: int) -> None:
-    message = refused(OutOfRangeError, lambda: cube()[:, :, nl.ds(register(), broken)])
+    message = refused(OutOfRangeError, lambda: hbm_cube()[:, :, nl.ds(register(), broken)])
     assert message == f"nl.ds(VirtualRegister(0), {broken}) does not fit dimension 2 of {CUBE}"
-    assert cube()[:, :, nl.ds(register(), corrected)].shape == (4, 3, corrected)
+    assert hbm_cube()[:, :, nl.ds(register(), corrected)].shape == (4, 3, corrected)

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.tensors.tensor import NkiTensor
-from tests.simulator.frame import counted, empty, fetched, hbm, indices, refused, sbuf
+from tests.simulator.frame import counted, empty, fetched, in_hbm, in_sbuf, indices, refused
 
 CUBE = "tensor [4, 2, 6] float32 in private_hbm"
 TILE = "tensor [4, 2, 6] float32 in sbuf"
 ROWS = "tensor [3, 2, 6] float32 in private_hbm"
 
-BOTH = pytest.mark.parametrize("make", [hbm, sbuf])
+BOTH = pytest.mark.parametrize("make", [in_hbm, in_sbuf])
 
 
 def cube() -> NkiTensor:
-    return hbm(counted(4, 2, 6))
+    return in_hbm(counted(4, 2, 6))
 
 
 def tile() -> NkiTensor:
-    return sbuf(counted(4, 2, 6))
+    return in_sbuf(counted(4, 2, 6))
 
 
 def rows() -> NkiTensor:
@@ -53,7 +53,7 @@ def test_the_documented_examples() -> None:
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, -1, -4, np.int64(2)])
 def test_expand_dim_in_hbm_is_numpys(dim: int) -> None:
     array = counted(4, 2, 6)
-    np.testing.assert_array_equal(hbm(array).expand_dim(dim).array, np.expand_dims(array, dim), strict=True)
+    np.testing.assert_array_equal(in_hbm(array).expand_dim(dim).array, np.expand_dims(array, dim), strict=True)
 
 
 @BOTH
@@ -74,7 +74,7 @@ def test_an_expanded_dense_view_is_dense() -> None:
 
 def test_squeeze_dim_drops_a_dimension_of_one_element_anywhere() -> None:
     array = counted(1, 4, 1, 6, 1)
-    t = hbm(array)
+    t = in_hbm(array)
     for dim in (0, 2, 4, -1):
         np.testing.assert_array_equal(t.squeeze_dim(dim).array, array.squeeze(dim), strict=True)
     window = tile()[:, 1:2, 2:5].squeeze_dim(1)
@@ -112,9 +112,11 @@ def test_reshape_dim_is_numpys_reshape_of_one_dimension(data: st.DataObject) -> 
     expected = array.reshape(*array.shape[:dim], *sizes, *array.shape[dim + 1 :])
     unknown = data.draw(st.none() | st.integers(0, len(sizes) - 1))
     asked = tuple(-1 if at == unknown else size for at, size in enumerate(sizes))
-    np.testing.assert_array_equal(hbm(counted(4, 12, 8))[:, :, 2:].reshape_dim(dim, asked).array, expected, strict=True)
+    np.testing.assert_array_equal(
+        in_hbm(counted(4, 12, 8))[:, :, 2:].reshape_dim(dim, asked).array, expected, strict=True
+    )
     if dim > 0:
-        on_chip = sbuf(counted(4, 12, 8))[:, :, 2:].reshape_dim(dim - 3, list(asked))
+        on_chip = in_sbuf(counted(4, 12, 8))[:, :, 2:].reshape_dim(dim - 3, list(asked))
         np.testing.assert_array_equal(on_chip.array, expected, strict=True)
 
 
@@ -125,7 +127,7 @@ def test_the_partition_dimension_may_stay_as_it_is() -> None:
 
 def test_a_strided_dimension_can_be_split_and_merged() -> None:
     array = counted(3, 12)
-    split = hbm(array)[:, ::2].reshape_dim(1, (2, 3))
+    split = in_hbm(array)[:, ::2].reshape_dim(1, (2, 3))
     assert split.get_pattern() == [[12, 3], [6, 2], [2, 3]]
     np.testing.assert_array_equal(split.flatten_dims(1, 2).array, array[:, ::2], strict=True)
 
@@ -137,14 +139,14 @@ def test_flatten_dims_is_numpys_reshape(make: Any) -> None:
         low, high = first % 4, last % 4
         expected = array.reshape(*array.shape[:low], -1, *array.shape[high + 1 :])
         np.testing.assert_array_equal(make(array).flatten_dims(first, last).array, expected, strict=True)
-    assert hbm(array).flatten_dims(0, 3).shape == (120,)
+    assert in_hbm(array).flatten_dims(0, 3).shape == (120,)
 
 
 def test_flatten_dims_asks_only_that_the_merged_dimensions_follow_each_other() -> None:
     array = counted(4, 2, 6)
-    moved = hbm(array).permute((2, 0, 1))[::2]
+    moved = in_hbm(array).permute((2, 0, 1))[::2]
     np.testing.assert_array_equal(moved.flatten_dims(1, 2).array, array.transpose(2, 0, 1)[::2].reshape(3, 8))
-    np.testing.assert_array_equal(hbm(array)[:, :1, ::3].flatten_dims(1, 2).array, array[:, 0, ::3], strict=True)
+    np.testing.assert_array_equal(in_hbm(array)[:, :1, ::3].flatten_dims(1, 2).array, array[:, 0, ::3], strict=True)
 
 
 def test_splits_and_merges_of_a_gather() -> None:
@@ -165,7 +167,7 @@ def test_splits_and_merges_of_a_gather() -> None:
 def test_rearrange_is_numpys_reshape_and_transpose(order: list[str], known: str) -> None:
     array = counted(3, 8, 5)
     expected = array.reshape(3, 2, 4, 5).transpose(["bhwc".index(name) for name in order])
-    view = hbm(array).rearrange(("b", ("h", "w"), "c"), tuple(order), {known: {"h": 2, "w": 4}[known]})
+    view = in_hbm(array).rearrange(("b", ("h", "w"), "c"), tuple(order), {known: {"h": 2, "w": 4}[known]})
     np.testing.assert_array_equal(view.array, expected, strict=True)
     back = view.rearrange(tuple(order), ("b", "h", "w", "c")).rearrange(("b", "h", "w", "c"), ("b", ("h", "w"), "c"))
     np.testing.assert_array_equal(back.array, array, strict=True)
@@ -183,7 +185,7 @@ def test_rearrange_splits_reorders_and_merges_at_once(make: Any) -> None:
 
 def test_rearrange_merges_two_groups() -> None:
     array = counted(2, 3, 4, 5)
-    view = hbm(array).rearrange(("a", "b", "c", "d"), (("c", "d"), ("a", "b")))
+    view = in_hbm(array).rearrange(("a", "b", "c", "d"), (("c", "d"), ("a", "b")))
     np.testing.assert_array_equal(view.array, array.transpose(2, 3, 0, 1).reshape(20, 6), strict=True)
 
 
@@ -209,9 +211,9 @@ def _first(method: str, tensor: str, kind: str = "counts partitions") -> str:
         (lambda: tile().expand_dim(-4), _first("expand_dim", TILE), lambda: tile().expand_dim(-3)),
         (lambda: rows().expand_dim(0), _first("expand_dim", ROWS, "is indirect"), lambda: rows().expand_dim(1)),
         (
-            lambda: sbuf(counted(1, 6)).squeeze_dim(0),
+            lambda: in_sbuf(counted(1, 6)).squeeze_dim(0),
             _first("squeeze_dim", "tensor [1, 6] float32 in sbuf"),
-            lambda: hbm(counted(1, 6)).squeeze_dim(0),
+            lambda: in_hbm(counted(1, 6)).squeeze_dim(0),
         ),
         (
             lambda: cube().vector_select(0, indices(3)).squeeze_dim(0),
@@ -224,14 +226,14 @@ def _first(method: str, tensor: str, kind: str = "counts partitions") -> str:
             lambda: cube()[:, 1:].squeeze_dim(1),
         ),
         (
-            lambda: sbuf(counted(4, 1)).squeeze_dim(1),
+            lambda: in_sbuf(counted(4, 1)).squeeze_dim(1),
             "NkiTensor.squeeze_dim: tensor [4, 1] float32 in sbuf must keep a dimension besides its partitions",
-            lambda: sbuf(counted(4, 1, 1)).squeeze_dim(1),
+            lambda: in_sbuf(counted(4, 1, 1)).squeeze_dim(1),
         ),
         (
-            lambda: hbm(counted(1)).squeeze_dim(0),
+            lambda: in_hbm(counted(1)).squeeze_dim(0),
             "NkiTensor.squeeze_dim: tensor [1] float32 in private_hbm must keep a dimension besides its partitions",
-            lambda: hbm(counted(1, 1)).squeeze_dim(0),
+            lambda: in_hbm(counted(1, 1)).squeeze_dim(0),
         ),
         (
             lambda: cube().reshape_dim(2, (2, 2)),

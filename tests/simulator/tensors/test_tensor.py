@@ -21,7 +21,7 @@ from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
-from tests.simulator.frame import counted, empty, hbm, indices, refused, run, sbuf, tensor_of
+from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
 
 HBM = "tensor [4, 6] float32 in private_hbm"
 SBUF = "tensor [4, 6] float32 in sbuf"
@@ -42,11 +42,11 @@ class Constraint(NamedTuple):
 
 
 def plain(*shape: int) -> NkiTensor:
-    return hbm(counted(*shape))
+    return in_hbm(counted(*shape))
 
 
 def tile(*shape: int) -> NkiTensor:
-    return sbuf(counted(*shape))
+    return in_sbuf(counted(*shape))
 
 
 # -- questions -------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_contiguous_is_dense_and_on_chip_dense_in_each_partition(view: NkiTensor
 
 def test_views_share_storage() -> None:
     array = counted(4, 6)
-    t = hbm(array)
+    t = in_hbm(array)
     t[1:3, ::2].permute((1, 0)).array[...] = -1
     assert (array[1:3, ::2] == -1).all() and (array == -1).sum() == 6
 
@@ -114,7 +114,7 @@ def test_a_value_has_no_truth_value(make: Any, name: str) -> None:
 def test_a_tensor_is_true_where_an_optional_argument_may_be_none() -> None:
     """Whatever it holds: `if bias:` asks whether a bias was passed, in kernels of AWS too, also of one in SBUF."""
     assert plain(4, 6)
-    assert hbm(np.zeros((1, 1), np.float32))
+    assert in_hbm(np.zeros((1, 1), np.float32))
     assert run(lambda: bool(nl.ndarray((1, 4), nl.uint32, name="index")) and bool(nl.zeros((1, 1), nl.float32))) is True
 
 
@@ -197,7 +197,7 @@ def test_slice_is_numpys(data: st.DataObject) -> None:
     end = data.draw(st.integers(start + 1, array.shape[dim]))
     step = data.draw(st.integers(1, 7))
     key = (slice(None),) * dim + (slice(start, end, step),)
-    for make in (hbm, sbuf):
+    for make in (in_hbm, in_sbuf):
         np.testing.assert_array_equal(make(array).slice(dim, start, end, step).array, array[key], strict=True)
 
 
@@ -335,10 +335,10 @@ def test_reshape_in_hbm_is_numpys(shape: tuple[int, ...]) -> None:
 
 def test_reshape_on_chip_and_after_a_vector_select_keeps_the_first_dimension() -> None:
     array = counted(4, 2, 6)
-    np.testing.assert_array_equal(sbuf(array).reshape((4, 12)).array, array.reshape(4, 12), strict=True)
-    window = sbuf(array)[1:3].reshape((2, 3, 4))
+    np.testing.assert_array_equal(in_sbuf(array).reshape((4, 12)).array, array.reshape(4, 12), strict=True)
+    window = in_sbuf(array)[1:3].reshape((2, 3, 4))
     np.testing.assert_array_equal(window.array, array[1:3].reshape(2, 3, 4), strict=True)
-    assert hbm(array).vector_select(0, indices(1, 1, 2)).reshape((3, 4, 3)).shape == (3, 4, 3)
+    assert in_hbm(array).vector_select(0, indices(1, 1, 2)).reshape((3, 4, 3)).shape == (3, 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -367,10 +367,10 @@ def test_reshape_on_chip_and_after_a_vector_select_keeps_the_first_dimension() -
             lambda: tile(4, 6).reshape((4, 2, 3)),
         ),
         Constraint(
-            lambda: sbuf(counted(4, 1)).reshape((4,)),
+            lambda: in_sbuf(counted(4, 1)).reshape((4,)),
             "NkiTensor.reshape: an on-chip tensor has a partition and at least one free dimension, got [4] for "
             "tensor [4, 1] float32 in sbuf",
-            lambda: sbuf(counted(4, 1)).reshape((4, 1, 1)),
+            lambda: in_sbuf(counted(4, 1)).reshape((4, 1, 1)),
         ),
         Constraint(
             lambda: plain(4, 6).vector_select(0, indices(1, 2)).reshape((12, 1)),
@@ -393,13 +393,13 @@ def test_constraints_of_reshape(constraint: Constraint) -> None:
 @given(st.permutations(range(3)))
 def test_permute_is_numpys_transpose(dims: list[int]) -> None:
     array = counted(4, 2, 6)
-    np.testing.assert_array_equal(hbm(array).permute(tuple(dims)).array, array.transpose(dims), strict=True)
+    np.testing.assert_array_equal(in_hbm(array).permute(tuple(dims)).array, array.transpose(dims), strict=True)
 
 
 def test_permute_on_chip_and_after_a_vector_select_reorders_the_rest() -> None:
     array = counted(4, 2, 6)
-    np.testing.assert_array_equal(sbuf(array).permute((0, 2, 1)).array, array.transpose(0, 2, 1), strict=True)
-    assert hbm(array).vector_select(0, indices(1, 1, 2)).permute((0, 2, 1)).shape == (3, 6, 2)
+    np.testing.assert_array_equal(in_sbuf(array).permute((0, 2, 1)).array, array.transpose(0, 2, 1), strict=True)
+    assert in_hbm(array).vector_select(0, indices(1, 1, 2)).permute((0, 2, 1)).shape == (3, 6, 2)
 
 
 @pytest.mark.parametrize(
@@ -433,10 +433,10 @@ def test_constraints_of_permute(constraint: Constraint) -> None:
 
 def test_broadcast_is_numpys() -> None:
     array = counted(4, 1, 6)
-    np.testing.assert_array_equal(sbuf(array).broadcast(1, 3).array, np.broadcast_to(array, (4, 3, 6)), strict=True)
+    np.testing.assert_array_equal(in_sbuf(array).broadcast(1, 3).array, np.broadcast_to(array, (4, 3, 6)), strict=True)
     row = counted(1, 6)
-    np.testing.assert_array_equal(hbm(row).broadcast(0, 4).array, np.broadcast_to(row, (4, 6)), strict=True)
-    assert sbuf(array).broadcast(1, 3).get_pattern() == [[6, 4], [0, 3], [1, 6]]
+    np.testing.assert_array_equal(in_hbm(row).broadcast(0, 4).array, np.broadcast_to(row, (4, 6)), strict=True)
+    assert in_sbuf(array).broadcast(1, 3).get_pattern() == [[6, 4], [0, 3], [1, 6]]
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_view_is_numpys(old: Any, new: Any, buffer: Any) -> None:
 
 def test_a_last_dimension_of_one_element_can_be_split() -> None:
     array = counted(4, 6)
-    halves = hbm(array)[:, 2:3].view(nl.uint16)
+    halves = in_hbm(array)[:, 2:3].view(nl.uint16)
     np.testing.assert_array_equal(halves.array, array.view(np.uint16)[:, 4:6], strict=True)
 
 
@@ -529,27 +529,27 @@ def test_a_last_dimension_of_one_element_can_be_split() -> None:
             lambda: plain(4, 6)[0:1].view(nl.uint8),
         ),
         Constraint(
-            lambda: hbm(np.array(3, np.float32)).view(nl.uint8),
+            lambda: in_hbm(np.array(3, np.float32)).view(nl.uint8),
             "NkiTensor.view: the last dimension of tensor [] float32 in private_hbm must be dense, got strides ()",
-            lambda: hbm(np.array(3, np.float32)).view(nl.int32),
+            lambda: in_hbm(np.array(3, np.float32)).view(nl.int32),
         ),
         Constraint(
-            lambda: hbm(counted(4, 7, dtype=np.int16)).view(nl.float32),
+            lambda: in_hbm(counted(4, 7, dtype=np.int16)).view(nl.float32),
             "NkiTensor.view: the 14 bytes of the last dimension of tensor [4, 7] int16 in private_hbm and the strides "
             "before it must be multiples of the 4 bytes of float32",
-            lambda: hbm(counted(4, 6, dtype=np.int16)).view(nl.float32),
+            lambda: in_hbm(counted(4, 6, dtype=np.int16)).view(nl.float32),
         ),
         Constraint(
-            lambda: hbm(counted(4, 7, dtype=np.int16))[:, 0:6].view(nl.float32),
+            lambda: in_hbm(counted(4, 7, dtype=np.int16))[:, 0:6].view(nl.float32),
             "NkiTensor.view: the 12 bytes of the last dimension of tensor [4, 6] int16 in private_hbm and the strides "
             "before it must be multiples of the 4 bytes of float32",
-            lambda: hbm(counted(4, 8, dtype=np.int16))[:, 0:6].view(nl.float32),
+            lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 0:6].view(nl.float32),
         ),
         Constraint(
-            lambda: hbm(counted(4, 8, dtype=np.int16))[:, 1:7].view(nl.float32),
+            lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 1:7].view(nl.float32),
             "NkiTensor.view: tensor [4, 6] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes "
             "of float32",
-            lambda: hbm(counted(4, 8, dtype=np.int16))[:, 2:8].view(nl.float32),
+            lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 2:8].view(nl.float32),
         ),
         Constraint(
             lambda: plain(4, 6).vector_select(0, indices(1)).view(nl.int32),
@@ -580,5 +580,5 @@ def test_bits_of_a_type_held_in_float32_cannot_be_read() -> None:
 
 def test_views_compose() -> None:
     array = counted(128, 4, 16)
-    u = sbuf(array)[0:64, :, :].permute((0, 2, 1))[:, 0, :]
+    u = in_sbuf(array)[0:64, :, :].permute((0, 2, 1))[:, 0, :]
     np.testing.assert_array_equal(u.array, array[:64].transpose(0, 2, 1)[:, 0], strict=True)

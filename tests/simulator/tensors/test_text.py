@@ -15,7 +15,7 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator.tensors.registers import VirtualRegister
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType
-from tests.simulator.frame import counted, empty, hbm, indices, run, sbuf, tensor_of
+from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, run, tensor_of
 
 
 def values_of(text: str) -> str:
@@ -39,7 +39,7 @@ def test_repr_and_f_strings_are_one_line() -> None:
 
 
 def test_percent_and_print_show_the_values() -> None:
-    t = hbm(counted(2, 2))
+    t = in_hbm(counted(2, 2))
     expected = "tensor [2, 2] float32 in private_hbm\n[[0. 1.]\n [2. 3.]]"
     assert str(t) == f"{t!s}" == "%s" % t == expected  # noqa: UP031
 
@@ -68,11 +68,11 @@ def test_percent_and_print_show_the_values() -> None:
 def test_values_are_printed_as_numpy_prints_them(array: Any, edgeitems: int) -> None:
     with np.printoptions(edgeitems=edgeitems):
         expected = "3.5" if array.ndim == 0 else str(array)
-        assert values_of(str(hbm(array))) == expected
+        assert values_of(str(in_hbm(array))) == expected
 
 
 def test_numpys_print_options_apply() -> None:
-    t = hbm(np.array([[1 / 3, 2 / 3, 1]], np.float32))
+    t = in_hbm(np.array([[1 / 3, 2 / 3, 1]], np.float32))
     with np.printoptions(precision=2):
         assert values_of(str(t)) == "[[0.33 0.67 1.  ]]"
     with np.printoptions(threshold=2, edgeitems=1, precision=1):
@@ -81,9 +81,9 @@ def test_numpys_print_options_apply() -> None:
 
 def test_a_view_shows_its_own_elements() -> None:
     array = counted(4, 6)
-    assert values_of(str(sbuf(array)[1:3, ::2])) == str(array[1:3, ::2])
-    assert values_of(str(hbm(array).permute((1, 0)))) == str(array.T)
-    assert values_of(str(hbm(array[:1]).broadcast(0, 2))) == str(np.repeat(array[:1], 2, 0))
+    assert values_of(str(in_sbuf(array)[1:3, ::2])) == str(array[1:3, ::2])
+    assert values_of(str(in_hbm(array).permute((1, 0)))) == str(array.T)
+    assert values_of(str(in_hbm(array[:1]).broadcast(0, 2))) == str(np.repeat(array[:1], 2, 0))
 
 
 def test_unwritten_elements_are_dashes_of_the_width_of_the_others() -> None:
@@ -121,19 +121,19 @@ def test_every_type_prints_and_a_half_written_element_is_unwritten(dtype: DType)
 
 
 def test_indirect_views_and_tensors_without_a_storage_print_too() -> None:
-    gathered = hbm(counted(4, 6)).vector_select(0, indices(3, 1))
+    gathered = in_hbm(counted(4, 6)).vector_select(0, indices(3, 1))
     assert str(gathered) == (
         "tensor [2, 6] float32 in private_hbm\n"
         "at an address that is read at run time from tensor [2, 1] int32 in sbuf\n[[3]\n [1]]"
     )
-    assert str(hbm(counted(4, 6))[VirtualRegister(2)]) == (
+    assert str(in_hbm(counted(4, 6))[VirtualRegister(2)]) == (
         "tensor [6] float32 in private_hbm\nat an address that is read at run time from VirtualRegister(2)"
     )
     assert str(NkiTensor((2, 3), nl.int32, None)) == "tensor [2, 3] int32 in sbuf\nwithout a storage"
 
 
 def test_printing_a_huge_tensor_copies_a_corner_of_it() -> None:
-    t = hbm(np.zeros((4096, 4096), np.float32))  # 64 MiB
+    t = in_hbm(np.zeros((4096, 4096), np.float32))  # 64 MiB
     part = empty(4096, 4096)
     mark(part[5])  # makes the mask, of which a copy would take 16 MiB
     tracemalloc.start()

@@ -12,7 +12,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import BarrierError, NkiValidationError, OutOfRangeError, UninitializedReadError
 from nkilib.simulator.terms.errors import CoreAbortedError, add_location, add_location_of_traceback
-from tests.simulator.frame import hbm, refused, run
+from tests.simulator.frame import in_hbm, refused, run
 
 
 def test_the_classes() -> None:
@@ -142,7 +142,7 @@ def test_an_error_of_another_class_stays_as_it_is() -> None:
 
 
 def test_outside_a_kernel_there_is_no_line_to_name() -> None:
-    assert refused(OutOfRangeError, lambda: hbm(X)[0, 7]) == (
+    assert refused(OutOfRangeError, lambda: in_hbm(X)[0, 7]) == (
         "index 7 is out of range for dimension 1 of tensor [2, 3] float32 in private_hbm"
     )
 

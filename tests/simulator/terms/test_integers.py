@@ -13,7 +13,7 @@ from nkilib.simulator.tensors.registers import VirtualRegister
 from nkilib.simulator.terms.errors import RegisterTypeError
 from nkilib.simulator.terms.integers import as_integer, as_integers
 
-from ..frame import counted, hbm, refused
+from ..frame import counted, in_hbm, refused
 
 TENSOR = "tensor [4, 6] float32 in private_hbm"
 QUOTIENT = "; of two integers, / makes a float and // an integer"
@@ -75,12 +75,12 @@ def test_a_register_says_how_to_compute_with_it() -> None:
     ],
 )
 def test_views_name_what_is_no_integer(view: Any, message: str) -> None:
-    assert refused(NkiValidationError, lambda: view(hbm(counted(4, 6)))) == message
+    assert refused(NkiValidationError, lambda: view(in_hbm(counted(4, 6)))) == message
 
 
 def test_a_tensor_is_no_integer() -> None:
     size = nl.NkiTensor((1, 1), nl.int32, None)
-    message = refused(NkiValidationError, lambda: hbm(counted(4, 6)).reshape((4, size)))
+    message = refused(NkiValidationError, lambda: in_hbm(counted(4, 6)).reshape((4, size)))
     assert message.startswith(
         "NkiTensor.reshape: shape must be a tuple of integers, got (4, tensor [1, 1] int32 in sbuf)"
     )
@@ -98,4 +98,4 @@ def test_a_tensor_is_no_integer() -> None:
 )
 def test_wrong_calls_name_the_method_as_kernels_know_it(view: Any, message: str) -> None:
     """Sizes one by one are PyTorch's way."""
-    assert refused(TypeError, lambda: view(hbm(counted(4, 6)))) == message
+    assert refused(TypeError, lambda: view(in_hbm(counted(4, 6)))) == message

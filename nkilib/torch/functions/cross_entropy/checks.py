@@ -22,6 +22,8 @@ from nkilib.torch.dispatch.reductions import check_reduction
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
+# Options whose part in the loss soft_targets.py and vocab_parallel/autograd.py know.
+_KNOWN: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
 _INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
@@ -44,11 +46,21 @@ def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) 
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
     try:
-        # Kernels get class indices of 32 bits, and an ignore_index to match.
-        check_options(str(caller), LossOptions(**{**values_of(options), "ignore_index": -100}))
+        check_options(str(caller), options)
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
+
+
+def check_known(caller: Caller, options: LossOptions, where: str) -> None:
+    """Refuse an option that is the kernels' alone where a formula of the loss is written in PyTorch.
+
+    Raises:
+        NotImplementedError: the option has another value than its default.
+    """
+    for name, value in values_of(options).items():
+        if name not in _KNOWN and value != getattr(LossOptions, name):
+            raise NotImplementedError(f"{caller}: {name} is not supported {where}, got {value}; leave it out")
 
 
 def check_arguments(

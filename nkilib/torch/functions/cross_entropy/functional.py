@@ -15,6 +15,7 @@ from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,
     check_inplace,
+    check_known,
     check_outputs,
     check_weight,
     checked_options,
@@ -144,6 +145,8 @@ def cross_entropy(
     check_arguments(caller, input, target, weight, options, reduction, normalizer, class_dim)
     soft, classes = target.shape == input.shape, row_length(input, class_dim)
     check_weight(caller, weight, classes, soft)
+    if soft and torch.is_grad_enabled() and (target.requires_grad or (weight is not None and weight.requires_grad)):
+        check_known(caller, options, "where class probabilities or their weights require grad")
     if return_outputs:
         check_outputs(caller, classes)
     if inplace:
@@ -151,7 +154,8 @@ def cross_entropy(
     logits = as_rows(input, class_dim)
     rows_target = as_rows(target, class_dim) if soft else target.reshape(-1)
     class_weight = None if weight is None else weight.to(torch.float32)
-    keywords = FORWARD.keywords_from(options, Wanted(return_outputs, return_outputs, return_outputs))
+    wanted = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
+    keywords = FORWARD.keywords_from(options, wanted)
     results = ForwardResults(*DERIVATIVE.apply(inplace, logits, rows_target, class_weight, **keywords))
     shape = rows_shape(input, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)

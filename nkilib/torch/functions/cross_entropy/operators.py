@@ -26,9 +26,10 @@ VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which results of the forward are asked for beside those that it always gives."""
+    """Which results are asked for: the log-probability, of the forward alone, and the sum of distances, of a shard."""
 
     with_logprob: bool = False
+    with_distance_sum: bool = False
     with_argmax: bool = False
     with_entropy: bool = False
 
@@ -50,15 +51,6 @@ class Columns:
     def vocabulary(self, logits: Tensor) -> int:
         """V."""
         return logits.shape[1] if self.num_classes is None else self.num_classes
-
-
-@dataclass(frozen=True)
-class WantedOfShard:
-    """Which statistics of a shard are asked for beside those that it always gives."""
-
-    with_distance_sum: bool = False
-    with_argmax: bool = False
-    with_entropy: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +114,7 @@ FORWARD: Final = register(
         "cross_entropy_forward",
         inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
         options=(LossOptions, Wanted),
+        without=("with_distance_sum",),
         outputs=(
             Output("loss"),
             Output("lse", depends_on=("logits",)),
@@ -146,8 +139,8 @@ STATISTICS: Final = register(
     Operator(
         "cross_entropy_shard_statistics",
         inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
-        options=(LossOptions, Columns, WantedOfShard),
-        without=("lse_square_scale",),  # which acts on the lse of all shards
+        options=(LossOptions, Columns, Wanted),
+        without=("with_logprob", "lse_square_scale"),  # which take the target and the lse of all shards
         outputs=(
             Output("maximum", fill=torch.finfo(torch.float32).min),
             Output("log_sum", fill=-torch.inf),

@@ -16,7 +16,7 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.dispatch.options import values_of
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE, soft_gradients
-from nkilib.torch.functions.cross_entropy.operators import BACKWARD, STATISTICS, WantedOfShard
+from nkilib.torch.functions.cross_entropy.operators import BACKWARD, STATISTICS, Wanted
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
 from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
@@ -52,7 +52,8 @@ def vocab_parallel_results(
     soft = target.is_floating_point()
     first = shards.columns.first_class
     own_weight = None if class_weight is None else class_weight[first : first + shards.held]
-    wanted = WantedOfShard(soft or options.label_smoothing > 0.0, with_argmax=outputs, with_entropy=outputs)
+    sums_distances = soft or options.label_smoothing > 0.0
+    wanted = Wanted(with_distance_sum=sums_distances, with_argmax=outputs, with_entropy=outputs)
     with torch.no_grad():
         own = torch.ops.nkilib.cross_entropy_shard_statistics(
             logits[:, : shards.held].detach(),

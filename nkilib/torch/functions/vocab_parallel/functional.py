@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,11 @@ from typing_extensions import Unpack
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
-from nkilib.torch.dispatch.options import values_of
 from nkilib.torch.dispatch.reductions import REDUCTIONS
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,
     check_inplace,
+    check_known,
     check_outputs,
     check_weight,
     checked_options,
@@ -26,8 +26,6 @@ from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CA
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
 from nkilib.torch.functions.vocab_parallel.shards import shards_of_ranks
-
-_KNOWN: Final = frozenset(("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale"))
 
 
 @overload
@@ -146,7 +144,7 @@ def vocab_parallel_cross_entropy(
         **recipe,
     )
     check_arguments(_CALLER, logits_shard, target, weight, options, reduction, normalizer, class_dim)
-    _check_known(options)
+    check_known(_CALLER, options, "for a vocabulary in shards")
     ranks, rank = _ranks(group)
     shards = shards_of_ranks(_CALLER, row_length(logits_shard, class_dim), ranks, rank, num_classes, shard_sizes)
     soft = target.shape == logits_shard.shape
@@ -170,16 +168,6 @@ def vocab_parallel_cross_entropy(
     )
     shape = rows_shape(logits_shard, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
-
-
-def _check_known(options: LossOptions) -> None:
-    """Refuse an option of the kernels whose part in the loss of all shards is not written here."""
-    for name, value in values_of(options).items():
-        if name not in _KNOWN and value != getattr(LossOptions, name):
-            raise NotImplementedError(
-                f"{_CALLER}: {name} is not supported for a vocabulary in shards, got {value}; leave it out, or use "
-                f"nkilib.torch.cross_entropy for a whole vocabulary"
-            )
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:

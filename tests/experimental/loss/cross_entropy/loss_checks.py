@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,8 @@ def check_backward(
 def same_bits(first: Array, second: Array) -> bool:
     """Whether two arrays have equal type, shape and bytes (NaN and signed zeros included)."""
     return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+
+
+def names_row_and_target(row: int, target: int) -> str:
+    """Pattern of a message that names both, as whole numbers."""
+    return rf"\brow {row}\b.*\btarget {re.escape(str(target))}(?!\d)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
 )
 
 from .extended_checks import Array, Launch, Upstream, backward, check_backward, check_forward, forward
+from .loss_checks import names_row_and_target
 from .loss_inputs import BF16, FP32, normal_batch
 from .test_extended_accuracy import class_weights, with_ignored
 
@@ -177,10 +177,6 @@ def test_what_is_given_is_not_summed_again() -> None:
     assert read[1] < read[0]
 
 
-def _names(row: int, target: int) -> str:
-    return rf"\brow {row}\b.*\btarget {re.escape(str(target))}(?!\d)"
-
-
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("row", [0, 17, POSITIONS - 1])
 @pytest.mark.parametrize("target", [-1, -99, VOCABULARY, 2**30, -(2**30), 2**31 - 1, -(2**31)])
@@ -191,11 +187,11 @@ def test_a_target_that_is_no_class_is_refused(is_shard: bool, target: int, row: 
     start, end = (51, 100) if is_shard else (0, VOCABULARY)
     shard: dict[str, Any] = {"first_class": start, "num_classes": VOCABULARY}
     own, launch = logits[:, start:end].copy(), Launch(FP32, cores, 8, 30)
-    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(row, target)):
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(row, target)):
         forward(own, targets, ExtendedLoss(), launch, **shard)
     upstream = Upstream(np.ones(POSITIONS, np.float32))
     before = own.copy()
-    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(row, target)):
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(row, target)):
         backward(own, targets, np.ones(POSITIONS, np.float32), upstream, ExtendedLoss(), launch, **shard)
     np.testing.assert_array_equal(own, before)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import nkilib.simulator
 
-from .loss_checks import as_nl, backward, check_backward, check_forward, forward
+from .loss_checks import as_nl, backward, check_backward, check_forward, forward, names_row_and_target
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, normal_batch, pair_name
 
 POSITIONS, VOCABULARY = 37, 100
@@ -46,18 +45,13 @@ def _inputs(logits_dtype: Any = FP32) -> tuple[Array, Array, Array]:
     return logits, targets, lse
 
 
-def _names(row: int, target: int) -> str:
-    """Pattern of a message that names both, as whole numbers."""
-    return rf"\brow {row}\b.*\btarget {re.escape(str(target))}(?!\d)"
-
-
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("target", BAD_TARGETS)
 def test_forward_refuses_a_target_outside_the_vocabulary(target: int, row: int, cores: int) -> None:
     logits, targets, _ = _inputs()
     targets[row] = target
-    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(row, target)):
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(row, target)):
         forward(logits, targets, cores=cores, **OPTIONS)
 
 
@@ -68,7 +62,7 @@ def test_forward_refuses_a_target_outside_the_vocabulary(target: int, row: int, 
 def test_backward_refuses_a_target_outside_the_vocabulary(target: int, row: int, cores: int, inplace: bool) -> None:
     logits, targets, lse = _inputs()
     targets[row] = target
-    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(row, target)):
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(row, target)):
         backward(logits, targets, lse, cores=cores, inplace=inplace, **OPTIONS)
 
 
@@ -77,9 +71,9 @@ def test_backward_refuses_a_target_outside_the_vocabulary(target: int, row: int,
 def test_every_pair_of_types_refuses(logits_dtype: Any, dtype: Any, target: int) -> None:
     logits, targets, lse = _inputs(logits_dtype)
     targets[9] = target
-    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(9, target)):
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(9, target)):
         forward(logits, targets, cores=2, dtype=as_nl(dtype), **OPTIONS)
-    with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(9, target)):
+    with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(9, target)):
         backward(logits, targets, lse, cores=2, dtype=as_nl(dtype), **OPTIONS)
 
 
@@ -88,9 +82,9 @@ def test_a_single_position_and_a_vocabulary_of_one_refuse(cores: int) -> None:
     logits, lse = np.zeros((1, 1), np.float32), np.zeros(1, np.float32)
     for target in (-1, 1, 2**30, -(2**30), 2**31 - 1, -(2**31)):
         targets = np.array([target], np.int32)
-        with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(0, target)):
+        with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(0, target)):
             forward(logits, targets, cores=cores, chunk_size=1)
-        with pytest.raises(nkilib.simulator.OutOfRangeError, match=_names(0, target)):
+        with pytest.raises(nkilib.simulator.OutOfRangeError, match=names_row_and_target(0, target)):
             backward(logits, targets, lse, cores=cores, chunk_size=1)
 
 

@@ -11,43 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nkilib.simulator
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Rule, check_rule, engine_of, execute, normal, refusal, rules, tile
+from ...kernels import (
+    Body,
+    Rule,
+    check_rule,
+    engine_of,
+    execute,
+    hbm_zeros,
+    launch,
+    load,
+    normal,
+    refusal,
+    rules,
+    sbuf,
+    store,
+    tile,
+)
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 SKIP = nisa.oob_mode.skip
-
-
-def launch(body: Body, *arrays: Any, target: str = "trn2") -> Any:
-    """What the kernel `body(*hbm tensors)` returns."""
-    with nkilib.simulator.using(target=target):
-        return nki.jit(body)(*arrays)
-
-
-def hbm(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: an HBM tensor of zeros."""
-    return nl.zeros(shape, dtype, nl.private_hbm)
-
-
-def sbuf(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new SBUF tile, unwritten."""
-    return nl.ndarray(shape, dtype, nl.sbuf)
-
-
-def loaded(given_tensor: Any) -> Any:
-    """In a kernel: a tile with the values of an HBM tensor."""
-    made = nl.ndarray(given_tensor.shape, given_tensor.dtype, nl.sbuf)
-    nisa.dma_copy(made, given_tensor)
-    return made
-
-
-def stored(made: Any) -> Any:
-    """In a kernel: an HBM tensor with the values of a tile."""
-    result = nl.ndarray(made.shape, made.dtype, nl.shared_hbm)
-    nisa.dma_copy(result, made)
-    return result
 
 
 def add(dst: Any, *srcs: Any, **options: Any) -> Any:
@@ -64,9 +49,9 @@ def test_sum_of_tensors(source: str, destination: str, count: int) -> None:
     """Of float32, from left to right: bit for bit what float32 numpy gives in that order."""
 
     def body(*data: Any) -> Any:
-        made = hbm(5, 7) if destination == "hbm" else sbuf(5, 7)
-        add(made, *(loaded(item) if source == "sbuf" else item for item in data))
-        return stored(made)
+        made = hbm_zeros(5, 7) if destination == "hbm" else sbuf(5, 7)
+        add(made, *(load(item) if source == "sbuf" else item for item in data))
+        return store(made)
 
     arrays = [normal(5, 7, seed=number, scale=10.0**number) for number in range(count)]
     expected = arrays[0].copy()
@@ -79,10 +64,10 @@ def test_the_order_of_the_sum_shows_in_float32() -> None:
     """2^24 + 1 + 1 loses both ones, 1 + 1 + 2^24 loses none."""
 
     def body(big: Any, one: Any) -> Any:
-        made = hbm(2, 1)
+        made = hbm_zeros(2, 1)
         add(made[0:1], big, one, one)
         add(made[1:2], one, one, big)
-        return stored(made)
+        return store(made)
 
     big, one = np.full((1, 1), 2.0**24, np.float32), np.ones((1, 1), np.float32)
     assert launch(body, big, one).tolist() == [[2**24], [2**24 + 2]]
@@ -91,9 +76,9 @@ def test_the_order_of_the_sum_shows_in_float32() -> None:
 @pytest.mark.parametrize("scales", [None, [1.0, 1.0], (1, np.float32(1))], ids=str)
 def test_scales_of_one(scales: Any) -> None:
     def body(x: Any, y: Any) -> Any:
-        made = hbm(2, 3)
+        made = hbm_zeros(2, 3)
         nisa.dma_compute(made, (x, y), scales=scales, reduce_op=nl.add)
-        return stored(made)
+        return store(made)
 
     x, y = normal(2, 3), normal(2, 3, seed=1)
     assert launch(body, x, y).tolist() == (x + y).tolist()
@@ -116,9 +101,9 @@ def test_types_meet_in_float32_and_are_cast_at_the_end(first: Any, second: Any, 
     """Integers too: 2^24 + 1 is no float32."""
 
     def body(x: Any, y: Any) -> Any:
-        made = hbm(1, 2, dtype=dtype)
+        made = hbm_zeros(1, 2, dtype=dtype)
         add(made, x, y)
-        return stored(made)
+        return store(made)
 
     np.testing.assert_array_equal(launch(body, first, second).astype(np.float64)[0], expected)
 
@@ -127,9 +112,9 @@ def test_low_precision_held_wide() -> None:
     """`NKI_PRECISE_FP=0`: the sum of two bfloat16 keeps what bfloat16 would lose."""
 
     def body(x: Any, y: Any) -> Any:
-        made = hbm(1, 1, dtype=nl.bfloat16)
+        made = hbm_zeros(1, 1, dtype=nl.bfloat16)
         add(made, x, y)
-        return stored(made)
+        return store(made)
 
     values = np.array([[256]], ml_dtypes.bfloat16), np.array([[1]], ml_dtypes.bfloat16)
     assert launch(body, *values).tolist() == [[256]]
@@ -143,7 +128,7 @@ def test_only_the_number_of_elements_must_match() -> None:
     def body(x: Any, y: Any) -> Any:
         made = sbuf(2, 2, 3)
         add(made, x, y.reshape((3, 4)))
-        return stored(made)
+        return store(made)
 
     x, y = normal(12), normal(4, 3)
     assert launch(body, x, y).tolist() == (x + y.reshape(-1)).reshape(2, 2, 3).tolist()
@@ -184,8 +169,8 @@ def test_what_was_added_up_counts_as_written() -> None:
     def body(rows: int) -> Body:
         def kernel() -> None:
             made = sbuf(4, 2)
-            add(made[0:rows], hbm(rows, 2), hbm(rows, 2))
-            nisa.dma_copy(hbm(4, 2), made)
+            add(made[0:rows], hbm_zeros(rows, 2), hbm_zeros(rows, 2))
+            nisa.dma_copy(hbm_zeros(4, 2), made)
 
         return kernel
 
@@ -200,7 +185,7 @@ def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_in_turns() -> 
 
     def kernel(is_update: bool) -> Body:
         def body() -> None:
-            data = hbm(4, 2)
+            data = hbm_zeros(4, 2)
             first, second = (nl.ndarray((4, 2), nl.float32, address=(0, 4096)) for _ in range(2))
             add(first, data, data)
             for made in (second, first):
@@ -220,7 +205,7 @@ def test_a_tile_that_rows_are_gathered_into_was_needed_until_then() -> None:
             nisa.memset(made, 0)
             if makes_another:
                 nisa.memset(nl.ndarray((2, 2), nl.float32, address=(0, 4096)), 0)
-            gather_add(made, hbm(3, 2), tile(2, 1, dtype=nl.int32, value=5), oob_mode=SKIP)
+            gather_add(made, hbm_zeros(3, 2), tile(2, 1, dtype=nl.int32, value=5), oob_mode=SKIP)
 
         return body
 
@@ -231,7 +216,7 @@ def test_a_tile_that_rows_are_gathered_into_was_needed_until_then() -> None:
 
 def test_an_unwritten_source_is_named_by_its_number() -> None:
     def kernel() -> None:
-        nisa.dma_compute(hbm(2, 2), [hbm(2, 2), sbuf(2, 2)], nl.add)
+        nisa.dma_compute(hbm_zeros(2, 2), [hbm_zeros(2, 2), sbuf(2, 2)], nl.add)
 
     assert refusal(kernel, error=UNINITIALIZED) == (
         "nisa.dma_compute: operand 'srcs[1]': 4 of the 4 elements of tensor [2, 2] float32 in sbuf were never written"
@@ -241,9 +226,9 @@ def test_an_unwritten_source_is_named_by_its_number() -> None:
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_every_generation_adds(target: str) -> None:
     def body(first: Any, second: Any) -> Any:
-        made = hbm(2, 2)
-        add(made, first, loaded(second))
-        return stored(made)
+        made = hbm_zeros(2, 2)
+        add(made, first, load(second))
+        return store(made)
 
     first, second = np.array([[1, 2], [3, 4]], np.float32), np.array([[10, 20], [30, 40]], np.float32)
     assert launch(body, first, second, target=target).tolist() == [[11, 22], [33, 44]]
@@ -270,7 +255,7 @@ def test_scatter_adds_to_rows_in_hbm() -> None:
     for swapped in (False, True):
 
         def body(output: Any, data: Any, index: Any, swapped: bool = swapped) -> None:
-            scatter_add(output, loaded(index), loaded(data), swapped)
+            scatter_add(output, load(index), load(data), swapped)
 
         output, data = normal(6, 3), normal(3, 3, seed=1)
         expected = output.copy()
@@ -284,9 +269,9 @@ def test_gather_adds_rows_of_hbm_to_a_tile() -> None:
     for swapped in (False, True):
 
         def body(tile_values: Any, data: Any, index: Any, swapped: bool = swapped) -> Any:
-            made = loaded(tile_values)
-            gather_add(made, data, loaded(index), swapped)
-            return stored(made)
+            made = load(tile_values)
+            gather_add(made, data, load(index), swapped)
+            return store(made)
 
         values, data = normal(4, 3), normal(6, 3, seed=1)
         index = np.array([[5], [0], [5], [2]], np.uint32)
@@ -297,14 +282,14 @@ def test_gather_with_an_access_pattern_adds_up_the_rows_of_a_token() -> None:
     """The migration guide's loop: `dma_copy` the first of K rows, `dma_compute` the others, part of each row."""
 
     def body(data: Any, index_hbm: Any) -> Any:
-        index, made = loaded(index_hbm), sbuf(3, 2)
+        index, made = load(index_hbm), sbuf(3, 2)
         for k in range(2):
             rows = data.ap([[5, 3], [1, 2]], offset=1, vector_offset=index[:, k : k + 1], indirect_dim=0)
             if k == 0:
                 nisa.dma_copy(dst=made, src=rows)
             else:
                 nisa.dma_compute(dst=made, srcs=[rows, made], reduce_op=nl.add, unique_indices=True)
-        return stored(made)
+        return store(made)
 
     data, index = normal(7, 5), np.array([[0, 6], [3, 3], [1, 2]], np.uint32)
     expected = data[index[:, 0], 1:3] + data[index[:, 1], 1:3]
@@ -315,7 +300,7 @@ def test_scatter_casts_once_per_update() -> None:
     """Float32 sum of bfloat16 rows, rounded to bfloat16 at the store: 256 + 1.5 gives 258, not 256."""
 
     def body(output: Any, data: Any) -> None:
-        scatter_add(output, tile(1, 1, dtype=nl.int32, value=1), loaded(data))
+        scatter_add(output, tile(1, 1, dtype=nl.int32, value=1), load(data))
 
     output = np.full((2, 1), 256, ml_dtypes.bfloat16)
     launch(body, output, np.full((1, 1), 1.5, np.float32))
@@ -326,12 +311,12 @@ def test_skip_leaves_rows_that_do_not_exist() -> None:
     """A scatter drops what it would have added, a gather leaves its tile as it is."""
 
     def scatter(output: Any, data: Any, index: Any) -> None:
-        scatter_add(output, loaded(index), loaded(data), oob_mode=SKIP)
+        scatter_add(output, load(index), load(data), oob_mode=SKIP)
 
     def gather(data: Any, values: Any, index: Any) -> Any:
-        made = loaded(values)
-        gather_add(made, data, loaded(index), oob_mode=SKIP)
-        return stored(made)
+        made = load(values)
+        gather_add(made, data, load(index), oob_mode=SKIP)
+        return store(made)
 
     index = np.array([[3], [1], [-1]], np.int32)
     output, data = normal(3, 2), normal(3, 2, seed=1)
@@ -355,7 +340,7 @@ def test_rows_out_of_range_may_repeat_under_skip() -> None:
 
 def test_nothing_is_written_when_an_index_is_out_of_range() -> None:
     def body(output: Any, index: Any) -> None:
-        scatter_add(output, loaded(index), tile(2, 2, value=1))
+        scatter_add(output, load(index), tile(2, 2, value=1))
 
     output = np.zeros((3, 2), np.float32)
     with pytest.raises(OUT_OF_RANGE) as caught:
@@ -383,7 +368,7 @@ def test_rows_that_were_never_written_cannot_be_added_to() -> None:
 
 def summing(count: int = 2, **options: Any) -> Body:
     arguments = {"reduce_op": nl.add} | options
-    return lambda: nisa.dma_compute(hbm(2, 2), [hbm(2, 2) for _ in range(count)], **arguments)
+    return lambda: nisa.dma_compute(hbm_zeros(2, 2), [hbm_zeros(2, 2) for _ in range(count)], **arguments)
 
 
 def updating(make_operands: Any, **options: Any) -> Body:
@@ -392,7 +377,7 @@ def updating(make_operands: Any, **options: Any) -> Body:
     def kernel() -> None:
         index = tile(2, 1, dtype=nl.int32)
         nisa.iota(index, [[1, 1]], 0, 1)
-        dst, srcs = make_operands(hbm(4, 2), index)
+        dst, srcs = make_operands(hbm_zeros(4, 2), index)
         nisa.dma_compute(dst, srcs, nl.add, **options)
 
     return kernel
@@ -408,7 +393,7 @@ def _gather(data: Any, index: Any) -> Any:
 
 
 def _scatter_from_hbm(data: Any, index: Any) -> Any:
-    return data.vector_select(0, index), [hbm(2, 2), data.vector_select(0, index)]
+    return data.vector_select(0, index), [hbm_zeros(2, 2), data.vector_select(0, index)]
 
 
 def _scatter_by_another_index(data: Any, index: Any) -> Any:
@@ -428,7 +413,7 @@ def _scatter_beside_its_own_rows(data: Any, index: Any) -> Any:
 
 
 def _gather_into_hbm(data: Any, index: Any) -> Any:
-    made = hbm(2, 2)
+    made = hbm_zeros(2, 2)
     return made, [data.vector_select(0, index), made]
 
 
@@ -464,37 +449,37 @@ UPDATE = (
     ),
     Rule(
         "PSUM source",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 2, buffer=nl.psum)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2, buffer=nl.psum)], nl.add),
         "nisa.dma_compute: operand 'srcs[1]' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 "
         "in psum; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
     ),
     Rule(
         "a source that is no tensor",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), 1.0], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), 1.0], nl.add),
         "nisa.dma_compute: operand 'srcs[1]' must be a tensor, got 1.0",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 2, value=1)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2, value=1)], nl.add),
     ),
     Rule(
         "number of elements",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 3)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 3)], nl.add),
         "nisa.dma_compute: operands 'dst' and 'srcs[1]' must have equally many elements, got tensor [2, 2] float32 in "
         "private_hbm and tensor [2, 3] float32 in sbuf",
-        lambda: nisa.dma_compute(hbm(6), [tile(3, 2), tile(2, 3)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(6), [tile(3, 2), tile(2, 3)], nl.add),
     ),
     Rule(
         "one source",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2)], nl.add),
         "nisa.dma_compute: srcs must be a list of 2 to 16 tensors, got [tensor [2, 2] float32 in sbuf]; to add a "
         "tensor to 'dst' give both, srcs=[dst, src], and to copy it use nisa.dma_copy",
-        lambda: nisa.dma_compute(hbm(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
     ),
     Rule(
         "no list",
-        lambda: nisa.dma_compute(hbm(2, 2), tile(2, 2), nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), tile(2, 2), nl.add),
         "nisa.dma_compute: srcs must be a list of 2 to 16 tensors, got tensor [2, 2] float32 in sbuf; to add a tensor "
         "to 'dst' give both, srcs=[dst, src], and to copy it use nisa.dma_copy",
-        lambda: nisa.dma_compute(hbm(2, 2), (tile(2, 2), tile(2, 2)), nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(2, 2), (tile(2, 2), tile(2, 2)), nl.add),
     ),
     Rule(
         "reduce_op",
@@ -528,17 +513,21 @@ UPDATE = (
     ),
     Rule(
         "a scalar offset of a source",
-        lambda: nisa.dma_compute(hbm(1, 2), [tile(1, 2), hbm(4, 2).select(0, tile(1, 1, dtype=nl.int32))], nl.add),
+        lambda: nisa.dma_compute(
+            hbm_zeros(1, 2), [tile(1, 2), hbm_zeros(4, 2).select(0, tile(1, 1, dtype=nl.int32))], nl.add
+        ),
         "nisa.dma_compute: operand 'srcs[1]': the address must be known at compile time, unless it has a vector "
         "offset; got a dynamic index in tensor [2] float32 in private_hbm, nisa.dma_copy it first",
-        lambda: nisa.dma_compute(hbm(1, 2), [tile(1, 2), hbm(4, 2).select(0, 0)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(1, 2), [tile(1, 2), hbm_zeros(4, 2).select(0, 0)], nl.add),
     ),
     Rule(
         "a scalar offset of dst",
-        lambda: nisa.dma_compute(hbm(4, 2).select(0, tile(1, 1, dtype=nl.int32)), [tile(1, 2), hbm(1, 2)], nl.add),
+        lambda: nisa.dma_compute(
+            hbm_zeros(4, 2).select(0, tile(1, 1, dtype=nl.int32)), [tile(1, 2), hbm_zeros(1, 2)], nl.add
+        ),
         "nisa.dma_compute: operand 'dst': the address must be known at compile time, unless it has a vector "
         "offset; got a dynamic index in tensor [2] float32 in private_hbm, nisa.dma_copy it first",
-        lambda: nisa.dma_compute(hbm(4, 2).select(0, 3), [tile(1, 2), hbm(1, 2)], nl.add),
+        lambda: nisa.dma_compute(hbm_zeros(4, 2).select(0, 3), [tile(1, 2), hbm_zeros(1, 2)], nl.add),
     ),
     Rule(
         "scatter on trn1",
@@ -615,7 +604,7 @@ def test_a_view_of_other_elements_of_the_tensor_is_not_dst_itself(other: Any) ->
     def kernel(source: Any) -> Body:
         def body() -> None:
             made = tile(2, 4)
-            rows = hbm(3, 2).vector_select(0, tile(2, 1, dtype=nl.int32))
+            rows = hbm_zeros(3, 2).vector_select(0, tile(2, 1, dtype=nl.int32))
             nisa.dma_compute(made[:, 0:2], [rows, source(made)], nl.add)
 
         return body
@@ -633,9 +622,9 @@ def test_at_most_16_sources() -> None:
 
 def test_unique_indices_is_about_vector_offsets_only() -> None:
     def body(first: Any, second: Any) -> Any:
-        made = hbm(1, 2)
+        made = hbm_zeros(1, 2)
         add(made, first, second, unique_indices=False)
-        return stored(made)
+        return store(made)
 
     assert launch(body, np.array([[1, 2]], np.float32), np.array([[10, 20]], np.float32)).tolist() == [[11, 22]]
 

@@ -9,31 +9,15 @@ import numpy as np
 import pytest
 
 import nkilib.simulator
-from nkilib.nki import explain_index, nisa, nki, nl
+from nkilib.nki import explain_index, nisa, nl
 
-from ...kernels import Body, Rule, check_rule, engine_of, execute, normal, refusal, rules, tile
+from ...kernels import Body, Rule, check_rule, engine_of, execute, hbm, launch, normal, refusal, rules, sbuf, tile
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 SKIP = nisa.oob_mode.skip
 DGE = nisa.dge_mode
 ENGINE = nisa.engine
-
-
-def launch(body: Body, *arrays: Any, target: str = "trn2") -> Any:
-    """What the kernel `body(*hbm tensors)` returns."""
-    with nkilib.simulator.using(target=target):
-        return nki.jit(body)(*arrays)
-
-
-def hbm(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new HBM tensor, unwritten."""
-    return nl.ndarray(shape, dtype, nl.private_hbm)
-
-
-def sbuf(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new SBUF tile, unwritten."""
-    return nl.ndarray(shape, dtype, nl.sbuf)
 
 
 def indices(*values: int, dtype: Any = nl.int32) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nkilib.simulator
-from nkilib.nki import nisa, nki, nl
+from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Rule, check_rule, engine_of, execute, normal, refusal, rules, tile
+from ... import kernels
+from ...kernels import Body, Rule, check_rule, engine_of, execute, launch, load, normal, refusal, rules, store, tile
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -21,35 +23,9 @@ SKIP = nisa.oob_mode.skip
 DGE = nisa.dge_mode
 ORDERS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
-
-def launch(body: Body, *arrays: Any, target: str = "trn2") -> Any:
-    """What the kernel `body(*hbm tensors)` returns."""
-    with nkilib.simulator.using(target=target):
-        return nki.jit(body)(*arrays)
-
-
-def sbuf(*shape: int, dtype: Any = nl.bfloat16) -> Any:
-    """In a kernel: a new SBUF tile, unwritten."""
-    return nl.ndarray(shape, dtype, nl.sbuf)
-
-
-def hbm(*shape: int, dtype: Any = nl.bfloat16) -> Any:
-    """In a kernel: an HBM tensor of zeros."""
-    return nl.zeros(shape, dtype, nl.private_hbm)
-
-
-def stored(made: Any) -> Any:
-    """In a kernel: an HBM tensor with the values of a tile."""
-    result = nl.ndarray(made.shape, made.dtype, nl.shared_hbm)
-    nisa.dma_copy(result, made)
-    return result
-
-
-def loaded(given: Any) -> Any:
-    """In a kernel: a tile with the values of an HBM tensor."""
-    made = nl.ndarray(given.shape, given.dtype, nl.sbuf)
-    nisa.dma_copy(made, given)
-    return made
+# What is transposed here is bfloat16 unless it says otherwise.
+sbuf = partial(kernels.sbuf, dtype=nl.bfloat16)
+hbm = partial(kernels.hbm_zeros, dtype=nl.bfloat16)
 
 
 def transposed_shape(shape: Any) -> tuple[int, ...]:
@@ -74,10 +50,10 @@ def test_the_order_follows_from_the_number_of_dimensions(shape: Any, place: str,
     order = ORDERS[len(shape)]
 
     def body(data: Any) -> Any:
-        source = loaded(data) if place == "sbuf" else data
+        source = load(data) if place == "sbuf" else data
         made = sbuf(*transposed_shape(shape), dtype=data.dtype)
         nisa.dma_transpose(made, source, **({"axes": order} if axes == "named" else {}))
-        return stored(made)
+        return store(made)
 
     values = normal(*shape)
     assert launch(body, values).tolist() == values.transpose(order).tolist()
@@ -88,7 +64,7 @@ def test_shapes(shape: list[int]) -> None:
     def body(data: Any) -> Any:
         made = sbuf(*transposed_shape(shape), dtype=data.dtype)
         nisa.dma_transpose(made, data)
-        return stored(made)
+        return store(made)
 
     values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     assert launch(body, values).tolist() == values.transpose(ORDERS[len(shape)]).tolist()
@@ -101,7 +77,7 @@ def test_types_of_every_width(numpy_type: Any) -> None:
     def body(data: Any) -> Any:
         made = sbuf(3, 2, dtype=data.dtype)
         nisa.dma_transpose(made, data)
-        return stored(made)
+        return store(made)
 
     values = np.array([[1, 2, 3], [4, 5, 6]], numpy_type)
     result = launch(body, values)
@@ -116,7 +92,7 @@ def test_bits_are_moved_as_they_are() -> None:
         def body(data: Any) -> Any:
             made = sbuf(2, 2, dtype=data.dtype)
             nisa.dma_transpose(made, data)
-            return stored(made)
+            return store(made)
 
         assert launch(body, values).tobytes() == np.ascontiguousarray(bits.T).tobytes()
 
@@ -127,7 +103,7 @@ def test_strided_views_on_both_sides() -> None:
     def body(data: Any) -> Any:
         made = tile(4, 8, dtype=nl.float32, value=-1)
         nisa.dma_transpose(made[1:3, 2:5], data[:, 0:4:2])
-        return stored(made)
+        return store(made)
 
     values = normal(3, 5)
     expected = np.full((4, 8), -1, np.float32)
@@ -143,7 +119,7 @@ def test_four_dimensions_of_an_access_pattern() -> None:
         nisa.dma_transpose(
             dst=made.ap([[6, 4], [1, 1], [2, 3], [1, 2]]), src=data.ap([[12, 2], [1, 1], [4, 3], [1, 4]])
         )
-        return stored(made)
+        return store(made)
 
     values = normal(2, 12)
     expected = values.reshape(2, 3, 4).transpose(2, 1, 0).reshape(4, 6)
@@ -152,9 +128,9 @@ def test_four_dimensions_of_an_access_pattern() -> None:
 
 def test_a_square_tile_in_place() -> None:
     def body(data: Any) -> Any:
-        made = loaded(data)
+        made = load(data)
         nisa.dma_transpose(made, made)
-        return stored(made)
+        return store(made)
 
     values = normal(6, 6)
     assert launch(body, values).tolist() == values.T.tolist()
@@ -164,7 +140,7 @@ def test_a_source_with_an_index_read_at_run_time() -> None:
     def body(data: Any) -> Any:
         made = sbuf(4, 3, dtype=data.dtype)
         nisa.dma_transpose(made, data.select(0, tile(1, 1, dtype=nl.int32, value=1)))
-        return stored(made)
+        return store(made)
 
     values = normal(2, 3, 4)
     assert launch(body, values).tolist() == values[1].T.tolist()
@@ -174,7 +150,7 @@ def test_skip_drops_a_whole_transpose_with_an_index_out_of_range() -> None:
     def body(data: Any) -> Any:
         made = tile(2, 3, value=7)
         nisa.dma_transpose(made, data.select(0, tile(1, 1, dtype=nl.int32, value=2)), oob_mode=SKIP)
-        return stored(made)
+        return store(made)
 
     assert launch(body, normal(2, 3, 2)).tolist() == [[7] * 3] * 2
 
@@ -186,7 +162,7 @@ def test_skip_leaves_the_columns_of_rows_behind_the_end() -> None:
         made = tile(2, 3, value=7)
         rows = data.ap([[2, 3], [1, 2]], scalar_offset=tile(1, 1, dtype=nl.int32, value=2))
         nisa.dma_transpose(made, rows, oob_mode=SKIP)
-        return stored(made)
+        return store(made)
 
     values = normal(4, 2)
     assert launch(body, values).tolist() == [[*values[2:, column].tolist(), 7] for column in range(2)]
@@ -225,7 +201,7 @@ def transposed(**options: Any) -> Body:
     def body(data: Any) -> Any:
         made = sbuf(3, 2)
         nisa.dma_transpose(made, data, **options)
-        return stored(made)
+        return store(made)
 
     return body
 
@@ -247,7 +223,7 @@ def test_hardware_descriptors(shape: Any) -> None:
     def body(data: Any) -> Any:
         made = sbuf(*transposed_shape(shape))
         nisa.dma_transpose(made, data, dge_mode=DGE.hwdge)
-        return stored(made)
+        return store(made)
 
     values = narrow(*shape)
     assert launch(body, values).tolist() == values.transpose(ORDERS[len(shape)]).tolist()
@@ -260,7 +236,7 @@ def test_descriptors_made_before_the_kernel_runs(mode: Any) -> None:
     def body(data: Any) -> Any:
         made = sbuf(3, 1, 1, 5, dtype=nl.float32)
         nisa.dma_transpose(made, data, dge_mode=mode)
-        return stored(made)
+        return store(made)
 
     values = np.random.default_rng(0).standard_normal((5, 1, 1, 3)).astype(np.float32)
     assert launch(body, values).tolist() == values.transpose(3, 1, 2, 0).tolist()
@@ -289,8 +265,8 @@ def gathered(values: Any, index: Any, rows: int, **options: Any) -> Any:
 
     def body(data: Any, index_hbm: Any) -> Any:
         made = tile(*transposed_shape((rows, *data.shape[1:])), dtype=data.dtype, value=-1)
-        nisa.dma_transpose(dst=made, src=gather(data, loaded(index_hbm), rows), **options)
-        return stored(made)
+        nisa.dma_transpose(dst=made, src=gather(data, load(index_hbm), rows), **options)
+        return store(made)
 
     return launch(body, values, index)
 
@@ -601,8 +577,8 @@ def test_hbm_bytes(name: str, read: int) -> None:
     """Nothing is written to HBM; rows that are skipped are not read."""
 
     def body(data: Any, index_hbm: Any) -> None:
-        made, index = sbuf(3, 16), loaded(index_hbm)
-        source = {"direct": data, "in sbuf": loaded(data)}.get(name)
+        made, index = sbuf(3, 16), load(index_hbm)
+        source = {"direct": data, "in sbuf": load(data)}.get(name)
         if source is None:
             nisa.dma_transpose(made, gather(data, index, 16), oob_mode=SKIP)
         else:

@@ -15,16 +15,26 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ...activation_formulas import CASES, is_close
-from ...kernels import WIDE, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
+from ...kernels import (
+    WIDE,
+    Result,
+    Rule,
+    Tile,
+    check_rule,
+    column,
+    engine_of,
+    execute,
+    normal,
+    refusal,
+    rules,
+    run,
+    tile,
+)
 
 COMMAND = nisa.reduce_cmd
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 DATA = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 BYPASS = nl.bypass
-
-
-def column(*values: float) -> Any:
-    return np.array([[value] for value in values], np.float32)
 
 
 def run3(body: Any, inputs: Any, *outputs: Result) -> Any:

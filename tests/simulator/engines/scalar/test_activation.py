@@ -17,14 +17,24 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ...activation_formulas import CASES, is_close
-from ...kernels import WIDE, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
+from ...kernels import (
+    WIDE,
+    Result,
+    Rule,
+    Tile,
+    check_rule,
+    column,
+    engine_of,
+    execute,
+    normal,
+    refusal,
+    rules,
+    run,
+    tile,
+)
 
 COMMAND = nisa.reduce_cmd
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
-
-
-def column(*values: float) -> Any:
-    return np.array([[value] for value in values], np.float32)
 
 
 # -- the function ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
+from ...frame import error_of_cores
 from ...kernels import Rule, execute, refusal, tile
 
 BARRIER = nkilib.simulator.BarrierError
@@ -223,32 +223,13 @@ def test_it_needs_trn2() -> None:
 # -- when the other core does not come -------------------------------------------------------------------------------
 
 
-def in_time(body: Any, seconds: float = 20.0) -> Any:
-    """The exception with which `body()` ends on two cores; fails if it hangs."""
-    caught: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            with nkilib.simulator.using(uninitialized="error"):
-                nki.jit(body)[2]()
-        except BaseException as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), "the launch hangs"
-    (error,) = caught
-    return error
-
-
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_core_that_ends_without_coming(absent: int) -> None:
     def kernel() -> None:
         if nl.program_id(0) != absent:
             nisa.core_barrier(shared(2, 2), (0, 1))
 
-    error = in_time(kernel)
+    error = error_of_cores(kernel)
     assert type(error) is BARRIER and isinstance(error, nisa.NkiValidationError)
     place, _, message = str(error).partition(": ")
     code = kernel.__code__
@@ -266,7 +247,7 @@ def test_a_core_that_comes_once_less(absent: int) -> None:
         if nl.program_id(0) != absent:
             meet(data)
 
-    assert type(in_time(kernel)) is BARRIER
+    assert type(error_of_cores(kernel)) is BARRIER
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -278,7 +259,7 @@ def test_a_core_that_fails_ends_the_waiting_one_and_its_error_is_raised(failing:
             raise AssertionError("rows must be positive")
         meet(shared(2, 2))
 
-    error = in_time(kernel)
+    error = error_of_cores(kernel)
     assert type(error) is AssertionError and str(error) == "rows must be positive"
 
 
@@ -292,7 +273,7 @@ def test_a_core_that_fails_ends_one_that_works(failing: int) -> None:
         while True:
             tile(1, 1)
 
-    error = in_time(kernel)
+    error = error_of_cores(kernel)
     assert type(error) is AssertionError and str(error) == "rows must be positive"
 
 
@@ -307,7 +288,7 @@ def test_a_kernel_cannot_swallow_the_end_of_the_other_core() -> None:
         except Exception:
             tile(1, 1)
 
-    error = in_time(kernel)
+    error = error_of_cores(kernel)
     assert type(error) is AssertionError and str(error) == "rows must be positive"
 
 
@@ -318,5 +299,5 @@ def test_a_launch_after_a_failed_one_is_sound() -> None:
         meet(shared(2, 2))
 
     for _ in range(3):
-        assert type(in_time(failing)) is AssertionError
+        assert type(error_of_cores(failing)) is AssertionError
         assert present(lambda: shared(2, 2)) == [2, 2]

@@ -19,7 +19,7 @@ from ...kernels import Result, Rule, Tile, check_rule, execute, refusal, rules, 
 INT32 = nl.int32
 
 
-def hbm(*shape: int, dtype: Any = INT32, value: int = 0) -> Any:
+def filled_hbm(*shape: int, dtype: Any = INT32, value: int = 0) -> Any:
     """In a kernel: a tensor in HBM filled with `value`."""
     return store(tile(*shape, dtype=dtype, value=value))
 
@@ -135,8 +135,8 @@ def test_unlike_integer_types_are_extended_on_load_and_cut_on_store(value: Any, 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_memory_in_hbm_has_one_element_in_one_or_two_dimensions(shape: tuple[int, ...]) -> None:
     def kernel() -> Any:
-        target, register = hbm(1, 1), nisa.register_alloc()
-        nisa.register_load(register, hbm(1, 1, value=6).reshape(shape))
+        target, register = filled_hbm(1, 1), nisa.register_alloc()
+        nisa.register_load(register, filled_hbm(1, 1, value=6).reshape(shape))
         nisa.register_store(target.reshape(shape), register)
         return target
 
@@ -293,7 +293,7 @@ def float_register() -> Any:
         lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=INT32, buffer=nl.psum)),
         "nisa.register_load: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [1, 1] int32 in "
         "psum; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.register_load(nisa.register_alloc(), hbm(1, 1)),
+        lambda: nisa.register_load(nisa.register_alloc(), filled_hbm(1, 1)),
     ),
     Rule(
         "load of two elements",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -13,16 +13,12 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
-from ...kernels import Body, execute, normal, refusal, tile
+from ...frame import error_of_cores
+from ...kernels import Body, execute, normal, refusal, sbuf, tile
 
 BARRIER = nkilib.simulator.BarrierError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 GPSIMD = nisa.dma_engine.gpsimd_dma
-
-
-def sbuf(*shape: int, dtype: Any = nl.float32) -> Any:
-    """In a kernel: a new SBUF tile, unwritten."""
-    return nl.ndarray(shape, dtype, nl.sbuf)
 
 
 def swap(src: Any, dst: Any, pipe_id: Any = 0, **options: Any) -> Any:
@@ -346,23 +342,9 @@ def test_it_needs_trn2() -> None:
 # -- when the two sides do not fit -----------------------------------------------------------------------------------
 
 
-def in_time(body: Any, seconds: float = 20.0) -> Any:
+def error_of(body: Callable[[Any], Any]) -> BaseException:
     """The exception with which `body(core)` ends on two cores; fails if it hangs."""
-    caught: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            with nkilib.simulator.using(uninitialized="error"):
-                nki.jit(lambda: body(nl.program_id(0)))[2]()
-        except BaseException as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), "the launch hangs"
-    (error,) = caught
-    return error
+    return error_of_cores(lambda: body(nl.program_id(0)))
 
 
 def test_unlike_shapes_name_both_sides() -> None:
@@ -374,7 +356,7 @@ def test_unlike_shapes_name_both_sides() -> None:
                 time.sleep(0.02)
             swap(tile(2, 3 + core), sbuf(2, 3 + core))
 
-        error = in_time(kernel)
+        error = error_of(kernel)
         assert type(error) is nisa.NkiValidationError
         assert str(error).partition(": ")[2] == (
             "nisa.sendrecv on core 0: the cores must swap tiles of one shape and type: core 0 sends tensor [2, 3] "
@@ -387,7 +369,7 @@ def test_unlike_types_name_both_sides() -> None:
         dtype = (nl.float32, nl.int32)[core]
         swap(tile(2, 2, dtype=dtype), sbuf(2, 2, dtype=dtype))
 
-    assert str(in_time(kernel)).partition(": ")[2] == (
+    assert str(error_of(kernel)).partition(": ")[2] == (
         "nisa.sendrecv on core 0: the cores must swap tiles of one shape and type: core 0 sends tensor [2, 2] float32 "
         "in sbuf and core 1 sends tensor [2, 2] int32 in sbuf"
     )
@@ -397,7 +379,7 @@ def test_unlike_dma_engines_name_both_sides() -> None:
     def kernel(core: int) -> None:
         swap(tile(2, 2), sbuf(2, 2), dma_engine=(GPSIMD, nisa.dma_engine.dma)[core])
 
-    assert str(in_time(kernel)).partition(": ")[2] == (
+    assert str(error_of(kernel)).partition(": ")[2] == (
         "nisa.sendrecv on core 0: the cores must name one dma_engine: core 0 gives gpsimd_dma and core 1 dma"
     )
 
@@ -418,7 +400,7 @@ def test_pipes_in_another_order_on_each_core() -> None:
             for pipe in (0, 1) if core == 0 else (1, 0):
                 swap(tile(1, 1), sbuf(1, 1), pipe)
 
-        error = in_time(kernel)
+        error = error_of(kernel)
         assert type(error) is BARRIER
         assert str(error).partition(": ")[2] == (
             "nisa.sendrecv on core 0: sendrecv(pipe_id=0): the other core waits in sendrecv(pipe_id=1) instead" + ORDER
@@ -432,7 +414,7 @@ def test_a_core_that_waits_at_a_barrier_instead() -> None:
         else:
             swap(tile(1, 1), sbuf(1, 1))
 
-    error = in_time(kernel)
+    error = error_of(kernel)
     assert type(error) is BARRIER
     assert str(error).partition(": ")[2] == (
         "nisa.core_barrier on core 0: core_barrier: the other core waits in sendrecv(pipe_id=0) instead" + ORDER
@@ -448,7 +430,7 @@ def test_a_core_that_ends_without_coming(absent: int, delay: float) -> None:
         else:
             swap(tile(1, 1), sbuf(1, 1), 3)
 
-    error = in_time(kernel)
+    error = error_of(kernel)
     assert type(error) is BARRIER
     assert str(error).partition(": ")[2] == (
         f"nisa.sendrecv on core {1 - absent}: sendrecv(pipe_id=3): the other core ended without reaching this barrier"
@@ -462,7 +444,7 @@ def test_a_core_that_comes_once_less(absent: int) -> None:
         if core != absent:
             swap(tile(1, 1), sbuf(1, 1))
 
-    assert type(in_time(kernel)) is BARRIER
+    assert type(error_of(kernel)) is BARRIER
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -474,7 +456,7 @@ def test_a_core_that_fails_ends_the_waiting_one_and_its_error_is_raised(failing:
             raise AssertionError("rows must be positive")
         swap(tile(1, 1), sbuf(1, 1))
 
-    error = in_time(kernel)
+    error = error_of(kernel)
     assert type(error) is AssertionError and str(error) == "rows must be positive"
 
 
@@ -488,4 +470,4 @@ def test_a_core_that_swallows_the_error_does_not_meet_a_core_that_has_left() -> 
             swap(tile(1, 1), sbuf(1, 1))
         swap(tile(1, 1), sbuf(1, 1))
 
-    assert type(in_time(kernel)) is BARRIER
+    assert type(error_of(kernel)) is BARRIER

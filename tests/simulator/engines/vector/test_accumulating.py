@@ -19,6 +19,7 @@ from ...kernels import (
     Rule,
     Tile,
     check_rule,
+    column,
     engine_of,
     execute,
     normal,
@@ -34,10 +35,6 @@ UNINITIALIZED = nkilib.simulator.UninitializedReadError
 CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with reset_reduce"
 
 DATA = np.array([[1, -2, 3, 0.5], [4, 5, -6, 2]], np.float32)
-
-
-def column(*values: float) -> Any:
-    return np.array([[value] for value in values], np.float32)
 
 
 # -- tensor_scalar_reduce --------------------------------------------------------------------------------------------

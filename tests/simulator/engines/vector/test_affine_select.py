@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, check_rule, engine_of, rules, run, tile
+from ...kernels import Body, Result, Rule, check_rule, engine_of, numbered, rules, run, tile
 
 PSUM = nl.psum
 FP32_MIN = -3.4028235e38  # rounds to the lowest float32
@@ -26,16 +26,11 @@ COMPARISONS = {
 }
 
 
-def counted(partitions: int, columns: int) -> Any:
-    """1, 2, 3, ... row by row: every element differs, and none is 0."""
-    return np.arange(1, partitions * columns + 1, dtype=np.float32).reshape(partitions, columns)
-
-
 def test_masks_what_a_causal_mask_masks() -> None:
     """Partition p keeps the columns k <= p: p - k >= 0."""
     result = run(
         lambda dst, src: nisa.affine_select(dst, [[-1, 4]], 1, src, FP32_MIN, cmp_op=nl.greater_equal),
-        [counted(3, 4)],
+        [numbered(3, 4)],
         Result((3, 4)),
     )
     low = float(np.float32(FP32_MIN))
@@ -54,11 +49,11 @@ def test_comparisons(name: str) -> None:
     """The affine value, -1 to 2 in partition 0 and 4 to 7 in partition 1, is the left operand, 0 the right one."""
     result = run(
         lambda dst, src: nisa.affine_select(dst, [[1, 4]], 5, src, -9.0, cmp_op=getattr(nl, name), offset=-1),
-        [counted(2, 4)],
+        [numbered(2, 4)],
         Result((2, 4)),
     )
     affine = [[-1, 0, 1, 2], [4, 5, 6, 7]]
-    values = counted(2, 4).tolist()
+    values = numbered(2, 4).tolist()
     assert result.tolist() == [
         [x if COMPARISONS[name](a, 0) else -9.0 for a, x in zip(*rows, strict=True)]
         for rows in zip(affine, values, strict=True)
@@ -89,7 +84,7 @@ def documented_affine(partitions: int, pattern: Any, channel_multiplier: int, of
 )
 def test_of_any_pattern(partitions: int, pattern: Any, channel_multiplier: int, offset: int, name: str) -> None:
     affine = np.array(documented_affine(partitions, [list(pair) for pair in pattern], channel_multiplier, offset))
-    values = counted(*affine.shape)
+    values = numbered(*affine.shape)
     result = run(
         lambda dst, src: nisa.affine_select(dst, pattern, channel_multiplier, src, -1.0, getattr(nl, name), offset),
         [values],
@@ -102,7 +97,7 @@ def test_dst_may_have_another_shape_than_the_pattern_and_the_tile() -> None:
     """The pattern counts 0, 1, 2, 10, 11, 12 through both in row-major order."""
     result = run(
         lambda dst, src: nisa.affine_select(dst, [[10, 2], [1, 3]], 0, src, 0.0, nl.greater, -2),
-        [counted(1, 6)],
+        [numbered(1, 6)],
         Result((1, 3, 2)),
     )
     assert result.tolist() == [[[0, 0], [0, 4], [5, 6]]]
@@ -113,7 +108,7 @@ def test_of_strided_views_counts_partitions_from_the_first_one_of_dst() -> None:
         nisa.memset(dst, 7)
         nisa.affine_select(dst[32:34, 1::2], [[1, 2]], -1, src[:, 0::3], 0.0)
 
-    result = run(body, [counted(2, 4)], Result((64, 4)))
+    result = run(body, [numbered(2, 4)], Result((64, 4)))
     assert result[31:35].tolist() == [[7] * 4, [7, 1, 7, 0], [7, 0, 7, 8], [7] * 4]
 
 
@@ -193,7 +188,7 @@ def test_may_write_over_its_input(dtype: Any) -> None:
         nisa.tensor_copy(shifted, src)
         nisa.affine_select(shifted[:, 1:4], [[-1, 3]], 1, shifted[:, 0:3], 0.0, nl.greater_equal)
 
-    same, shifted = run(body, [counted(2, 4)], Result((2, 4), dtype), Result((2, 4), dtype))
+    same, shifted = run(body, [numbered(2, 4)], Result((2, 4), dtype), Result((2, 4), dtype))
     assert same.astype(np.float32).tolist() == [[1, 0, 0, 0], [5, 6, 0, 0]]
     assert shifted.astype(np.float32).tolist() == [[1, 1, 0, 0], [5, 5, 6, 0]]
 

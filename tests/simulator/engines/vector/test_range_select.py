@@ -13,7 +13,23 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import WIDE, Body, Result, Rule, Tile, check_rule, engine_of, execute, normal, rules, run, store, tile
+from ...kernels import (
+    WIDE,
+    Body,
+    Result,
+    Rule,
+    Tile,
+    check_rule,
+    column,
+    engine_of,
+    execute,
+    normal,
+    numbered,
+    rules,
+    run,
+    store,
+    tile,
+)
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
@@ -26,15 +42,6 @@ COMPARISONS = {
     "greater": lambda x, y: x > y,
     "greater_equal": lambda x, y: x >= y,
 }
-
-
-def column(*values: float) -> Any:
-    return np.array([[value] for value in values], np.float32)
-
-
-def counted(partitions: int, columns: int) -> Any:
-    """1, 2, 3, ... row by row: every element differs, and none is 0."""
-    return np.arange(1, partitions * columns + 1, dtype=np.float32).reshape(partitions, columns)
 
 
 LOW = float(np.finfo(np.float32).min)
@@ -68,7 +75,7 @@ def test_counts_from_range_start() -> None:
 @pytest.mark.parametrize("name1", COMPARISONS)
 def test_comparisons(name0: str, name1: str) -> None:
     """The index is the left operand of both, and both must hold."""
-    data = counted(1, 6)
+    data = numbered(1, 6)
     selected = run(
         lambda dst, data, bound0, bound1: nisa.range_select(
             dst, data, getattr(nl, name0), getattr(nl, name1), bound0, bound1
@@ -82,7 +89,7 @@ def test_comparisons(name0: str, name1: str) -> None:
 
 def test_bounds_are_compared_in_float32() -> None:
     """Between two indices, infinite, and NaN, with which no comparison holds."""
-    data = counted(4, 3)
+    data = numbered(4, 3)
     selected, largest = ranged(data, column(0.5, -np.inf, np.nan, 0), column(1.5, np.inf, 9, np.nan))
     assert selected.tolist() == [[LOW, 2, LOW], [4, 5, 6], [LOW] * 3, [LOW] * 3]
     assert largest.tolist() == [[2], [6], [LOW], [LOW]]
@@ -96,14 +103,14 @@ def test_of_several_free_dimensions_and_strides() -> None:
         )
 
     bounds = np.array([[9, 1], [9, 2]], np.float32)
-    selected, largest = run(body, [counted(2, 6), bounds, bounds], Result((2, 3, 2)), Result((2, 1)))
+    selected, largest = run(body, [numbered(2, 6), bounds, bounds], Result((2, 3, 2)), Result((2, 1)))
     assert selected.tolist() == [[[LOW, 7], [3, 7], [5, 7]], [[LOW, 7], [LOW, 7], [11, 7]]]
     assert largest.tolist() == [[5], [11]]
 
 
 @pytest.mark.parametrize("dtype", [nl.bfloat16, nl.float16, nl.float32, nl.tfloat32, nl.float8_e4m3, nl.float8_e5m2])
 def test_types_of_on_true_tile(dtype: Any) -> None:
-    selected, largest = ranged(Tile(counted(1, 4), dtype), column(1), column(3))
+    selected, largest = ranged(Tile(numbered(1, 4), dtype), column(1), column(3))
     assert selected.tolist() == [[LOW, 2, 3, LOW]]
     assert largest.tolist() == [[3]]
 
@@ -111,10 +118,10 @@ def test_types_of_on_true_tile(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [nl.bfloat16, nl.float16, nl.float8_e4m3, nl.float8_e5m2])
 def test_fills_narrower_types_with_minus_infinity_but_keeps_a_finite_maximum(dtype: Any) -> None:
     """So that exp(-inf - FP32_MIN) is 0 and not NaN, reduce_res has to be float32."""
-    selected, largest = ranged(counted(1, 3), column(5), column(9), Result((1, 3), dtype))
+    selected, largest = ranged(numbered(1, 3), column(5), column(9), Result((1, 3), dtype))
     assert selected.astype(np.float32).tolist() == [[-np.inf] * 3]
     assert largest.tolist() == [[LOW]]
-    _, narrow = ranged(counted(1, 3), column(5), column(9), Result((1, 3), dtype), dtype)
+    _, narrow = ranged(numbered(1, 3), column(5), column(9), Result((1, 3), dtype), dtype)
     assert narrow.astype(np.float32).tolist() == [[-np.inf]]
 
 

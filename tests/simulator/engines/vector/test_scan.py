@@ -20,6 +20,7 @@ from ...kernels import (
     Rule,
     Tile,
     check_rule,
+    column,
     engine_of,
     execute,
     normal,
@@ -58,10 +59,6 @@ PYTHON: dict[str, Callable[[float, float], float]] = {
     "abs_max": lambda x, y: x if abs(x) > abs(y) else y,
     "abs_min": lambda x, y: x if abs(x) < abs(y) else y,
 }
-
-
-def column(*values: float) -> Any:
-    return np.array([[value] for value in values], np.float32)
 
 
 # -- tensor_tensor_scan ----------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from tests.torch.inputs import (
     make_weight,
 )
 
+pytestmark = pytest.mark.usefixtures("compile_afresh")
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "none": {"reduction": "none"},
@@ -33,11 +35,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "normalizer": {"normalizer": torch.tensor(7.0)},
 }
-
-
-@pytest.fixture(autouse=True)
-def _compile_afresh() -> None:
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("soft", [False, True])

@@ -64,8 +64,8 @@ def test_the_gradient_at_a_confident_target_is_not_rounded_before_the_subtractio
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.usefixtures("compile_afresh")
 def test_ignored_rows_are_right_under_torch_compile(reduction: str) -> None:
-    torch._dynamo.reset()
     x = make_logits(POSITIONS, CLASSES).requires_grad_()
     target = make_targets(POSITIONS, ignored=-100)
     loss = torch.compile(cross_entropy, fullgraph=True, backend="aot_eager")(x, target, reduction=reduction)

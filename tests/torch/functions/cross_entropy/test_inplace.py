@@ -80,9 +80,9 @@ def test_a_second_derivative_raises() -> None:
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.usefixtures("compile_afresh")
 def test_torch_compile_is_refused_with_the_reason(fullgraph: bool) -> None:
     """Where the graph may break too: what is left out of it would run, and nobody would know."""
-    torch._dynamo.reset()
     leaf, target = make_logits(POSITIONS, CLASSES).requires_grad_(), make_targets(POSITIONS)
 
     def loss_of(x: Tensor) -> Tensor:

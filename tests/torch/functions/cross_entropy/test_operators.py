@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nkilib import simulator
 from nkilib.torch import cross_entropy
-from nkilib.torch.dispatch.register import DEFINITIONS, OPERATORS
+from nkilib.torch.dispatch.register import OPERATORS
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
 from tests.torch.inputs import CLASSES, DTYPES, POSITIONS, make_logits, make_probabilities, make_targets, make_weight
 from tests.torch.stand_in import stand_in_for
@@ -153,17 +153,6 @@ def test_shapes_and_types_of_fake_tensors_are_those_of_real_ones() -> None:
             assert [(r.shape, r.dtype, r.device) for r in real] == [(f.shape, f.dtype, f.device) for f in fake]
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("nkilib::") for name in DEFINITIONS])
-def test_logits_of_another_type_or_shape_are_refused(name: str) -> None:
-    operator = getattr(ops, name)
-    for logits in (make_logits(POSITIONS, CLASSES).double(), make_logits(2, POSITIONS, CLASSES)):
-        rest = [make_targets(POSITIONS)]
-        if "backward" in name:
-            rest += [torch.zeros(POSITIONS), torch.zeros(POSITIONS), torch.ones(POSITIONS)]
-        with pytest.raises(TypeError, match=f"nkilib::{name}: logits must be 2-D, bfloat16 or float32"):
-            operator(logits, *rest)
-
-
 def test_inplace_refuses_logits_that_are_not_contiguous() -> None:
     logits = make_logits(CLASSES, POSITIONS).t()
     with pytest.raises(ValueError, match=r"logits must be contiguous, got strides \(1, 6\)"):
@@ -175,27 +164,31 @@ def test_the_names_of_the_results_are_those_of_the_descriptions() -> None:
         assert results._fields == tuple(output.name for output in OPERATORS[f"cross_entropy_{name}"].outputs)
 
 
-_OPTIONS = "int ignore_index=-100, float label_smoothing=0., float? logit_softcap=None"
-_SQUARE, _COLUMNS = "float lse_square_scale=0.", "int first_class=0, int? num_classes=None"
-_INPUTS = "Tensor logits, Tensor target"
-_GRADIENTS = (
-    "Tensor target, Tensor maximum, Tensor log_sum, Tensor grad_loss, Tensor? grad_lse=None, "
-    f"Tensor? grad_logprob=None, Tensor? class_weight=None, Tensor? target_weight=None, *, {_OPTIONS}, {_SQUARE}, "
-    f"{_COLUMNS}, float? weight_sum=None"
+OPTIONS_OF_LOSS = ("int ignore_index=-100", "float label_smoothing=0.", "float? logit_softcap=None")
+SQUARE, COLUMNS = "float lse_square_scale=0.", ("int first_class=0", "int? num_classes=None")
+GRADIENTS = (
+    *("Tensor target", "Tensor maximum", "Tensor log_sum", "Tensor grad_loss", "Tensor? grad_lse=None"),
+    *("Tensor? grad_logprob=None", "Tensor? class_weight=None", "Tensor? target_weight=None"),
 )
-SCHEMAS = {
-    "forward": f"({_INPUTS}, Tensor? class_weight=None, *, {_OPTIONS}, {_SQUARE}, bool with_logprob=False, "
-    f"bool with_argmax=False, bool with_entropy=False) -> ({', '.join(['Tensor'] * 8)})",
-    "shard_statistics": f"({_INPUTS}, Tensor? class_weight=None, *, {_OPTIONS}, {_COLUMNS}, "
-    f"bool with_distance_sum=False, bool with_argmax=False, bool with_entropy=False) "
-    f"-> ({', '.join(['Tensor'] * 7)})",
-    "backward": f"(Tensor logits, {_GRADIENTS}) -> Tensor",
-    "backward_": f"(Tensor(a!) logits, {_GRADIENTS}) -> ()",
+FORWARD = ("Tensor logits", "Tensor target", "Tensor? class_weight=None")
+ASKED = ("bool with_argmax=False", "bool with_entropy=False")
+BACKWARD = (*OPTIONS_OF_LOSS, SQUARE, *COLUMNS, "float? weight_sum=None")
+SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
+    "forward": (FORWARD, (*OPTIONS_OF_LOSS, SQUARE, "bool with_logprob=False", *ASKED), 8),
+    "shard_statistics": (FORWARD, (*OPTIONS_OF_LOSS, *COLUMNS, "bool with_distance_sum=False", *ASKED), 7),
+    "backward": (("Tensor logits", *GRADIENTS), BACKWARD, 1),
+    "backward_": (("Tensor(a!) logits", *GRADIENTS), BACKWARD, 0),
 }
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schemas_are_public(name: str) -> None:
     """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
-    operator = getattr(ops, f"cross_entropy_{name}").default
-    assert str(operator._schema) == f"nkilib::cross_entropy_{name}{SCHEMAS[name]}"
+    schema = str(getattr(ops, f"cross_entropy_{name}").default._schema)
+    given, returned = schema.removeprefix(f"nkilib::cross_entropy_{name}(").split(") -> ")
+    positional, options, results = SCHEMAS[name]
+    before, after = (each.split(", ") for each in given.split(", *, "))
+    assert tuple(before) == positional
+    assert [each for each in after if each in options] == list(options)
+    assert all("=" in each for each in after)
+    assert returned.count("Tensor") == results

@@ -179,8 +179,8 @@ COMPILED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("arguments", COMPILED.values(), ids=COMPILED)
+@pytest.mark.usefixtures("compile_afresh")
 def test_a_full_graph_gives_equal_results(arguments: dict[str, Any], soft: bool) -> None:
-    torch._dynamo.reset()
     x, target = X.clone().requires_grad_(), make_probabilities(POSITIONS, COLUMNS) if soft else T % (2 * COLUMNS - 1)
     group = dist.group.WORLD
 
@@ -197,8 +197,8 @@ def test_a_full_graph_gives_equal_results(arguments: dict[str, Any], soft: bool)
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.usefixtures("compile_afresh")
 def test_in_place_torch_compile_is_refused(fullgraph: bool) -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x: loss_of(2.0 * x, inplace=True), backend="aot_eager", fullgraph=fullgraph)
     with pytest.raises(RuntimeError, match="trace a backward that overwrites what the forward saved"):
         compiled(X.clone().requires_grad_())

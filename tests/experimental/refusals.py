@@ -1,0 +1,165 @@
+"""Kernels over rows, a call of each that is accepted, and what a call that is refused must leave as it was.
+
+A new kernel is a row of ``KERNELS``: the refusals that all of them share (test_shared_refusals.py) then hold for it.
+What it alone refuses is a table of :class:`Refusal` in its own tests, held by :func:`assert_refused` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkilib.simulator
+from nkilib.experimental import loss
+from nkilib.nki import nl
+
+Arguments = dict[str, Any]
+ROWS, COLUMNS = 3, 100
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, and how it calls what all of them have.
+
+    Attributes:
+        function: what is launched.
+        further: what it takes beside matrix and tiling, for a matrix of so many rows and columns.
+        words: of its messages: what a matrix is called, a row of it, and the argument for rows at a time.
+    """
+
+    function: Any
+    further: Callable[[int, int], Arguments]
+    words: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """With which its messages begin."""
+        return str(self.function.__name__)
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on such a matrix, in several batches and chunks."""
+        rows, columns = shape[-2:]
+        return {
+            self.words["matrix"]: np.ones(shape, np.float32),
+            self.words["rows_per_batch"]: 2,
+            "chunk_size": min(2 * columns // 5, 1000),
+            "dtype": nl.float32,
+            **self.further(rows, columns),
+        }
+
+    def launch(self, arguments: Arguments, cores: int | None = None) -> Any:
+        """Without a grid, or on so many cores."""
+        return (self.function if cores is None else self.function[cores])(**arguments)
+
+
+def _of_classes(**vectors: float) -> Callable[[int, int], Arguments]:
+    """Targets, and float32 vectors of the given values."""
+
+    def further(rows: int, columns: int) -> Arguments:
+        given = {name: np.full(rows, value, np.float32) for name, value in vectors.items()}
+        return {"targets_hbm": np.zeros(rows, np.int32), **given}
+
+    return further
+
+
+_OF_LOSSES = {"matrix": "logits_hbm", "row": "vocabulary", "rows_per_batch": "positions_per_batch"}
+_LSE = float(np.log(COLUMNS))
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(loss.cross_entropy_forward, _of_classes(), _OF_LOSSES),
+        Kernel(loss.cross_entropy_backward, _of_classes(lse_state_hbm=_LSE), _OF_LOSSES),
+        Kernel(loss.extended_cross_entropy_forward, _of_classes(), _OF_LOSSES),
+        Kernel(loss.extended_cross_entropy_backward, _of_classes(lse_hbm=_LSE, grad_loss_hbm=1.0), _OF_LOSSES),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A call that differs from an accepted one in one point.
+
+    Attributes:
+        name: for the test's id.
+        message: after the kernel's name; `{matrix}` and the like are words of the kernel.
+        arguments: in which it differs; their names may have such words.
+        kernels: names of those that refuse it; None for all that have these arguments.
+        shape: of the accepted call's matrix.
+        target: generation.
+    """
+
+    name: str
+    message: str
+    arguments: Arguments = field(default_factory=dict)
+    kernels: tuple[str, ...] | None = None
+    shape: tuple[int, ...] = (ROWS, COLUMNS)
+    target: str = "trn2"
+
+    def arguments_of(self, kernel: Kernel) -> Arguments:
+        """Those in which a call of the kernel differs."""
+        return {name.format(**kernel.words): value for name, value in self.arguments.items()}
+
+    def concerns(self, kernel: Kernel) -> bool:
+        """Whether the kernel refuses it."""
+        if self.kernels is not None:
+            return kernel.name in self.kernels
+        return self.arguments_of(kernel).keys() <= signature(kernel.function.func).parameters.keys()
+
+    def expected(self, kernel: Kernel) -> str:
+        """The whole message."""
+        return f"{kernel.name}: {self.message.format(**kernel.words)}"
+
+
+Case = tuple[Refusal, Kernel]
+
+
+def cases(refusals: Iterable[Refusal]) -> list[Case]:
+    """Each refusal with each kernel that it concerns."""
+    return [(refusal, kernel) for refusal in refusals for kernel in KERNELS.values() if refusal.concerns(kernel)]
+
+
+def parametrized(refusals: Iterable[Refusal]) -> Any:
+    """Run a test for each case, on one core and on two."""
+    params = [pytest.param(*case, id=f"{case[0].name}-{case[1].name}") for case in cases(refusals)]
+    assert len(params) >= len(list(refusals)), "a refusal that concerns no kernel"
+
+    def mark(test: Any) -> Any:
+        test = pytest.mark.parametrize(("refusal", "kernel"), params)(test)
+        return pytest.mark.parametrize("cores", [None, 2])(test)
+
+    return mark
+
+
+def assert_refused(refusal: Refusal, kernel: Kernel, cores: int | None) -> None:
+    """With the whole message, before the first instruction, and with every array as it was."""
+    if refusal.target == "trn1" and cores == 2:
+        pytest.skip("trn1 has no logical NeuronCore of two: the launch itself is refused")
+    arguments = {**kernel.accepted(refusal.shape), **refusal.arguments_of(kernel)}
+    before = {name: value.copy() for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    with (
+        nkilib.simulator.using(target=refusal.target),
+        nkilib.simulator.recording() as record,
+        pytest.raises(AssertionError) as caught,
+    ):
+        kernel.launch(arguments, cores)
+    assert str(caught.value) == refusal.expected(kernel)
+    assert not record.instruction_counts, "an instruction ran before the refusal"
+    for name, array in before.items():
+        np.testing.assert_array_equal(arguments[name], array)
+
+
+def outcome(refusal: Refusal, kernel: Kernel) -> str:
+    """The message with which the call is refused, or what it returned instead: without pytest, for `python -O`."""
+    arguments = {**kernel.accepted(refusal.shape), **refusal.arguments_of(kernel)}
+    try:
+        with nkilib.simulator.using(target=refusal.target):
+            returned = kernel.launch(arguments)
+    except AssertionError as error:
+        return str(error)
+    return f"accepted: {returned}"

@@ -1,0 +1,55 @@
+"""What keeps checkouts alike: hooks, linters and tests run the same commands; the pages of the root are as they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nkilib import __version__
+from tests.fresh_python import CHECKOUT
+
+HOOKS = (CHECKOUT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+CHANGELOG = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def commands_of(target: str, directory: Path = CHECKOUT) -> list[str]:
+    """What `make` would run for a target, but for what it installs."""
+    # An outer make passes its options on to an inner one through these.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", "--dry-run", target]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if re.match(r"\.venv/bin/python -m (?!pip|venv)", line)]
+
+
+def test_the_hook_is_the_target_that_lints_and_has_no_versions_of_its_own() -> None:
+    assert re.findall(r"^ *entry: (.*)$", HOOKS, re.MULTILINE) == ["make lint"]
+    assert re.findall(r"^ *(?:- )?repo: (.*)$", HOOKS, re.MULTILINE) == ["local"]
+    assert re.findall(r"^ *language: (.*)$", HOOKS, re.MULTILINE) == ["system"]
+    assert "pass_filenames: false" in HOOKS and "rev:" not in HOOKS and "additional_dependencies" not in HOOKS
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
+    lint = commands_of("lint")
+    tools = ("ruff check .", "ruff format --check .", "mypy nkilib --any-exprs-report .mypy_cache/any_exprs")
+    ruff_and_mypy = [f".venv/bin/python -m {tool}" for tool in tools]
+    assert lint[: len(tools)] == ruff_and_mypy
+    assert lint[len(tools)] == ".venv/bin/python -m tools.any_share .mypy_cache/any_exprs"
+    test = commands_of("test")
+    assert test[: len(lint)] == lint
+    assert [command.split()[2] for command in test[len(lint) :]] == ["pytest"]
+
+
+def test_the_changelog_has_what_is_coming_before_the_versions_and_this_version_among_them() -> None:
+    headings = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    versions = [heading.split()[0] for heading in headings[1:]]
+    assert versions == sorted(set(versions), key=lambda version: [*map(int, version.split("."))], reverse=True)
+    assert __version__ in versions
+    kinds = set(re.findall(r"^### (.*)$", CHANGELOG, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
