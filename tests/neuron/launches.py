@@ -10,7 +10,7 @@ import functools
 import pickle
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import numpy as np
 from examples.call_from_nki import make_inputs, output_layer_loss
 from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
 
 ROWS: Final = 5
@@ -89,6 +90,12 @@ EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "shard": {"first_class": 20, "num_classes": 20 + CLASSES, "targets_hbm": _targets() + np.int32(20)},
     "probabilities": {"targets_hbm": _probabilities()},
 }
+# An option of the recipe that has no line above gets a launch with a value of its type that is not its default.
+_SAMPLES: Final = {"bool": True, "int": 1, "float": 0.1, "float | None": 2.0}
+_LISTED: Final = {name for options in EXTENDED.values() for name in options}
+EXTENDED.update(
+    {each.name: {each.name: _SAMPLES[each.type]} for each in fields(LossOptions) if each.name not in _LISTED}
+)
 EXTENDED["probabilities, smoothed"] = {**EXTENDED["probabilities"], **EXTENDED["class weights"], "label_smoothing": 0.1}
 _TOGETHER: Final[dict[str, Any]] = {
     name: value
