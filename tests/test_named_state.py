@@ -91,17 +91,15 @@ def evasions(module: ast.Module) -> Iterator[ast.AST]:
 
 
 def lookups_by_string(module: ast.Module) -> Iterator[ast.AST]:
-    """`options["..."]` in a function: a field of a dataclass is checked, a key is not. `Literal["..."]` is a type."""
-    for function in ast.walk(module):
-        if isinstance(function, ast.FunctionDef | ast.Lambda):
-            for node in ast.walk(function):
-                if (
-                    isinstance(node, ast.Subscript)
-                    and isinstance(node.slice, ast.Constant)
-                    and isinstance(node.slice.value, str)
-                    and ast.unparse(node.value) != "Literal"
-                ):
-                    yield node
+    """`options["..."]`: a field of a dataclass is checked, a key is not. `Literal["..."]` is a type."""
+    for node in ast.walk(module):
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.slice, ast.Constant)
+            and isinstance(node.slice.value, str)
+            and ast.unparse(node.value) != "Literal"
+        ):
+            yield node
 
 
 def comparisons_with_none(module: ast.Module) -> Iterator[ast.AST]:
