@@ -22,7 +22,7 @@ demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
 
 test: lint
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .
