@@ -21,11 +21,16 @@ from nkilib.experimental.loss.cross_entropy.upstream import UniformUpstream, Ups
 from nkilib.nki import nisa, nl
 
 
-def backward_of_core(launch: Launch, options: Options, upstream: Upstream, grad_logits_hbm: nl.NkiTensor) -> None:
-    """The gradient of the positions of this core; ``grad_logits`` may be the logits."""
+def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inplace: bool) -> nl.NkiTensor:
+    """The gradient, [N, V], of which this core writes its positions: over the logits, or a new tensor of ``dtype``."""
+    grad_logits_hbm = launch.logits_hbm
+    if not inplace:
+        shape = launch.logits_hbm.shape
+        grad_logits_hbm = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.shared_hbm, name="grad_hbm")
     batches = launch.batches()
     if batches:
         _Backward.make(launch, options, upstream, batches).run(grad_logits_hbm)
+    return grad_logits_hbm
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,4 @@ def extended_cross_entropy_backward(
     require_flag(function, "inplace", inplace)
     validate_upstream(launch, options, upstream)
     validate_tiles(launch, options.backward_plan)
-    grad_logits_hbm = logits_hbm
-    if not inplace:
-        grad_logits_hbm = nl.ndarray(logits_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_hbm")
-    backward_of_core(launch, options, upstream, grad_logits_hbm)
-    return grad_logits_hbm
+    return backward_of_core(launch, options, upstream, inplace)

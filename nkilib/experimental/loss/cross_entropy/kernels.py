@@ -107,12 +107,8 @@ def cross_entropy_backward(
     validate_lse(launch, lse_state_hbm)
     require(reduction in ("mean", "sum"), f'{function}: reduction must be "mean" or "sum", got {reduction}')
     require_flag(function, "inplace", inplace)
-    grad_logits_hbm = logits_hbm
-    if not inplace:
-        grad_logits_hbm = nl.ndarray(logits_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_hbm")
     scale = 1.0 / launch.num_positions if reduction == "mean" else 1.0
-    backward_of_core(launch, options, UniformUpstream(lse_state_hbm, scale), grad_logits_hbm)
-    return grad_logits_hbm
+    return backward_of_core(launch, options, UniformUpstream(lse_state_hbm, scale), inplace)
 
 
 def _plain_options(launch: Launch) -> Options:
