@@ -22,7 +22,7 @@ demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
 
 test: lint
-	$(RUN) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 # two processes on two cores: threads of PyTorch would only wait for each other
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .
