@@ -21,8 +21,12 @@ help:
 demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
 
+# Two processes on two cores, in which PyTorch's threads would only wait for each other; and the many short processes of
+# the tests compile nkilib once.
+test: export OMP_NUM_THREADS = 1
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 # two processes on two cores: threads of PyTorch would only wait for each other
+	$(RUN) -m pytest -n 2
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .

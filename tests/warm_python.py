@@ -1,7 +1,7 @@
-"""Run a script in a process of its own that need not load numpy and torch again, which takes longer than most scripts.
+"""Run a script in a process of its own that need not load numpy and torch again: that takes longer than most scripts.
 
-The processes are forked from a server that has imported these two and nothing of nkilib: what a script sees of nkilib is
-as in a new interpreter.
+The processes are forked from a server that has imported these two and nothing of nkilib: what a script sees of nkilib
+is as in a new interpreter.
 """
 
 from __future__ import annotations

@@ -52,9 +52,7 @@ def test_memory_of_a_fresh_process() -> None:
     assert not torch_path.meets_memory(case, MemoryUse(use.growth + torch_path.LARGEST_BEYOND_LOGITS, use.arrays))
 
 
-def test_the_quick_form_prints_every_pass(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_quick_form_prints_every_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of one size in both dtypes: each case takes a new process, which has to load torch."""
     cases = torch_path.cases(quick=True)
     assert [case.dtype_name for case in cases[:2]] == ["bf16", "fp32"] and len(cases) == 4
