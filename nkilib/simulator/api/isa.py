@@ -48,7 +48,16 @@ from ..isa.handle import NkiInstruction
 from ..language.programs import get_nc_sub_version, get_nc_version
 from ..language.registers import register_alloc
 from ..tensors.registers import VirtualRegister
-from ..terms.enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from ..terms.enums import (
+    dependency,
+    dge_mode,
+    dma_engine,
+    engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+)
 from ..terms.errors import NkiValidationError
 from .aliases import alias
 
@@ -71,6 +80,7 @@ __all__ = [
     "bn_aggr",
     "bn_stats",
     "core_barrier",
+    "dependency",
     "dge_mode",
     "dma_compute",
     "dma_copy",

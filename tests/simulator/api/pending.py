@@ -34,10 +34,8 @@ PENDING: Final[frozenset[str]] = frozenset({
     "nki.jit",
 
     # instructions
-    "nki.isa.NkiInstruction.depends_on",
     "nki.isa.activate2",
     "nki.isa.activation",
-    "nki.isa.dependency",
     "nki.isa.scalar_tensor_tensor",
     "nki.isa.sendrecv_compute",
     "nki.isa.topk",
