@@ -28,11 +28,15 @@ from ..engines.sync.registers import register_load, register_move, register_stor
 from ..engines.sync.sendrecv import sendrecv
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
-from ..engines.vector.accumulating import exponential, select_reduce, tensor_scalar_reduce
+from ..engines.vector.accumulating import (
+    exponential,
+    scalar_tensor_tensor,
+    select_reduce,
+    tensor_scalar_reduce,
+)
 from ..engines.vector.arithmetic import (
     memset,
     reciprocal,
-    scalar_tensor_tensor,
     tensor_copy,
     tensor_reduce,
     tensor_scalar,

@@ -12,6 +12,7 @@ for _name, _function in {
     **elementwise.FUNCTIONS,
     "copy": shapes.copy,
     "max": reductions.max_over,
+    "mean": reductions.mean,
     "min": reductions.min_over,
     "sin": trigonometry.sin,
     "sum": reductions.sum_over,

@@ -36,7 +36,6 @@ PENDING: Final[frozenset[str]] = frozenset({
     # instructions
     "nki.isa.activate2",
     "nki.isa.activation",
-    "nki.isa.scalar_tensor_tensor",
     "nki.isa.sendrecv_compute",
     "nki.isa.topk",
 

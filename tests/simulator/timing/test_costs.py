@@ -49,6 +49,12 @@ def copy(dst: Any, src: Any, **more: Any) -> Any:
         (lambda: nisa.tensor_tensor(tile(BF16), tile(BF16), tile(BF16), nl.add), N),
         (lambda: nisa.scalar_tensor_tensor(tile(), tile(), nl.add, 1.0, nl.add, tile()), 2 * N),
         (lambda: nisa.scalar_tensor_tensor(tile(), tile(), nl.add, 1.0, nl.add, tile(buffer=nl.psum)), N + 100),
+        (
+            lambda: nisa.scalar_tensor_tensor(
+                tile(), tile(), nl.add, 1.0, nl.add, tile(), reduce_op=nl.add, reduce_res=tile(columns=1)
+            ),
+            2 * N + 64,
+        ),
         (lambda: nisa.tensor_reduce(tile(columns=1), nl.add, tile(), 1), N),
         (lambda: nisa.tensor_scalar_reduce(tile(), tile(), nl.add, 1.0, nl.add, tile(columns=1)), N + 64),
         (lambda: nisa.activation(tile(), nl.exp, tile()), N),
