@@ -113,7 +113,12 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """``activation``: N, and 64 more where a reduction is read out; trn3 takes two bfloat16 elements a cycle."""
+    """``activation``: N, and 64 more where a reduction is read out; trn3 takes two bfloat16 elements a cycle.
+
+    Nothing is published for GpSimd, which has it from trn3 on.
+    """
+    if call.engine is Engine.gpsimd:
+        return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))
     is_bf16 = all(tile.dtype == dt.bfloat16 for tile in call.tiles("data", "dst"))
     rate = call.generation.timing.scalar_bf16_per_cycle if is_bf16 else 1
     reads = call.values.get("reduce_res") is not None or call.values.get("reduce_cmd") not in (None, reduce_cmd.idle)

@@ -34,8 +34,6 @@ PENDING: Final[frozenset[str]] = frozenset({
     "nki.jit",
 
     # instructions
-    "nki.isa.activate2",
-    "nki.isa.activation",
     "nki.isa.sendrecv_compute",
     "nki.isa.topk",
 

@@ -94,6 +94,28 @@ def test_trn3_takes_two_bf16_elements_a_cycle_on_scalar() -> None:
     assert cycles(lambda: nisa.activation(tile(FP32), nl.exp, tile(BF16)), "trn3") == N
 
 
+def test_an_activation_on_gpsimd_takes_its_time_there() -> None:
+    """And neither Scalar's two elements a cycle nor its tables: one on each engine run side by side."""
+    gpsimd = nisa.engine.gpsimd
+    assert cycles(lambda: nisa.activation(tile(BF16), nl.exp, tile(BF16), engine=gpsimd), "trn3") == N
+    assert cycles(lambda: nisa.activation(tile(), nl.exp, tile(), engine=gpsimd), "trn3", other_cycles=3.0) == 3 * N
+
+    def second_of(engine: Any) -> tuple[str, bool]:
+        """The engine of the second of two activations, and whether it starts before the first one has ended."""
+
+        def kernel() -> None:
+            for data, where in ((tile(), nisa.engine.scalar), (tile(), engine)):
+                nisa.activation(data, nl.exp, data, engine=where)
+
+        with using(target="trn3"):
+            found = profile(nki.jit(kernel)).instructions
+        first, second = sorted((item for item in found if item.name == "activation"), key=lambda item: item.number)
+        return second.engine, second.start_us < first.end_us
+
+    assert second_of(gpsimd) == ("gpsimd", True)
+    assert second_of(nisa.engine.scalar) == ("scalar", False)
+
+
 def test_assumptions_change_what_they_name() -> None:
     def maximum() -> Any:
         return nisa.tensor_reduce(tile(BF16, columns=1), nl.max, tile(BF16), 1)
