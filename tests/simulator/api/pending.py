@@ -35,7 +35,6 @@ PENDING: Final[frozenset[str]] = frozenset({
 
     # instructions
     "nki.isa.sendrecv_compute",
-    "nki.isa.topk",
 
     # collectives
     "nki.collectives.all_gather_v_prepare",
