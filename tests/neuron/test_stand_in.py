@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.neuron import machine
 from tests.neuron.planted import CASES
+from tests.simulator.api.documented import DOCUMENTED
 
 SHOW_API = """
 import inspect, json
@@ -38,7 +38,6 @@ print(json.dumps({
     "enumerations": {name: [member.name for member in getattr(nki.isa, name)] for name in ("engine", "dependency")},
 }))
 """
-DATA = Path(__file__).parents[1] / "simulator" / "api" / "documented_api.json"
 OPERATORS_OF_PYTHON = {"__bool__", "__contains__", "__float__", "__index__", "__int__", "__iter__", "__len__"}
 OF_EVERY_CLASS = {
     "__firstlineno__",
@@ -57,14 +56,11 @@ def api() -> dict[str, Any]:
 
 
 def test_its_names_are_the_documented_ones(api: dict[str, Any]) -> None:
-    documented = json.loads(DATA.read_text())
-    changes = json.loads((Path(__file__).parent / "changes_of_0_7.json").read_text())
     modules = {"collectives", "compiler", "isa", "language"}
     assert api["version"] == "0.7.0"
     for module, names in api["public"].items():
-        known = {*documented.get(module, ()), *changes.get(module, ())}
         of_nki = modules if module == "nki" else set()
-        assert set(names) == {name for name in known if not name.startswith("_")} | of_nki
+        assert set(names) == {name for name in DOCUMENTED[module] if not name.startswith("_")} | of_nki
 
 
 def test_names_of_0_7_are_there(api: dict[str, Any]) -> None:
@@ -76,8 +72,8 @@ def test_names_of_0_7_are_there(api: dict[str, Any]) -> None:
 
 
 def test_a_tensor_has_the_documented_attributes_and_methods_only(api: dict[str, Any]) -> None:
-    documented = json.loads(DATA.read_text())["nki.language"]["NkiTensor"]
-    known = {*documented["attributes"], *documented["methods"], "data"} - {"__init__"}
+    documented = DOCUMENTED["nki.language"]["NkiTensor"]
+    known = {*documented["attributes"], *documented["methods"]} - {"__init__"}
     public = {name for name in api["tensor"] if not name.startswith("_") or name.startswith("__")}
     assert public - OPERATORS_OF_PYTHON - OF_EVERY_CLASS == known
 

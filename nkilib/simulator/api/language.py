@@ -15,8 +15,8 @@ from ..language.programs import num_programs, program_id, program_ndim
 from ..language.random import dropout, rand, random_seed
 from ..language.ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
 from ..language.reductions import all_over as all
-from ..language.reductions import mean, var
 from ..language.reductions import prod_over as prod
+from ..language.reductions import var
 from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
 from ..language.shapes import broadcast_to, expand_dims, where
 from ..language.transfer import gather_flattened, load, load_transpose2d, store
@@ -94,6 +94,7 @@ logical_or = OPERATORS["logical_or"]
 logical_xor = OPERATORS["logical_xor"]
 max = OPERATORS["max"]
 maximum = OPERATORS["maximum"]
+mean = OPERATORS["mean"]
 min = OPERATORS["min"]
 minimum = OPERATORS["minimum"]
 mish = OPERATORS["mish"]

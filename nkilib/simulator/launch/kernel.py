@@ -17,11 +17,11 @@ from ..machine.observer import Watcher, active_watchers
 from ..machine.races import RaceWatch
 from ..target.current import enter
 from ..target.options import Options, current_options
-from ..terms.enums import nc_version
+from ..terms.enums import dependency, nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
 from ..terms.spec import DataNeeded
 from .arguments import Arguments
-from .schedule import Edge, check_names, checked_edges
+from .schedule import Edge, check_issued, checked_edges
 
 # A logical NeuronCore is one physical core or two.
 LOGICAL_CORE_SIZES = (1, 2)
@@ -69,17 +69,21 @@ class Kernel:
             )
         return self.func(*args, **kwargs)
 
-    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+    def with_schedule(
+        self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: dependency | None = None
+    ) -> Kernel:
         """This kernel with extra order between instructions, given by their ``name=``.
 
         Args:
             schedule: pairs ``(name, after)``; ``after`` is a name or a list of names that run before ``name``.
+            kind: whether the hardware waits, as in ``depends_on``, or the compiler alone keeps the order.
 
         Raises:
             NkiValidationError: if the pairs have another form or run in a circle; when the kernel runs, if an
-                instruction of that name does not exist.
+                instruction of that name does not exist, or if the hardware is to wait for one in a dynamic loop that
+                the waiting one is not in.
         """
-        return Kernel(self.func, self.cores, checked_edges(schedule))
+        return Kernel(self.func, self.cores, checked_edges(schedule, kind))
 
     def __repr__(self) -> str:
         grid = "" if self.cores is None else f"[{self.cores}]"
@@ -139,7 +143,7 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for watcher in watchers:
             watcher.conclude(has_ended)
     if kernel.schedule:
-        check_names(kernel.__name__, kernel.schedule, set().union(*(core.names for core in cores)))
+        check_issued(kernel.__name__, kernel.schedule, [core.names for core in cores])
     return arguments.results(running[0].result, options)
 
 

@@ -93,7 +93,7 @@ class Core:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
         numbers: of the instructions to come.
-        names: the ``name=`` of every instruction that had one.
+        names: by the ``name=`` of every instruction that had one, in which dynamic loops it ran; see loops.py.
         observers: who watches it.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
         random: the random number generators of its engines.
@@ -108,7 +108,7 @@ class Core:
         self.options = launch.options
         self.generation: Generation = launch.options.generation
         self.version_number: int = self.generation.version.value
-        self.names: set[str] = set()
+        self.names: dict[str, set[tuple[int, ...]]] = {}
         self.observers = Observers()
         self.defers_results = True
         self.loads = DeferredLoads()

@@ -25,9 +25,9 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._launched(*args, **kwargs)
 
-    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: Any = None) -> Kernel:
         """The kernel with extra order between instructions, given by their names."""
-        return Kernel(self._function, self._launched.with_schedule(schedule))
+        return Kernel(self._function, self._launched.with_schedule(schedule, to_simulator(kind)))
 
 
 def jit(

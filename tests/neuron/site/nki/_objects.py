@@ -69,9 +69,7 @@ def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., A
     def method(self: Held, *args: Any, **kwargs: Any) -> Any:
         given = bind(what, documented, args, kwargs)
         producers = map(to_simulator, given.pop("producers", ()))
-        if given.get("kind") is not None:
-            raise NotImplementedError(f"the simulator does not have {what}(kind=...)")
-        keywords = {name: to_simulator(value) for name, value in given.items() if name != "kind"}
+        keywords = {name: to_simulator(value) for name, value in given.items()}
         return to_kernel(getattr(_held(self), name)(*producers, **keywords))
 
     method.__name__, method.__qualname__ = name, what
