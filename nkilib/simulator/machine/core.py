@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..memory.hbm_places import HbmPlaces
 from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
 from ..target.current import THREAD
@@ -31,6 +32,7 @@ class Launch:
 
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+        hbm_places: the tensors in shared HBM that the kernel has placed.
     """
 
     options: Options
@@ -39,6 +41,7 @@ class Launch:
     barrier: CoreBarrier
     is_abstract: bool = False
     shared: list[Storage] = field(default_factory=list)
+    hbm_places: HbmPlaces = field(default_factory=HbmPlaces)
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -99,6 +102,7 @@ class Core:
         random: the random number generators of its engines.
         defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
         loads: the tiles whose contents come from HBM and may not be made yet.
+        hbm_places: the tensors in private HBM that the kernel has placed.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -112,6 +116,7 @@ class Core:
         self.observers = Observers()
         self.defers_results = True
         self.loads = DeferredLoads()
+        self.hbm_places = HbmPlaces()
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
         self.loops = Loops()

@@ -62,6 +62,23 @@ class NkiInstruction(Held):
     __slots__ = ()
 
 
+class NkiGrid(Held):
+    """A view in tiles or blocks: its sizes are known while the kernel is built, and an index chooses some of them."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return to_kernel(_held(self)[to_simulator(key)])
+
+
+class NkiTileGrid(NkiGrid):
+    __slots__ = ()
+
+
+class NkiBlockGrid(NkiGrid):
+    __slots__ = ()
+
+
 def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., Any]:
     documented = signature(parameters[1:])
     what = f"{cls}.{name}"
@@ -103,6 +120,10 @@ _fill(NkiTensor, "nki.language")
 _fill(NkiInstruction, "nki.isa")
 _fill(NkiScalar, "nki.isa")
 _fill(VirtualRegister, "nki.isa")
+for _grid in (NkiGrid, NkiTileGrid, NkiBlockGrid):
+    _fill(_grid, "nki.language")
 pair_class(language.NkiTensor, NkiTensor)
 pair_class(isa.VirtualRegister, VirtualRegister)
 pair_class(isa.NkiInstruction, NkiInstruction)
+pair_class(language.NkiTileGrid, NkiTileGrid)
+pair_class(language.NkiBlockGrid, NkiBlockGrid)
