@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -77,7 +78,7 @@ class NkiGrid:
 
     @property
     def element_shape(self) -> Shape:
-        """Number of elements along each dimension: the shape of :attr:`data`."""
+        """Number of elements along each dimension."""
         return tuple(axis.elements for axis in self._axes)
 
     @property
@@ -99,23 +100,26 @@ class NkiGrid:
 
     @property
     def is_data_representable(self) -> bool:
-        """Whether :attr:`data` exists: whether one access pattern of the shape :attr:`element_shape` has it all."""
+        """Whether :attr:`data` exists: whether one access pattern has the selected elements and no others."""
         return self._layout() is not None
 
     @property
     def data(self) -> NkiTensor:
-        """The selected elements as one tensor of the shape :attr:`element_shape`, for an instruction.
+        """The selected elements as one tensor, for an instruction.
+
+        Its shape is :attr:`element_shape`. Several rows of tiles that lie one beside the other on chip, in the same
+        partitions, are a tensor of two dimensions: partitions, and the elements of all tiles in row-major order.
 
         Raises:
-            NkiValidationError: if no access pattern has them: tiles with gaps between them, and on chip those of
-                several rows of tiles, which take turns in the same partitions.
+            NkiValidationError: if no access pattern has them: tiles with gaps between them, and of several rows on chip
+                also tiles that are cut off.
         """
         layout = self._layout()
         if layout is None:
             raise NkiValidationError(
                 f"{self}: no one access pattern has the elements {list(self.element_shape)} of this selection "
                 f"(is_data_representable is False); index it down to neighbouring {self._cell}s"
-                + (", of one row of tiles" if self.buffer in ON_CHIP else "")
+                + (", of one row where some are cut off" if self.buffer in ON_CHIP else "")
             )
         return self._tensor if layout == self._tensor.layout else self._tensor.with_layout(layout)
 
@@ -171,15 +175,28 @@ class NkiGrid:
         return str(self.tile_shape)
 
     def _layout(self) -> Layout | None:
-        """The layout of all elements in the shape ``element_shape``, or None if there is none."""
+        """The layout of all elements, or None if there is none; see :attr:`data`."""
         if self.buffer in ON_CHIP and not self._axes[0].follows_partitions():
-            return None
+            return self._packed_layout()
         spans = [axis.span() for axis in self._axes]
         found = [span for span in spans if span is not None]
         if len(found) < len(spans):
             return None
         offset = self._offset + sum(span.offset for span in found)
         return Layout(tuple(span.size for span in found), tuple(span.stride for span in found), offset)
+
+    def _packed_layout(self) -> Layout | None:
+        """That of whole tiles which lie one beside the other in the same partitions."""
+        rows = self._tiled[0]
+        offset, size = self._offset, prod(self.tile_shape[1:])
+        for axis in reversed(self._axes):
+            if not axis.tiles or axis.elements < len(axis.tiles) * axis.tile:
+                return None
+            if len(axis.tiles) > 1 and (not isinstance(axis.tiles, range) or axis.tiles.step * axis.outer != size):
+                return None
+            offset += axis.tiles[0] * axis.outer
+            size *= len(axis.tiles)
+        return Layout((rows.tile, size), (rows.inner, 1), offset)
 
     def _keys(self, key: Any) -> list[Any]:
         """One index for each coordinate: those that are left out are whole slices."""

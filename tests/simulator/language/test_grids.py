@@ -35,19 +35,35 @@ def test_tiles_on_chip_are_one_allocation_one_beside_the_other() -> None:
         ]
         edge = grid[2, 2]
         assert edge.element_shape == edge.data.shape == (44, 188) and edge.is_remainder
-        # A row of tiles is one tensor. Several rows take turns in the same partitions.
+        # A row of tiles is one tensor. Of several rows the room that the edges leave lies in between.
         assert grid[1].data.shape == (128, 700) and not grid.is_data_representable
-        assert "index it down to neighbouring tiles, of one row of tiles" in refused(
+        assert "index it down to neighbouring tiles, of one row where some are cut off" in refused(
             NkiValidationError, lambda: grid.data
         )
 
     run(kernel)
 
 
+def test_whole_tiles_of_several_rows_are_one_tensor_of_their_partitions() -> None:
+    def kernel(x: Any) -> Any:
+        grid = allocated(tile_shape=(4, 8), element_shape=(12, 16))
+        nisa.memset(grid.data, 0)
+        assert grid.data.shape == (4, 6 * 8)
+        nisa.memset(grid[1:, :].data, 1)
+        nisa.memset(grid[2, 1].data, 2)
+        # Between the tiles of a column lie those of the others.
+        assert not grid[:, 1:].is_data_representable and not grid[::2].is_data_representable
+        nisa.dma_copy(x, grid.data)
+        return x
+
+    expected = np.repeat([0, 0, 1, 1, 1, 2], 8).astype(np.float32)
+    assert np.array_equal(run(kernel, np.zeros((4, 48), np.float32)), np.tile(expected, (4, 1)))
+
+
 def test_tiles_of_one_partition_are_not_mistaken_for_rows() -> None:
     def kernel() -> None:
         grid = allocated(tile_shape=(1, 8), element_shape=(4, 16))
-        assert not grid.is_data_representable and grid[3].data.shape == (1, 16)
+        assert grid.data.shape == (1, 64) and grid[3].data.shape == (1, 16)
 
     run(kernel)
 
@@ -67,7 +83,7 @@ def test_leading_dimensions_on_chip_have_tiles_of_their_own() -> None:
         grid = allocated(tile_shape=(4, 8), element_shape=(3, 4, 16), buffer=nl.psum)
         assert grid.shape == (3, 1, 2) and grid[0, 0, 0].data.storage.shape == (4, 3 * 2 * 8)
         assert grid[2].data.shape == (4, 16) and grid[2].data.offset == 2 * 16
-        assert not grid[2:].is_data_representable  # its first dimension counts no partitions
+        assert grid.data.shape == (4, 3 * 16)  # its first dimension counts partitions
 
     run(kernel)
 
