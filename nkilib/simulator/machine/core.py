@@ -18,6 +18,7 @@ from ..target.current import THREAD
 from ..target.generation import Generation
 from ..target.limits import PARTITIONS
 from ..target.options import Options
+from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError
 from .barrier import CoreBarrier
@@ -33,6 +34,9 @@ class Launch:
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         hbm_places: the tensors in shared HBM that the kernel has placed.
+        kernel: name of the launched kernel.
+        compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
+        allows_other_configs: whether these may ask for something else, in vain.
     """
 
     options: Options
@@ -42,6 +46,9 @@ class Launch:
     is_abstract: bool = False
     shared: list[Storage] = field(default_factory=list)
     hbm_places: HbmPlaces = field(default_factory=HbmPlaces)
+    kernel: str = ""
+    compile_config: CompileConfig = field(default_factory=CompileConfig)
+    allows_other_configs: bool = False
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -15,12 +15,6 @@ PENDING: Final[frozenset[str]] = frozenset({
     "nki.language.dynamic_range",
     "nki.language.int64",
 
-    # compilation
-    "nki.compiler.AddressRotation",
-    "nki.compiler.CompileConfig",
-    "nki.compiler.SpecializationConfig",
-    "nki.jit",
-
     # instructions
     "nki.isa.NkiInstruction.depends_on",
     "nki.isa.activate2",

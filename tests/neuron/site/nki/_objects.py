@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from nkilib.simulator.api import isa, language
+from nkilib.simulator.api import compiler, isa, language
 
 from ._boundary import Held, _held, pair_class, to_kernel, to_simulator
 from ._documented import API, bind, signature
@@ -60,6 +60,22 @@ class NkiScalar(_RunTimeValue):
 
 class NkiInstruction(Held):
     __slots__ = ()
+
+
+class CompileConfig(Held):
+    """How a kernel is compiled; the simulator checks the values."""
+
+    __slots__ = ()
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        return cls._hold(compiler.CompileConfig(**to_simulator(kwargs)))
+
+
+class SpecializationConfig(Held):
+    __slots__ = ()
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        return cls._hold(compiler.SpecializationConfig(**to_simulator(kwargs)))
 
 
 class NkiGrid(Held):
@@ -120,6 +136,8 @@ _fill(NkiTensor, "nki.language")
 _fill(NkiInstruction, "nki.isa")
 _fill(NkiScalar, "nki.isa")
 _fill(VirtualRegister, "nki.isa")
+_fill(CompileConfig, "nki.compiler")
+_fill(SpecializationConfig, "nki.compiler")
 for _grid in (NkiGrid, NkiTileGrid, NkiBlockGrid):
     _fill(_grid, "nki.language")
 pair_class(language.NkiTensor, NkiTensor)
