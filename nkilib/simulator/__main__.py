@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from .install import install
+from .target.limits import TARGETS
 from .target.options import using
 
 _CHOICES = {
-    "target": ("trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4"),
+    "target": TARGETS,
     "uninitialized": ("nan", "error"),
     "capacity": ("error", "ignore"),
     "races": ("error", "ignore"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..language.constants import shared_constant, shared_identity_matrix
-from ..language.creation import empty_like, full, ndarray, ones, zeros, zeros_like
+from ..language.creation import full, ndarray, ones, zeros, zeros_like
 from ..language.elementwise import logical_not, negative
 from ..language.functions import OPERATORS
+from ..language.grids import alloc_blocks, alloc_tiles, blocks, tiles
+from ..language.like import empty_like
 from ..language.linear import matmul, transpose
 from ..language.normalization import rms_norm, softmax
 from ..language.printing import device_print
@@ -22,6 +24,7 @@ from ..language.shapes import broadcast_to, expand_dims, where
 from ..language.transfer import gather_flattened, load, load_transpose2d, store
 from ..language.trigonometry import cos, tan
 from ..target.tile_size import TileSize
+from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexing import DynamicSlice
 from ..tensors.registers import VirtualRegister
 from ..tensors.tensor import NkiTensor
@@ -128,19 +131,25 @@ __all__ = [
     "DType",
     "MemoryRegion",
     "NKIObject",
+    "NkiBlockGrid",
+    "NkiGrid",
     "NkiTensor",
+    "NkiTileGrid",
     "abs",
     "abs_max",
     "abs_min",
     "add",
     "affine_range",
     "all",
+    "alloc_blocks",
+    "alloc_tiles",
     "arctan",
     "average",
     "bfloat16",
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",
+    "blocks",
     "bool_",
     "broadcast_to",
     "bypass",
@@ -249,6 +258,7 @@ __all__ = [
     "tanh",
     "tfloat32",
     "tile_size",
+    "tiles",
     "transpose",
     "trunc",
     "uint8",

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..memory.storage import Storage
 from ..target.options import Options
+from ..tensors.grids import NkiGrid
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
@@ -129,6 +130,8 @@ class Arguments:
         as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
 
         def converted(leaf: Any, path: str) -> Any:
+            if isinstance(leaf, NkiGrid):
+                raise NkiValidationError(f"{self._kernel}: a kernel returns tensors, got {leaf}; return grid.data")
             return self._tensor_result(leaf, options, as_torch) if isinstance(leaf, NkiTensor) else leaf
 
         return map_leaves(value, "", converted)

@@ -16,12 +16,14 @@ from ..machine.lives import Lives
 from ..machine.observer import Watcher, active_watchers
 from ..machine.races import RaceWatch
 from ..target.current import enter
-from ..target.options import Options, current_options
+from ..target.options import Options, current_options, preferring
+from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency, nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
 from ..terms.spec import DataNeeded
 from .arguments import Arguments
 from .schedule import Edge, check_issued, checked_edges
+from .settings import Settings, check_nested
 
 # A logical NeuronCore is one physical core or two.
 LOGICAL_CORE_SIZES = (1, 2)
@@ -39,9 +41,16 @@ class Kernel:
         func: the Python function.
         cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
         schedule: extra order between instructions, from :meth:`with_schedule`.
+        settings: what else ``nki.jit`` was told.
     """
 
-    def __init__(self, func: Callable[..., Any], cores: int | None = None, schedule: Sequence[Edge] = ()) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        cores: int | None = None,
+        schedule: Sequence[Edge] = (),
+        settings: Settings | None = None,
+    ) -> None:
         if not callable(func):
             raise TypeError(f"nki.jit decorates a function, got {func!r}")
         functools.update_wrapper(self, func)
@@ -49,6 +58,7 @@ class Kernel:
         self.func = func
         self.cores = cores
         self.schedule = tuple(schedule)
+        self.settings = settings or Settings()
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -56,17 +66,19 @@ class Kernel:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
-        return Kernel(self.func, int(cores), self.schedule)
+        return Kernel(self.func, int(cores), self.schedule, self.settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
         if core is None:
-            return _run(self, args, kwargs)
+            with preferring(self.settings.platform_target):
+                return _run(self, args, kwargs)
         if self.cores not in (None, core.launch.cores):
             raise NkiValidationError(
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
                 f"called by a kernel runs on the caller's cores"
             )
+        check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
 
     def with_schedule(
@@ -83,7 +95,7 @@ class Kernel:
                 instruction of that name does not exist, or if the hardware is to wait for one in a dynamic loop that
                 the waiting one is not in.
         """
-        return Kernel(self.func, self.cores, checked_edges(schedule, kind))
+        return Kernel(self.func, self.cores, checked_edges(schedule, kind), self.settings)
 
     def __repr__(self) -> str:
         grid = "" if self.cores is None else f"[{self.cores}]"
@@ -95,21 +107,41 @@ def _name_of(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-    """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit()``; calling it simulates it on the CPU.
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compile_config: CompileConfig | None = None,
+    specialization_config: SpecializationConfig | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit(...)``; calling it simulates it on the CPU.
 
-    The keyword ``mode`` of older releases is ignored with a warning, as NKI does; those for the compiler
-    (``debug_kernel``, ``experimental_flags``, ``show_compiler_tb``) are ignored, since nothing is compiled.
+    Args:
+        fn: the function; without one, what is returned takes it.
+        compile_config: what the kernel asks of the compiler; kernels that it calls may not ask for something else.
+        specialization_config: whether they may nevertheless.
+        kwargs: what published kernels pass. ``platform_target`` is simulated unless
+            ``NEURON_PLATFORM_TARGET_OVERRIDE`` or ``using(target=...)`` names another one. ``grid``, ``[2]`` or ``2``,
+            gives calls without brackets that many cores. The keyword ``mode`` of older releases is ignored with a
+            warning, as NKI does; ``debug_kernel``, ``experimental_flags`` and ``show_compiler_tb`` are ignored, since
+            nothing is compiled.
 
     Raises:
-        TypeError: for any other keyword; the documentation names none.
+        TypeError: for any other keyword, or a configuration that is none.
+        ValueError: if ``platform_target`` is no target.
+        NkiValidationError: if ``grid`` is no number of cores.
     """
     if "mode" in kwargs:
         warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
-    for name in kwargs.keys() - {"mode"} - _COMPILER_KEYWORDS:
-        remedy = "; set NEURON_PLATFORM_TARGET_OVERRIDE instead" if name == "platform_target" else ""
-        raise TypeError(f"nki.jit() has no keyword {name!r}{remedy}")
-    return jit if fn is None else Kernel(fn)
+    for name in kwargs.keys() - {"mode", "platform_target", "grid"} - _COMPILER_KEYWORDS:
+        raise TypeError(f"nki.jit() has no keyword {name!r}")
+    settings, grid = Settings(compile_config, specialization_config, kwargs.get("platform_target")), kwargs.get("grid")
+
+    def made(function: Callable[..., Any]) -> Kernel:
+        kernel = Kernel(function, settings=settings)
+        return kernel if grid is None else kernel[tuple(grid) if isinstance(grid, list) else grid]
+
+    return made if fn is None else made(fn)
 
 
 def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
@@ -131,6 +163,8 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
     barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None else 1
     launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract)
+    launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
+    launch.compile_config = kernel.settings.compile_config or launch.compile_config
     cores = [Core(number, launch) for number in range(count)]
     watchers = _watch(cores, options)
     running = [_CoreRun(func, arguments, core) for core in cores]

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..memory.hbm_places import HbmPlaces
 from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
 from ..target.current import THREAD
 from ..target.generation import Generation
 from ..target.limits import PARTITIONS
 from ..target.options import Options
+from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError
 from .barrier import CoreBarrier
@@ -31,6 +33,10 @@ class Launch:
 
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+        hbm_places: the tensors in shared HBM that the kernel has placed.
+        kernel: name of the launched kernel.
+        compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
+        allows_other_configs: whether these may ask for something else, in vain.
     """
 
     options: Options
@@ -39,6 +45,10 @@ class Launch:
     barrier: CoreBarrier
     is_abstract: bool = False
     shared: list[Storage] = field(default_factory=list)
+    hbm_places: HbmPlaces = field(default_factory=HbmPlaces)
+    kernel: str = ""
+    compile_config: CompileConfig = field(default_factory=CompileConfig)
+    allows_other_configs: bool = False
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -99,6 +109,7 @@ class Core:
         random: the random number generators of its engines.
         defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
         loads: the tiles whose contents come from HBM and may not be made yet.
+        hbm_places: the tensors in private HBM that the kernel has placed.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -112,6 +123,7 @@ class Core:
         self.observers = Observers()
         self.defers_results = True
         self.loads = DeferredLoads()
+        self.hbm_places = HbmPlaces()
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
         self.loops = Loops()

@@ -12,7 +12,7 @@ from typing import Any
 from ...work import Work, stated_work
 from ..launch.kernel import Kernel
 from ..machine.record import recording
-from ..target.options import current_options
+from ..target.options import current_options, preferring
 from ..timing.collect import collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
@@ -183,9 +183,11 @@ def profile(
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"profile: kernel must come from nki.jit, got {kernel!r}")
-    assumed, generation = parameters or ModelParameters(), current_options().generation
-    with recording() as record, collecting(assumed) as collection:
-        kernel(*args, **kwargs)
+    assumed = parameters or ModelParameters()
+    with preferring(kernel.settings.platform_target):
+        generation = current_options().generation
+        with recording() as record, collecting(assumed) as collection:
+            kernel(*args, **kwargs)
     if work is None:  # asked after the kernel, which words what is wrong with its arguments
         work = _stated_work(kernel, args, kwargs)
     traces = collection.traces

@@ -22,6 +22,7 @@ class Options:
     Attributes:
         target: generation to simulate: ``trn1|inf2|gen2``, ``trn2|gen3`` or ``trn3|gen4``. The environment variable
             ``NEURON_PLATFORM_TARGET_OVERRIDE`` sets it; unset means ``trn2`` (AWS's simulator takes trn3).
+            ``trn3_a0|trn3pre`` is the first silicon of trn3.
         precise_fp: store bfloat16 and float8 in their own width. ``NKI_PRECISE_FP=0`` keeps them in float32, so that
             an error of the algorithm can be told from a rounding.
         uninitialized: what a read of an element that was never written gives: ``"nan"`` (NaN, and 4 in integers, as
@@ -95,3 +96,14 @@ def using(**changes: Any) -> Iterator[Options]:
         yield current_options()
     finally:
         _CHANGES.reset(token)
+
+
+@contextmanager
+def preferring(target: str | None) -> Iterator[None]:
+    """Simulate a kernel's own target, if it has one and neither :func:`using` nor the environment names another."""
+    changes = _CHANGES.get() or {}
+    if target is None or "target" in changes or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
+        yield
+        return
+    with using(target=target):
+        yield

@@ -53,9 +53,25 @@ class NkiTensor(AccessPatterns, PythonOperators):
         storage: Any,
         buffer: MemoryRegion | str = MemoryRegion.sbuf,
         name: str = "",
+        address: tuple[int, ...] | None = None,
     ) -> None:
+        """A dense tensor of a storage; kernels make theirs with ``nl.ndarray``.
+
+        Raises:
+            NkiValidationError: if ``address`` is given and is not where the storage lies.
+        """
+        if address is not None and tuple(address) != getattr(storage, "address", None):
+            raise NkiValidationError(
+                f"NkiTensor: a tensor lies where its storage does, at {getattr(storage, 'address', None)}, not at "
+                f"{tuple(address)}; place one with nl.ndarray(..., address=...)"
+            )
         layout = dense(tuple(int(size) for size in shape))
         self._set(layout, as_dtype(dtype), storage, as_region(buffer), name, None)
+
+    @property
+    def data(self) -> NkiTensor:
+        """The tensor itself: what :attr:`NkiGrid.data` is of a grid, so that code may take either."""
+        return self
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:

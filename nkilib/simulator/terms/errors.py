@@ -38,6 +38,14 @@ class RegisterTypeError(NkiValidationError, TypeError):
     """Python is asked to compute with a register, whose value only the device knows."""
 
 
+class GridTypeError(NkiValidationError, TypeError):
+    """A shape or an index of a grid of tiles is of the wrong type."""
+
+
+class GridValueError(NkiValidationError, ValueError):
+    """A shape or an index of a grid of tiles cannot be."""
+
+
 class CapacityError(NkiValidationError):
     """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap."""
 

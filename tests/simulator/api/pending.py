@@ -15,24 +15,6 @@ PENDING: Final[frozenset[str]] = frozenset({
     "nki.language.dynamic_range",
     "nki.language.int64",
 
-    # grids and tensors
-    "nki.language.NkiBlockGrid",
-    "nki.language.NkiGrid",
-    "nki.language.NkiTensor.__init__",
-    "nki.language.NkiTensor.data",
-    "nki.language.NkiTileGrid",
-    "nki.language.alloc_blocks",
-    "nki.language.alloc_tiles",
-    "nki.language.blocks",
-    "nki.language.empty_like",
-    "nki.language.tiles",
-
-    # compilation
-    "nki.compiler.AddressRotation",
-    "nki.compiler.CompileConfig",
-    "nki.compiler.SpecializationConfig",
-    "nki.jit",
-
     # instructions
     "nki.isa.sendrecv_compute",
 

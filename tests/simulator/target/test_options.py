@@ -32,7 +32,12 @@ def test_options_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "error", "message"),
     [
-        ("target", "trn9", ValueError, "target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, got 'trn9'"),
+        (
+            "target",
+            "trn9",
+            ValueError,
+            "target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, trn3_a0, trn3pre, got 'trn9'",
+        ),
         ("precise_fp", 1, TypeError, "Options.precise_fp must be a bool, got 1"),
         ("uninitialized", "zero", ValueError, 'Options.uninitialized must be "nan" or "error", got \'zero\''),
         ("speed", 1, TypeError, "Options.__init__() got an unexpected keyword argument 'speed'"),
@@ -75,6 +80,7 @@ def test_environment_variables(
             "NEURON_PLATFORM_TARGET_OVERRIDE",
             "trn9",
             "NEURON_PLATFORM_TARGET_OVERRIDE: target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, "
+            "trn3_a0, trn3pre, "
             "got 'trn9'",
         ),
     ],

@@ -33,6 +33,9 @@ _EXPONENTIAL_SOURCES = frozenset(
 _EXPONENTIAL_RESULTS = (_EXPONENTIAL_SOURCES | {dt.tfloat32}) - {dt.uint32}
 _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32, dt.tfloat32})
 
+# The silicon of trn3 that has the instruction; see target/trn3.py.
+_REVISION_OF_EXPONENTIAL = 1
+
 
 @instruction(
     operands=(
@@ -236,6 +239,11 @@ def exponential(
     reduce_init: Any = 0.0,
 ) -> None:
     """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
+    if call.core.generation.revision < _REVISION_OF_EXPONENTIAL:
+        raise NkiValidationError(
+            f"needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is "
+            f"{call.core.generation.name}: use nisa.activation(op=nl.exp)"
+        )
     tiles = {"dst": dst, "src": src}
     same_tile_size(tiles, "dst", "src")
     at_most_rank(tiles, _RANK_MAX, *tiles)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from nkilib.simulator.api import isa, language
+from nkilib.simulator.api import compiler, isa, language
 
 _FUNCTIONS: dict[Any, Any] = {}
 _ENUMERATIONS: dict[type, type[Enum]] = {}
@@ -101,5 +101,5 @@ def to_kernel(value: Any) -> Any:
     return Opaque._hold(value)
 
 
-SIMULATED = {"nki.isa": isa, "nki.language": language}
+SIMULATED = {"nki.compiler": compiler, "nki.isa": isa, "nki.language": language}
 """The simulator's modules, by the name of ours."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from nkilib.simulator.api import isa, language
+from nkilib.simulator.api import compiler, isa, language
 
 from ._boundary import Held, _held, pair_class, to_kernel, to_simulator
 from ._documented import API, bind, signature
@@ -62,6 +62,39 @@ class NkiInstruction(Held):
     __slots__ = ()
 
 
+class CompileConfig(Held):
+    """How a kernel is compiled; the simulator checks the values."""
+
+    __slots__ = ()
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        return cls._hold(compiler.CompileConfig(**to_simulator(kwargs)))
+
+
+class SpecializationConfig(Held):
+    __slots__ = ()
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        return cls._hold(compiler.SpecializationConfig(**to_simulator(kwargs)))
+
+
+class NkiGrid(Held):
+    """A view in tiles or blocks: its sizes are known while the kernel is built, and an index chooses some of them."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return to_kernel(_held(self)[to_simulator(key)])
+
+
+class NkiTileGrid(NkiGrid):
+    __slots__ = ()
+
+
+class NkiBlockGrid(NkiGrid):
+    __slots__ = ()
+
+
 def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., Any]:
     documented = signature(parameters[1:])
     what = f"{cls}.{name}"
@@ -101,6 +134,12 @@ _fill(NkiTensor, "nki.language")
 _fill(NkiInstruction, "nki.isa")
 _fill(NkiScalar, "nki.isa")
 _fill(VirtualRegister, "nki.isa")
+_fill(CompileConfig, "nki.compiler")
+_fill(SpecializationConfig, "nki.compiler")
+for _grid in (NkiGrid, NkiTileGrid, NkiBlockGrid):
+    _fill(_grid, "nki.language")
 pair_class(language.NkiTensor, NkiTensor)
 pair_class(isa.VirtualRegister, VirtualRegister)
 pair_class(isa.NkiInstruction, NkiInstruction)
+pair_class(language.NkiTileGrid, NkiTileGrid)
+pair_class(language.NkiBlockGrid, NkiBlockGrid)

@@ -799,6 +799,15 @@ def test_exponential_takes_three_free_dimensions() -> None:
         corrected_target="trn3",
     ),
     Rule(
+        "the first silicon of trn3",
+        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
+        "nisa.exponential: needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is trn3_a0: "
+        "use nisa.activation(op=nl.exp)",
+        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
+        target="trn3pre",
+        corrected_target="trn3",
+    ),
+    Rule(
         "type of dst",
         lambda: nisa.exponential(tile(2, 2, dtype=nl.uint32), tile(2, 2)),
         "nisa.exponential: operand 'dst' must have one of the types bfloat16, float16, float32, float8_e4m3, "
