@@ -41,10 +41,4 @@ PENDING: Final[frozenset[str]] = frozenset({
     "nki.isa.scalar_tensor_tensor",
     "nki.isa.sendrecv_compute",
     "nki.isa.topk",
-
-    # collectives
-    "nki.collectives.all_gather_v_prepare",
-    "nki.collectives.all_gather_v_trigger",
-    "nki.collectives.all_to_all_v_prepare",
-    "nki.collectives.all_to_all_v_trigger",
 })  # fmt: skip
