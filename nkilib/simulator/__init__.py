@@ -9,6 +9,7 @@ import nkilib._unmixed  # noqa: F401
 from ..work import Work, states_work
 from .install import install
 from .language.explain import explain_index
+from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
 from .target.options import Options, using
@@ -31,8 +32,11 @@ __all__ = [
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
+    "PerRank",
     "Profile",
     "RaceError",
+    "RankedKernel",
+    "Ranks",
     "Record",
     "RegisterTypeError",
     "Spec",
@@ -40,7 +44,9 @@ __all__ = [
     "Work",
     "explain_index",
     "install",
+    "per_rank",
     "profile",
+    "ranks",
     "recording",
     "spec",
     "states_work",

@@ -101,7 +101,6 @@ def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
     ("call", "names"),
     [
         ("nisa.scalar_load(None)", "nki.isa.scalar_load"),
-        ("nki.collectives.rank_id()", "nki.collectives.rank_id"),
     ],
 )
 def test_what_is_documented_and_not_simulated_says_so(call: str, names: str) -> None:

@@ -19,7 +19,7 @@ from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
 from ..terms.regions import HBM, MemoryRegion
 from ..terms.spec import Spec
-from .containers import map_leaves
+from .containers import leaves_of, map_leaves
 
 # torch types that torch's numpy bridge does not know, by the integer type of the same width that it does.
 _TORCH_BITS = {
@@ -33,10 +33,15 @@ _TORCH_BITS = {
 class _Input:
     """An array that came in: the caller's object, and the storage that stands for it in the kernel."""
 
-    def __init__(self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool) -> None:
+    def __init__(
+        self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool, is_unwritable: bool
+    ) -> None:
         self.original = original
         what = f"{kernel}: argument {name!r}"
-        self._array = _as_numpy(original, what)
+        self._array = as_numpy(original, what)
+        if is_unwritable and self._array.flags.writeable:
+            self._array = self._array.view()
+            self._array.flags.writeable = False
         self.dtype = _input_dtype(self._array, what)
         widened = not precise_fp and self.dtype in LOW_PRECISION
         # In native byte order: a storage is read as bytes.
@@ -65,7 +70,7 @@ class Arguments:
     """The arguments of one launch, converted; ``args`` and ``kwargs`` are what the kernel function gets.
 
     Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
-    passes through unchanged.
+    passes through unchanged. Arrays whose ids are in ``unwritable`` are only to be read.
     """
 
     def __init__(
@@ -76,30 +81,33 @@ class Arguments:
         *,
         is_shared: bool,
         precise_fp: bool,
+        unwritable: frozenset[int] = frozenset(),
     ) -> None:
         self._kernel = getattr(func, "__name__", type(func).__name__)
         self._is_shared = is_shared
         self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
         self._precise_fp = precise_fp
+        self._unwritable = unwritable
         self._inputs: dict[int, _Input] = {}
         try:
             bound = inspect.signature(func).bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._kernel}: {error}") from None
-        leaves: list[Any] = []
-        map_leaves(bound.arguments, "", lambda leaf, path: leaves.append(leaf))
-        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves)
+        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of(bound.arguments))
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args
         self.kwargs = bound.kwargs
 
     def _convert(self, value: Any, name: str) -> Any:
-        if self.is_abstract and _is_array(value):
+        if self.is_abstract and is_array(value):
             value = Spec(tuple(value.shape), as_dtype(value.dtype))
-        if _is_array(value):
+        if is_array(value):
             if id(value) not in self._inputs:
-                self._inputs[id(value)] = _Input(value, self._kernel, name, self._region, self._precise_fp)
+                is_unwritable = id(value) in self._unwritable
+                self._inputs[id(value)] = _Input(
+                    value, self._kernel, name, self._region, self._precise_fp, is_unwritable
+                )
             return self._inputs[id(value)].tensor
         if isinstance(value, Spec):
             storage = Storage(
@@ -174,11 +182,11 @@ def _is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or _is_torch(value)
 
 
-def _as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
+def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
     """A numpy array that shares the memory of ``value``; read-only if autograd tracks it and would miss a write."""
     if isinstance(value, np.ndarray):
         return value

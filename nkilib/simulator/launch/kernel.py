@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..machine.core import Core, Launch, current_core_or_none
 from ..machine.lives import Lives
 from ..machine.observer import Watcher, active_watchers
 from ..machine.races import RaceWatch
+from ..machine.world import Seat
 from ..target.current import enter
 from ..target.options import Options, current_options, preferring
 from ..terms.compilation import CompileConfig, SpecializationConfig
@@ -153,37 +154,91 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
 
 
 def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    func, options = kernel.func, current_options()
+    launched = PreparedLaunch(kernel, args, kwargs)
+    has_ended = False
+    try:
+        _run_cores(launched.running)
+        has_ended = True
+    finally:
+        launched.conclude(has_ended)
+    return launched.results()
+
+
+def cores_of(kernel: Kernel, options: Options) -> int:
+    """On how many cores a launch of ``kernel`` runs.
+
+    Raises:
+        NkiValidationError: if the target has no logical NeuronCore of that many.
+    """
     count = kernel.cores or 1
     if count > 1 and options.generation.version is nc_version.gen2:
         raise NkiValidationError(
-            f"{_name_of(func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
-            f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+            f"{_name_of(kernel.func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on "
+            f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
-    arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
-    barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None else 1
-    launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract)
-    launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
-    launch.compile_config = kernel.settings.compile_config or launch.compile_config
-    cores = [Core(number, launch) for number in range(count)]
-    watchers = _watch(cores, options)
-    running = [_CoreRun(func, arguments, core) for core in cores]
-    has_ended = False
-    try:
-        _run_cores(running, launch)
-        has_ended = True
-    finally:
-        arguments.write_back()
-        for watcher in watchers:
+    return count
+
+
+class PreparedLaunch:
+    """A launch whose arguments are converted and whose cores stand ready.
+
+    Args:
+        kernel: what to launch.
+        args, kwargs: its arguments.
+        seat: which rank it is, if others run beside it.
+        is_watched: whether those who watch launches see this one.
+        unwritable: ids of the arguments' arrays that the kernel may only read.
+
+    Attributes:
+        running: its cores, to be called each in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        seat: Seat | None = None,
+        is_watched: bool = True,
+        unwritable: frozenset[int] = frozenset(),
+    ) -> None:
+        func, self._options = kernel.func, current_options()
+        options, count = self._options, cores_of(kernel, self._options)
+        self._kernel = kernel
+        self._arguments = Arguments(
+            func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp, unwritable=unwritable
+        )
+        barrier = CoreBarrier(count) if seat is None else seat.world.barrier()
+        grid_dimensions = 0 if kernel.cores is None else 1
+        launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
+        launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
+        launch.compile_config = kernel.settings.compile_config or launch.compile_config
+        cores = [Core(number, launch) for number in range(count)]
+        self._watchers = _watch(cores, options, active_watchers() if is_watched else ())
+        self.running = [CoreRun(func, self._arguments, core) for core in cores]
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether its tensors have shapes and types and no memory."""
+        return self._arguments.is_abstract
+
+    def conclude(self, has_ended: bool) -> None:
+        """The cores are done; ``has_ended`` says whether all came to their end without an error."""
+        self._arguments.write_back()
+        for watcher in self._watchers:
             watcher.conclude(has_ended)
-    if kernel.schedule:
-        check_issued(kernel.__name__, kernel.schedule, [core.names for core in cores])
-    return arguments.results(running[0].result, options)
+
+    def results(self) -> Any:
+        """What the kernel returned."""
+        kernel = self._kernel
+        if kernel.schedule:
+            check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
+        return self._arguments.results(self.running[0].result, self._options)
 
 
-def _watch(cores: Sequence[Core], options: Options) -> list[Watcher]:
+def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:
     """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
-    asking = active_watchers()
     is_checked = options.capacity == "error"
     watchers = [RaceWatch()] if len(cores) > 1 and options.races == "error" else []
     for core in cores:
@@ -194,7 +249,7 @@ def _watch(cores: Sequence[Core], options: Options) -> list[Watcher]:
     return [*watchers, *asking]
 
 
-class _CoreRun:
+class CoreRun:
     """One core's execution of the kernel function."""
 
     def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
@@ -211,6 +266,8 @@ class _CoreRun:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
             with np.errstate(all="ignore"):
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
+            for check in self.core.at_end:
+                check()
             self.core.observers.end()
             self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
             barrier.finish()
@@ -220,14 +277,14 @@ class _CoreRun:
             if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
                 error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
             if isinstance(error, NkiValidationError):
-                add_location_of_traceback(error, f"core {self.core.number}: " if self.core.launch.cores > 1 else "")
+                add_location_of_traceback(error, f"{self.core.name}: " if self.core.name else "")
             self.error = error
-            barrier.abort()
+            self.core.launch.abort()
         finally:
             enter(None)
 
 
-def _run_cores(running: list[_CoreRun], launch: Launch) -> None:
+def _run_cores(running: Sequence[CoreRun]) -> None:
     """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
     threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
     for thread in threads:
@@ -237,10 +294,15 @@ def _run_cores(running: list[_CoreRun], launch: Launch) -> None:
         for thread in threads:
             thread.join()
     except BaseException:  # an interrupt while waiting: do not leave the other core running behind
-        launch.barrier.abort()
+        running[0].core.launch.abort()
         for thread in threads:
             thread.join()
         raise
+    raise_first_error(running)
+
+
+def raise_first_error(running: Iterable[CoreRun]) -> None:
+    """Raise what the first core that failed raised."""
     for run in running:
         if run.error is not None:
             raise run.error

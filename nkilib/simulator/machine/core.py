@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from .barrier import CoreBarrier
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
+from .world import Seat
+
+State = TypeVar("State")
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Launch:
         kernel: name of the launched kernel.
         compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
         allows_other_configs: whether these may ask for something else, in vain.
+        seat: which rank it is where launches run side by side; None for a launch by itself.
     """
 
     options: Options
@@ -44,6 +48,7 @@ class Launch:
     grid_dimensions: int
     barrier: CoreBarrier
     is_abstract: bool = False
+    seat: Seat | None = None
     shared: list[Storage] = field(default_factory=list)
     hbm_places: HbmPlaces = field(default_factory=HbmPlaces)
     kernel: str = ""
@@ -51,6 +56,18 @@ class Launch:
     allows_other_configs: bool = False
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def name_of(self, core: int) -> str:
+        """How messages tell a core from the others that run: by its rank, its number or both; empty if it is alone."""
+        named = [] if self.seat is None else [f"rank {self.seat.rank}"]
+        return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
+
+    def abort(self) -> None:
+        """A core has failed: end those that depend on it."""
+        if self.seat is None:
+            self.barrier.abort()
+        else:
+            self.seat.world.abort()
 
     def shared_storage(
         self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
@@ -110,6 +127,8 @@ class Core:
         defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
         loads: the tiles whose contents come from HBM and may not be made yet.
         hbm_places: the tensors in private HBM that the kernel has placed.
+        name: how messages tell it from the others that run; empty if it is alone.
+        at_end: checks that instructions want made when the kernel has come to its end.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -127,11 +146,22 @@ class Core:
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
         self.loops = Loops()
-        self.random = RandomState(number)
+        rank = 0 if launch.seat is None else launch.seat.rank
+        self.random = RandomState(rank * launch.cores + number)
         self.numbers = itertools.count(1)
+        self.name = launch.name_of(number)
+        self.at_end: list[Callable[[], None]] = []
+        self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0
         self._shared_constants = 0
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+
+    def state(self, kind: type[State]) -> State:
+        """What some instructions keep of this core: an object of a class of theirs, made when it is first asked for."""
+        if kind not in self._states:
+            self._states[kind] = kind()
+        found: State = self._states[kind]
+        return found
 
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""

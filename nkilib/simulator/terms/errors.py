@@ -18,7 +18,7 @@ class NkiValidationError(Exception):
     Attributes:
         place: ``file:line`` of the kernel, once it is known.
         refusal: the message behind the place and the function of ``nki.language``.
-        core: `` on core 1`` where a function of ``nki.language`` refused on one of two cores.
+        core: `` on core 1`` where a function of ``nki.language`` refused on one of several cores.
     """
 
     place = ""
@@ -55,7 +55,7 @@ class RaceError(NkiValidationError):
 
 
 class BarrierError(NkiValidationError):
-    """A core waits at a barrier that the other core cannot reach any more."""
+    """A core or a rank waits for another one that cannot come any more, or that comes to something else."""
 
 
 class CoreAbortedError(BaseException):
@@ -122,7 +122,7 @@ def add_location(error: NkiValidationError, what: str) -> None:
     error.args = (f"{error.place}: {error.refusal}",)
 
 
-def add_function(error: NkiValidationError, function: str, core: int | None) -> None:
+def add_function(error: NkiValidationError, function: str, core: str) -> None:
     """Put kernel location and a function of ``nki.language`` in front of ``error``'s message.
 
     The name of an instruction inside it that refused stays, behind that of the function; of functions that call each
@@ -131,10 +131,10 @@ def add_function(error: NkiValidationError, function: str, core: int | None) -> 
     Args:
         error: what the function, or an instruction inside it, raises.
         function: as the kernel calls it.
-        core: number of the core where there are two; an instruction has named it already.
+        core: what tells the core from others that run, or empty; an instruction has named it already.
     """
     if not error.place:
         error.place = kernel_location()
         error.refusal = str(error)
-        error.core = "" if core is None else f" on core {core}"
+        error.core = f" on {core}" if core else ""
     error.args = (f"{error.place}: {function}{error.core}: {error.refusal}",)

@@ -17,10 +17,5 @@ PENDING: Final[frozenset[str]] = frozenset({
 
     # instructions
     "nki.isa.sendrecv_compute",
-
-    # collectives
-    "nki.collectives.all_gather_v_prepare",
-    "nki.collectives.all_gather_v_trigger",
-    "nki.collectives.all_to_all_v_prepare",
-    "nki.collectives.all_to_all_v_trigger",
+    "nki.isa.topk",
 })  # fmt: skip

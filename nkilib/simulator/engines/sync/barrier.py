@@ -43,6 +43,17 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
         raise NkiValidationError(f"cores must be (0, 1), got {cores!r}")
     if is_alone:
         return
+    meet_on(call, data)
+
+
+def meet_on(call: Call, data: NkiTensor) -> None:
+    """The two cores wait for each other, each as in ``call``; it orders their accesses to ``data``.
+
+    Raises:
+        BarrierError: if the other core ends without coming, or waits on another tensor.
+        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+    """
+    core = call.core
     shared = data.storage if data.buffer in HBM_SHARED else None
     own = core.observers.arrive(call)
     core.loads.settle()  # what they come from may be the other core's to change from here on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from nkilib.simulator.api import compiler, isa, language
+from nkilib.simulator.api import collectives, compiler, isa, language
 
 from ._boundary import Held, _held, pair_class, to_kernel, to_simulator
 from ._documented import API, bind, signature
@@ -93,6 +93,12 @@ class NkiTileGrid(NkiGrid):
 
 class NkiBlockGrid(NkiGrid):
     __slots__ = ()
+class ReplicaGroup(collectives.ReplicaGroup):
+    """The simulator's; the operator of a partition comes from this side."""
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: Any, operand: int) -> collectives.ReplicaGroup:
+        return collectives.ReplicaGroup.from_partition_op(world_size, to_simulator(op), operand)
 
 
 def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., Any]:
