@@ -15,10 +15,12 @@ from .target.options import Options, using
 from .terms.errors import (
     BarrierError,
     CapacityError,
+    IdenticalWritesError,
     NkiValidationError,
     OutOfRangeError,
     RaceError,
     RegisterTypeError,
+    SimulatorWarning,
     UninitializedReadError,
 )
 from .terms.spec import Spec, spec
@@ -27,6 +29,7 @@ from .timing.parameters import ModelParameters
 __all__ = [
     "BarrierError",
     "CapacityError",
+    "IdenticalWritesError",
     "ModelParameters",
     "NkiValidationError",
     "Options",
@@ -35,6 +38,7 @@ __all__ = [
     "RaceError",
     "Record",
     "RegisterTypeError",
+    "SimulatorWarning",
     "Spec",
     "UninitializedReadError",
     "Work",

@@ -16,7 +16,8 @@ from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch, current_core_or_none
 from ..machine.lives import Lives
 from ..machine.observer import Watcher, active_watchers
-from ..machine.races import RaceWatch
+from ..machine.partial_writes import PartialWrites, WatchWrites
+from ..machine.races import RaceLevels, RaceWatch
 from ..target.current import enter
 from ..target.options import Options, current_options
 from ..terms.enums import nc_version
@@ -136,7 +137,7 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             watcher.conclude(has_ended)
     if kernel.schedule:
         check_names(kernel.__name__, kernel.schedule, set().union(*(core.names for core in cores)))
-    return arguments.results(running[0].result, options)
+    return arguments.results(running[0].result, options, cores[0].observers.find(PartialWrites))
 
 
 def _cores_of(kernel: Kernel, options: Options) -> int:
@@ -162,11 +163,15 @@ def _cores_of(kernel: Kernel, options: Options) -> int:
 def _watch(cores: Sequence[Core], options: Options) -> list[Watcher]:
     """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
     asking = active_watchers()
-    is_checked = options.capacity == "error"
-    watchers = [RaceWatch()] if len(cores) > 1 and options.races == "error" else []
+    checks_capacity = options.capacity != "ignore"
+    watchers: list[Watcher] = []
+    if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
+        watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
+    if options.uninitialized != "ignore":
+        watchers.append(WatchWrites())
     for core in cores:
-        if is_checked or asking:
-            core.observers.add(Lives(core.generation, is_checked=is_checked, finds_peaks=bool(asking)))
+        if checks_capacity or asking:
+            core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
         for watcher in (*watchers, *asking):
             core.observers.add(watcher.watch(core.number, core.observers))
     return [*watchers, *asking]
