@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,12 @@ def test_commands_of_bash_blocks_work(source: str, tmp_path: Path) -> None:
     """`make` finds its target; `python -m` runs, on a script of one line where the command names one."""
     (tmp_path / "script.py").write_text("import nki.language as nl")
     for line in source.splitlines():
-        program, *arguments = shlex.split(line, comments=True)
+        words = shlex.split(line, comments=True)
+        variables = dict(word.split("=", 1) for word in takewhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+        program, *arguments = words[len(variables) :]
         assert program in ("make", "python"), f"neither make nor python: {line!r}"
         command = [sys.executable, *arguments] if program == "python" else ["make", "--dry-run", "-C", ROOT, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp_path, env=_environment() | variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 

@@ -96,7 +96,7 @@ def _allocate(
             name,
             precise_fp=core.options.precise_fp,
             is_abstract=core.launch.is_abstract,
-            is_poisoned=core.options.uninitialized == "error",
+            is_poisoned=core.options.uninitialized != "ignore",
             # Both cores make a shared tensor, each in an iteration of its own.
             scope=() if is_shared and core.launch.cores > 1 else core.loops.scope,
             address=address,

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from nkilib import lnc
+
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch, current_core_or_none
 from ..machine.lives import Lives
 from ..machine.observer import Watcher, active_watchers
-from ..machine.races import RaceWatch
+from ..machine.partial_writes import PartialWrites, WatchWrites
+from ..machine.races import RaceLevels, RaceWatch
 from ..machine.world import Seat
 from ..target.current import enter
 from ..target.options import Options, current_options, preferring
@@ -26,15 +29,13 @@ from .arguments import Arguments
 from .schedule import Edge, check_issued, checked_edges
 from .settings import Settings, check_nested
 
-# A logical NeuronCore is one physical core or two.
-LOGICAL_CORE_SIZES = (1, 2)
-
 # Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
 _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_compiler_tb"})
 
 
 class Kernel:
-    """A function that runs as a kernel: ``kernel(...)`` on one core, ``kernel[2](...)`` on a logical core of two.
+    """A function that runs as a kernel: ``kernel[2](...)`` on a logical core of two, ``kernel(...)`` on one of the size
+    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one core.
 
     Inside another kernel a call is a plain function call, as the NKI compiler inlines it.
 
@@ -63,7 +64,7 @@ class Kernel:
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in LOGICAL_CORE_SIZES:
+        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in lnc.SIZES:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
@@ -165,15 +166,20 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def cores_of(kernel: Kernel, options: Options) -> int:
-    """On how many cores a launch of ``kernel`` runs.
+    """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
 
     Raises:
-        NkiValidationError: if the target has no logical NeuronCore of that many.
+        NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
+        ValueError: if the environment has a number of cores that does not exist.
     """
-    count = kernel.cores or 1
+    try:
+        count = lnc.launch_cores(_name_of(kernel.func), kernel.cores, compiler_default=None)
+    except lnc.CoresDisagreeError as error:
+        raise NkiValidationError(str(error)) from None
     if count > 1 and options.generation.version is nc_version.gen2:
+        launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
         raise NkiValidationError(
-            f"{_name_of(kernel.func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on "
+            f"{_name_of(kernel.func)}{launch}: {options.generation.name} has no logical NeuronCores of two; launch on "
             f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     return count
@@ -210,7 +216,8 @@ class PreparedLaunch:
             func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp, unwritable=unwritable
         )
         barrier = CoreBarrier(count) if seat is None else seat.world.barrier()
-        grid_dimensions = 0 if kernel.cores is None else 1
+        # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
+        grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
         launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
         launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
         launch.compile_config = kernel.settings.compile_config or launch.compile_config
@@ -234,16 +241,21 @@ class PreparedLaunch:
         kernel = self._kernel
         if kernel.schedule:
             check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
-        return self._arguments.results(self.running[0].result, self._options)
+        writes = self.running[0].core.observers.find(PartialWrites)
+        return self._arguments.results(self.running[0].result, self._options, writes)
 
 
 def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:
     """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
-    is_checked = options.capacity == "error"
-    watchers = [RaceWatch()] if len(cores) > 1 and options.races == "error" else []
+    checks_capacity = options.capacity != "ignore"
+    watchers: list[Watcher] = []
+    if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
+        watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
+    if options.uninitialized != "ignore":
+        watchers.append(WatchWrites())
     for core in cores:
-        if is_checked or asking:
-            core.observers.add(Lives(core.generation, is_checked=is_checked, finds_peaks=bool(asking)))
+        if checks_capacity or asking:
+            core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
         for watcher in (*watchers, *asking):
             core.observers.add(watcher.watch(core.number, core.observers))
     return [*watchers, *asking]

@@ -163,6 +163,10 @@ class Core:
         found: State = self._states[kind]
         return found
 
+    def add_name(self, name: str) -> None:
+        """An instruction of that ``name=`` stands here, for those who want an order between names."""
+        self.names.setdefault(name, set()).add(self.loops.scope)
+
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""
         self._shared_allocations += 1
