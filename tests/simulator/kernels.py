@@ -7,6 +7,7 @@ the instruction runs, its results come back as arrays. What needs no kernel is i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,11 +138,15 @@ def refusal(body: Body, target: str = "trn2", cores: int = 1, error: type[Except
     with pytest.raises(error) as caught:
         execute(body, target, cores)
     assert type(caught.value) is error
-    code = body.__code__
-    lines = {line for _, _, line in code.co_lines() if line is not None}
     place, _, message = str(caught.value).partition(": ")
-    assert place in {f"{code.co_filename}:{line}" for line in lines}
+    assert place in _places(body.__code__)
     return message
+
+
+def _places(code: CodeType) -> set[str]:
+    """The lines of a function, and of functions inside it, as errors name them."""
+    places = {f"{code.co_filename}:{line}" for _, _, line in code.co_lines() if line is not None}
+    return places.union(*(_places(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def engine_of(body: Body, target: str = "trn2") -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch, current_core_or_none
 from ..machine.lives import Lives
+from ..machine.loops import check_equal_turns
 from ..machine.observer import Watcher, active_watchers
 from ..machine.races import RaceWatch
 from ..target.current import enter
@@ -133,6 +134,8 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     has_ended = False
     try:
         _run_cores(running, launch)
+        if count > 1 and options.frontend == "tracer":
+            check_equal_turns([core.loops for core in cores])
         has_ended = True
     finally:
         arguments.write_back()

@@ -12,7 +12,21 @@ from typing import Any, Literal
 from .generation import Generation
 from .limits import generation
 
-_ALLOWED = {"uninitialized": ("nan", "error"), "capacity": ("error", "ignore"), "races": ("error", "ignore")}
+_ALLOWED = {
+    "uninitialized": ("nan", "error"),
+    "capacity": ("error", "ignore"),
+    "races": ("error", "ignore"),
+    "frontend": ("tracer", "custom"),
+}
+
+# AWS's variable for the way in which kernels are specialized, and what its values mean; unset is the tracer.
+_FRONTEND_VARIABLE = "NKI_COMPILER_FRONTEND"
+_FRONTENDS: dict[str, Literal["tracer", "custom"]] = {
+    "": "tracer",
+    "tracer": "tracer",
+    "custom": "custom",
+    "parser": "custom",  # the same under the name that it had in 0.6
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,9 @@ class Options:
             (:class:`CapacityError`) or ``"ignore"``, as in AWS's simulator.
         races: what happens where the two cores access the same elements of a shared tensor, one of them writing,
             without a barrier in between: ``"error"`` (:class:`RaceError`) or ``"ignore"``, as in AWS's simulator.
+        frontend: the rules for loops and registers: ``"tracer"``, those of NKI 0.7, where no run-time value steers
+            Python; or ``"custom"``, those of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
+            environment variable ``NKI_COMPILER_FRONTEND`` sets it.
     """
 
     target: str = "trn2"
@@ -37,6 +54,7 @@ class Options:
     uninitialized: Literal["nan", "error"] = "nan"
     capacity: Literal["error", "ignore"] = "error"
     races: Literal["error", "ignore"] = "error"
+    frontend: Literal["tracer", "custom"] = "tracer"
 
     def __post_init__(self) -> None:
         generation(self.target)
@@ -63,8 +81,11 @@ class Options:
         if precise not in ("0", "1"):
             raise ValueError(f"NKI_PRECISE_FP must be 0 or 1, got {precise!r}")
         target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or cls.target
+        frontend = os.environ.get(_FRONTEND_VARIABLE, "")
+        if frontend not in _FRONTENDS:
+            raise ValueError(f"{_FRONTEND_VARIABLE} must be tracer or custom, got {frontend!r}")
         try:
-            return cls(target=target, precise_fp=precise == "1")
+            return cls(target=target, precise_fp=precise == "1", frontend=_FRONTENDS[frontend])
         except ValueError as error:
             raise ValueError(f"NEURON_PLATFORM_TARGET_OVERRIDE: {error}") from None
 
