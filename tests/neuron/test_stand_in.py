@@ -101,7 +101,6 @@ def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
     ("call", "names"),
     [
         ("nl.tiles(None)", "nki.language.tiles"),
-        ("nisa.scalar_load(None)", "nki.isa.scalar_load"),
         ("nki.collectives.rank_id()", "nki.collectives.rank_id"),
         ("nki.jit(print, compile_config=nki)", "compile_config"),
         ("nki.compiler.CompileConfig()", "nki.compiler.CompileConfig"),

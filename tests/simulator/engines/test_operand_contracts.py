@@ -221,9 +221,7 @@ def name_of(title: str) -> str:
 def made(parameter: Parameter, dtype: Any, memory: str, is_written: bool) -> Any:
     """In a kernel: a tensor of zeros, or one that was not written."""
     tensor = nl.ndarray(parameter.shape, dtype, MEMORIES[memory])
-    if is_written and memory == "hbm":
-        nisa.dma_copy(tensor, zeros(parameter.shape, dtype))
-    elif is_written and dtype in WIDE:
+    if is_written and (memory == "hbm" or dtype in WIDE):
         nisa.dma_copy(tensor, zeros(parameter.shape, dtype))
     elif is_written:
         nisa.memset(tensor, 0)
