@@ -25,6 +25,7 @@ from ..engines.scalar.activate2 import activate2
 from ..engines.scalar.activation import activation, activation_reduce
 from ..engines.sync.barrier import core_barrier
 from ..engines.sync.registers import register_load, register_move, register_store
+from ..engines.sync.scalars import scalar_load, scalar_store
 from ..engines.sync.sendrecv import sendrecv
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
@@ -52,6 +53,7 @@ from ..isa.handle import NkiInstruction
 from ..language.programs import get_nc_sub_version, get_nc_version
 from ..language.registers import register_alloc
 from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import NkiScalar
 from ..terms.enums import (
     dependency,
     dge_mode,
@@ -75,6 +77,7 @@ unknown_engine = engine.unknown
 
 __all__ = [
     "NkiInstruction",
+    "NkiScalar",
     "NkiValidationError",
     "VirtualRegister",
     "activate2",
@@ -124,6 +127,8 @@ __all__ = [
     "register_store",
     "rng",
     "scalar_engine",
+    "scalar_load",
+    "scalar_store",
     "scalar_tensor_tensor",
     "select_reduce",
     "sendrecv",

@@ -26,7 +26,7 @@ from ..language.trigonometry import cos, tan
 from ..target.tile_size import TileSize
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexing import DynamicSlice
-from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import (
     DType,
@@ -44,6 +44,7 @@ from ..terms.dtypes import (
     int8,
     int16,
     int32,
+    int64,
     tfloat32,
     uint8,
     uint16,
@@ -122,7 +123,7 @@ sum = OPERATORS["sum"]
 tanh = OPERATORS["tanh"]
 
 
-def ds(start: int | VirtualRegister, size: int) -> DynamicSlice:
+def ds(start: int | DeviceInteger, size: int) -> DynamicSlice:
     """The slice of ``size`` elements from ``start``, for use in an index expression."""
     return DynamicSlice(start, size)
 
@@ -192,6 +193,7 @@ __all__ = [
     "int8",
     "int16",
     "int32",
+    "int64",
     "invert",
     "is_hbm",
     "is_on_chip",

@@ -15,6 +15,7 @@ from nkilib import lnc
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch, current_core_or_none
 from ..machine.lives import Lives
+from ..machine.loops import check_equal_turns
 from ..machine.observer import Watcher, active_watchers
 from ..machine.partial_writes import PartialWrites, WatchWrites
 from ..machine.races import RaceLevels, RaceWatch
@@ -159,6 +160,7 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     has_ended = False
     try:
         _run_cores(launched.running)
+        launched.check_turns()
         has_ended = True
     finally:
         launched.conclude(has_ended)
@@ -229,6 +231,15 @@ class PreparedLaunch:
     def is_abstract(self) -> bool:
         """Whether its tensors have shapes and types and no memory."""
         return self._arguments.is_abstract
+
+    def check_turns(self) -> None:
+        """All its cores have come to their end; two of them must have run their loops equally often.
+
+        Raises:
+            NkiValidationError: if they have not.
+        """
+        if len(self.running) > 1 and self._options.frontend == "tracer":
+            check_equal_turns([run.core.loops for run in self.running])
 
     def conclude(self, has_ended: bool) -> None:
         """The cores are done; ``has_ended`` says whether all came to their end without an error."""

@@ -125,6 +125,9 @@ class RankedKernel:
         has_ended = False
         try:
             _run_side_by_side([run for launch in launches for run in launch.running], world)
+            for rank, launch in enumerate(launches):
+                with _naming(rank):
+                    launch.check_turns()
             has_ended = True
         finally:
             for rank, launch in enumerate(launches):

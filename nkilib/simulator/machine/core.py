@@ -167,6 +167,16 @@ class Core:
         """An instruction of that ``name=`` stands here, for those who want an order between names."""
         self.names.setdefault(name, set()).add(self.loops.scope)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether the rules of the tracer hold: no run-time value steers Python."""
+        return self.options.frontend == "tracer"
+
+    @property
+    def loop_scope(self) -> tuple[int, ...]:
+        """The iterations of dynamic loops that it is in."""
+        return self.loops.scope
+
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""
         self._shared_allocations += 1

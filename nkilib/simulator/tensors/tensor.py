@@ -19,7 +19,7 @@ from ..terms.layout import Layout, dense
 from ..terms.regions import HBM, MemoryRegion, as_region
 from .access_patterns import AccessPatterns
 from .python_operators import PythonOperators
-from .registers import VirtualRegister
+from .scalars import DeviceInteger
 from .text import values_text
 from .view import Indirect, View
 
@@ -89,8 +89,9 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """
         return self._slice(dim, start, end, step)
 
-    def select(self, dim: int, index: int | NkiTensor | VirtualRegister) -> NkiTensor:
-        """One element of dimension ``dim``: at an integer, or at what a register or an SBUF tensor (1, 1) then holds.
+    def select(self, dim: int, index: int | NkiTensor | DeviceInteger) -> NkiTensor:
+        """One element of dimension ``dim``: at an integer, or at what a register, an ``NkiScalar`` or an SBUF tensor
+        (1, 1) then holds. On chip a scalar has 32 bits.
 
         Raises:
             OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
@@ -214,7 +215,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
         self,
         pattern: Sequence[Sequence[int]],
         offset: int | None = None,
-        scalar_offset: NkiTensor | VirtualRegister | None = None,
+        scalar_offset: NkiTensor | DeviceInteger | None = None,
         vector_offset: NkiTensor | None = None,
         indirect_dim: int = 0,
         dtype: Any = None,
@@ -224,7 +225,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
         The pattern takes the place of this view's shape and strides. ``offset`` is added to the view's own offset
         (the API's docstring says so; the deep dive on access patterns lets it replace the view's offset: the two
         agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
-        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says.
+        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says. A scalar one
+        is a register, an ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
 
         On chip the first stride is one partition: as many elements as one of the storage has, or, on a view that is
         dense in a partition, as many as the view has there. Published kernels say the latter, of a slice as if it were

@@ -35,7 +35,7 @@ class UninitializedReadError(NkiValidationError):
 
 
 class RegisterTypeError(NkiValidationError, TypeError):
-    """Python is asked to compute with a register, whose value only the device knows."""
+    """Python is asked to go by a register or a scalar, whose value only the device knows, or to compute with it."""
 
 
 class GridTypeError(NkiValidationError, TypeError):

@@ -22,6 +22,9 @@ from .transfers import queue_of
 
 _NS_PER_US = 1000.0
 
+# Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
+SEQUENCER = (Engine.sync,)
+
 # A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
 # tensor that it is read from.
 Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
@@ -105,7 +108,9 @@ class Settling:
             return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
             return plan, self.timeline.meet(engine, reads, met_ns)
-        now = self.timeline.free_ns(engine)  # registers, and a barrier of one core: they take no time here
+        if definition.engines == SEQUENCER:
+            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+        now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
         return plan, (now, now)
 
     def _untimed(

@@ -8,12 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 PENDING: Final[frozenset[str]] = frozenset({
-    # scalars and loops
-    "nki.isa.NkiScalar",
-    "nki.isa.scalar_load",
-    "nki.isa.scalar_store",
-    "nki.language.dynamic_range",
-    "nki.language.int64",
 
     # instructions
     "nki.isa.sendrecv_compute",

@@ -12,6 +12,7 @@ from nkilib.simulator import using
 from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.profiling.profile import profile
 from nkilib.simulator.timing.parameters import ModelParameters
+from nkilib.simulator.timing.settling import SEQUENCER
 
 N = 1024
 BF16, FP32 = nl.bfloat16, nl.float32
@@ -146,10 +147,27 @@ def test_assumptions_change_what_they_name() -> None:
 
 def test_every_instruction_has_a_cost_or_needs_none() -> None:
     without = {name for name, definition in REGISTRY.items() if definition.cost is None and not definition.is_transfer}
-    assert without == {"core_barrier", "register_move", "register_load", "register_store"}
+    on_registers = {"register_move", "register_load", "register_store", "scalar_load", "scalar_store"}
+    assert without == {"core_barrier", *on_registers}
+    assert {name for name, definition in REGISTRY.items() if definition.engines == SEQUENCER} == on_registers
     assert {name for name, definition in REGISTRY.items() if definition.is_transfer} == {
         "dma_copy",
         "dma_transpose",
         "dma_compute",
         "sendrecv",
     }
+
+
+@pytest.mark.parametrize("register_us", [0.0, 1.5])
+def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(register_us: float) -> None:
+    def body() -> None:
+        flag, register = nl.ndarray((1, 1), nl.int32), nisa.register_alloc(1)
+        nisa.register_move(register, 2)
+        nisa.register_store(flag, register)
+        nisa.register_load(register, flag)
+        nisa.scalar_store(flag, nisa.scalar_load(flag) * 2 + 1)
+
+    events = profile(nki.jit(body), parameters=ModelParameters(register_us=register_us)).instructions
+    assert [event.name.partition("_")[0] for event in events] == ["register"] * 3 + ["scalar"] * 2
+    assert [event.end_us - event.start_us for event in events] == pytest.approx([register_us] * 5)
+    assert events[-1].end_us == pytest.approx(5 * register_us)

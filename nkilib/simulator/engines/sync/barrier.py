@@ -8,7 +8,7 @@ from ...isa.operand import HBM_SHARED, SBUF, Operand
 from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import MOVABLE
+from ...terms.dtypes import COPYABLE
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import BarrierError, NkiValidationError
 from ...terms.regions import MemoryRegion
@@ -17,7 +17,7 @@ _CORES = (0, 1)
 
 
 @instruction(
-    operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=MOVABLE, is_accessed=False),),
+    operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=COPYABLE, is_accessed=False),),
     on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
     since=nc_version.gen3,
     is_lane_bound=False,

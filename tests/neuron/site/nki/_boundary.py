@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from nkilib.simulator.api import collectives, compiler, isa, language
+from nkilib.simulator.tensors.indexing import DynamicSlice
 
 _FUNCTIONS: dict[Any, Any] = {}
 _ENUMERATIONS: dict[type, type[Enum]] = {}
@@ -92,6 +93,8 @@ def to_kernel(value: Any) -> Any:
         return _CLASSES[type(value)]._hold(value)
     if type(value) in _ENUMERATIONS:
         return _ENUMERATIONS[type(value)][value.name]
+    if isinstance(value, DynamicSlice):
+        return Opaque._hold(value)
     if isinstance(value, (tuple, list)):
         return type(value)(map(to_kernel, value))
     if isinstance(value, str):

@@ -46,16 +46,21 @@ class VirtualRegister(_RunTimeValue):
 
 
 class NkiScalar(_RunTimeValue):
-    """The value of a compiled loop. The simulator's is a register; it cannot compute with it."""
+    """An integer of the device, which the device computes with."""
 
     __slots__ = ()
-
-    def _compute(self, *_: Any) -> NoReturn:
-        raise NotImplementedError("the simulator does not compute with an nki.isa.NkiScalar yet")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pos__ = _compute
-    __eq__ = __ne__ = _RunTimeValue._refuse  # type: ignore[assignment]
     __hash__ = object.__hash__
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    def compute(self: Held, *others: Any) -> Any:
+        return to_kernel(getattr(_held(self), name)(*map(to_simulator, others)))
+
+    return compute
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "neg", "pos", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(NkiScalar, f"__{_name}__", _traced(f"__{_name}__"))
 
 
 class NkiInstruction(Held):
@@ -93,6 +98,8 @@ class NkiTileGrid(NkiGrid):
 
 class NkiBlockGrid(NkiGrid):
     __slots__ = ()
+
+
 class ReplicaGroup(collectives.ReplicaGroup):
     """The simulator's; the operator of a partition comes from this side."""
 
@@ -145,6 +152,7 @@ _fill(SpecializationConfig, "nki.compiler")
 for _grid in (NkiGrid, NkiTileGrid, NkiBlockGrid):
     _fill(_grid, "nki.language")
 pair_class(language.NkiTensor, NkiTensor)
+pair_class(isa.NkiScalar, NkiScalar)
 pair_class(isa.VirtualRegister, VirtualRegister)
 pair_class(isa.NkiInstruction, NkiInstruction)
 pair_class(language.NkiTileGrid, NkiTileGrid)
