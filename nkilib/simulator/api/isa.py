@@ -26,6 +26,7 @@ from ..engines.scalar.activation import activation, activation_reduce
 from ..engines.sync.barrier import core_barrier
 from ..engines.sync.registers import register_load, register_move, register_store
 from ..engines.sync.sendrecv import sendrecv
+from ..engines.sync.sendrecv_compute import sendrecv_compute
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
 from ..engines.vector.accumulating import (
@@ -127,6 +128,7 @@ __all__ = [
     "scalar_tensor_tensor",
     "select_reduce",
     "sendrecv",
+    "sendrecv_compute",
     "sequence_bounds",
     "set_rng_seed",
     "tensor_copy",

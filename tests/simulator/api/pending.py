@@ -33,9 +33,6 @@ PENDING: Final[frozenset[str]] = frozenset({
     "nki.compiler.SpecializationConfig",
     "nki.jit",
 
-    # instructions
-    "nki.isa.sendrecv_compute",
-
     # collectives
     "nki.collectives.all_gather_v_prepare",
     "nki.collectives.all_gather_v_trigger",

@@ -152,4 +152,5 @@ def test_every_instruction_has_a_cost_or_needs_none() -> None:
         "dma_transpose",
         "dma_compute",
         "sendrecv",
+        "sendrecv_compute",
     }
