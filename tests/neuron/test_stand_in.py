@@ -97,16 +97,6 @@ def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("call", "names"),
-    [],
-)
-def test_what_is_documented_and_not_simulated_says_so(call: str, names: str) -> None:
-    done = machine.run("-c", f"import nki, nki.isa as nisa, nki.language as nl\n{call}")
-    error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith("NotImplementedError: ") and names in error
-
-
 GRIDS_AND_CONFIGURATIONS = """
 import numpy as np
 import nki, nki.isa as nisa, nki.language as nl

@@ -1,4 +1,4 @@
-"""Stands for the module ``nki.isa``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+"""Stands for the module ``nki.isa``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..engines.sync.barrier import core_barrier
 from ..engines.sync.registers import register_load, register_move, register_store
 from ..engines.sync.scalars import scalar_load, scalar_store
 from ..engines.sync.sendrecv import sendrecv
+from ..engines.sync.sendrecv_compute import sendrecv_compute
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
 from ..engines.vector.accumulating import (
@@ -132,6 +133,7 @@ __all__ = [
     "scalar_tensor_tensor",
     "select_reduce",
     "sendrecv",
+    "sendrecv_compute",
     "sequence_bounds",
     "set_rng_seed",
     "tensor_copy",

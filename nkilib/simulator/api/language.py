@@ -1,4 +1,4 @@
-"""Stands for the module ``nki.language``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+"""Stands for the module ``nki.language``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations
 
