@@ -1,4 +1,4 @@
-"""The code blocks of README and docs run as they stand, in a fresh interpreter each."""
+"""The code blocks of README and docs run as they stand, each in a process that has seen nothing of nkilib."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.neuron import machine
+from tests.warm_python import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,8 +40,8 @@ def _is_for_any_nki(source: str) -> bool:
 def test_python_block_runs(source: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(source, encoding="utf-8")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_script(script)
+    assert done.returncode == 0, done.error
 
 
 @pytest.mark.parametrize("source", [block for block in blocks("python") if _is_for_any_nki(block.values[0])])

@@ -21,10 +21,13 @@ VARIABLES = (
 )
 
 
+QUICK_TORCH = CHECKOUT / "tests" / "cli" / "site"
+
+
 def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
     """Exit code, and what the report says by what was looked at."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    path = os.pathsep.join(map(str, (*before, CHECKOUT)))
+    path = os.pathsep.join(map(str, (*before, QUICK_TORCH, CHECKOUT)))
     process = subprocess.run(
         [sys.executable, "-m", "nkilib", "doctor"],
         env=kept | {"PYTHONPATH": path} | environment,
