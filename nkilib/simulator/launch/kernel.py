@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from nkilib import lnc
+
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch, current_core_or_none
 from ..machine.lives import Lives
@@ -23,15 +25,13 @@ from ..terms.spec import DataNeeded
 from .arguments import Arguments
 from .schedule import Edge, check_names, checked_edges
 
-# A logical NeuronCore is one physical core or two.
-LOGICAL_CORE_SIZES = (1, 2)
-
 # Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
 _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_compiler_tb"})
 
 
 class Kernel:
-    """A function that runs as a kernel: ``kernel(...)`` on one core, ``kernel[2](...)`` on a logical core of two.
+    """A function that runs as a kernel: ``kernel[2](...)`` on a logical core of two, ``kernel(...)`` on one of the size
+    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one core.
 
     Inside another kernel a call is a plain function call, as the NKI compiler inlines it.
 
@@ -52,7 +52,7 @@ class Kernel:
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in LOGICAL_CORE_SIZES:
+        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in lnc.SIZES:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
@@ -118,14 +118,10 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
 
 def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     func, options = kernel.func, current_options()
-    count = kernel.cores or 1
-    if count > 1 and options.generation.version is nc_version.gen2:
-        raise NkiValidationError(
-            f"{_name_of(func)}[{count}]: {options.generation.name} has no logical NeuronCores of two; launch on one "
-            f"core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
-        )
+    count = _cores_of(kernel, options)
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
-    barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None else 1
+    # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
+    barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None and count == 1 else 1
     launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract)
     cores = [Core(number, launch) for number in range(count)]
     watchers = _watch(cores, options)
@@ -141,6 +137,26 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kernel.schedule:
         check_names(kernel.__name__, kernel.schedule, set().union(*(core.names for core in cores)))
     return arguments.results(running[0].result, options)
+
+
+def _cores_of(kernel: Kernel, options: Options) -> int:
+    """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
+
+    Raises:
+        NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
+        ValueError: if the environment has a number of cores that does not exist.
+    """
+    try:
+        count = lnc.launch_cores(_name_of(kernel.func), kernel.cores, compiler_default=None)
+    except lnc.CoresDisagreeError as error:
+        raise NkiValidationError(str(error)) from None
+    if count > 1 and options.generation.version is nc_version.gen2:
+        launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
+        raise NkiValidationError(
+            f"{_name_of(kernel.func)}{launch}: {options.generation.name} has no logical NeuronCores of two; launch on "
+            f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+        )
+    return count
 
 
 def _watch(cores: Sequence[Core], options: Options) -> list[Watcher]:
