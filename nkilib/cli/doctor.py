@@ -16,9 +16,14 @@ from nkilib import lnc
 from nkilib.installation import HOME, mixture, other_copies
 
 # Imported by the name on the left, installed under the one on the right.
-_PACKAGES = {"torch": "torch", "torch_neuronx": "torch-neuronx", "neuronxcc": "neuronx-cc"}
-# What nkilib.jax needs, and the packages that bring Neuron devices to it: versions are told without an import.
-_JAX = ("jax", "jax-neuronx", "libneuronxla")
+_PACKAGES = {
+    "torch": "torch",
+    "torch_neuronx": "torch-neuronx",
+    "jax": "jax",
+    "jax_neuronx": "jax-neuronx",
+    "libneuronxla": "libneuronxla",
+    "neuronxcc": "neuronx-cc",
+}
 _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
@@ -75,8 +80,6 @@ def examine() -> Iterator[Finding]:
     yield from _backend()
     for module, distribution in _PACKAGES.items():
         yield Finding(distribution, _importable(module, distribution))
-    for distribution in _JAX:
-        yield Finding(distribution, _installed(distribution))
     yield from _devices()
     yield _cores_of_a_launch()
     for name in _VARIABLES:
