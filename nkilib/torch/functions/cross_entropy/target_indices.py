@@ -1,20 +1,68 @@
-"""Class indices of any integer type, made what the kernels take: int32, and never in range by wrapping around."""
+"""Class indices of any integer type, made what the kernels take: int32, and never in range by wrapping around.
+
+Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation, and 2^32 + 3 would be
+class 3. So nothing here computes with 64 bits where tensors have memory: the halves of an integer are two int32.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nkilib.torch.dispatch.memory import is_traced
+
 # What the kernels are told to ignore where the caller's ignore_index cannot be handed on.
 _IGNORED: Final = -100
 _INT32: Final = torch.iinfo(torch.int32)
+_BITS: Final = 32
+
+
+class _Halves(NamedTuple):
+    """Integers as two int32 each: ``high * 2^32 + low``, where ``low`` counts as unsigned."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def fit(self) -> Tensor:
+        """Which of them ``low`` alone is, as an int32."""
+        return self.high == self.low >> (_BITS - 1)
+
+    def are(self, value: int) -> Tensor:
+        """Which of them are ``value``, of 64 bits."""
+        high, low = value >> _BITS, value & (1 << _BITS) - 1
+        return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
+
+
+def _halves(target: Tensor) -> _Halves:
+    """Of integers of 64 bits, or of unsigned ones of 32.
+
+    Memory is read as it lies, lower half first. In a graph, and on XLA, there may be no memory to read like this: there
+    64-bit arithmetic is taken, which a device of 32 bits does not survive.
+    """
+    if target.itemsize < torch.int64.itemsize:  # uint32
+        return _Halves(target.contiguous().view(torch.int32), torch.zeros_like(target, dtype=torch.int32))
+    if is_traced(target) or target.device.type == "xla":
+        wide = target.to(torch.int64)
+        return _Halves(wide.to(torch.int32), (wide >> _BITS).to(torch.int32))
+    halves = target.contiguous().view(torch.int32).reshape(*target.shape, 2)
+    return _Halves(halves[..., 0], halves[..., 1])
+
+
+def _is_narrow(target: Tensor) -> bool:
+    """Whether every value of the type is an int32."""
+    limits = torch.iinfo(target.dtype)
+    return _INT32.min <= limits.min and limits.max <= _INT32.max
 
 
 def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
-    """[N] bool, which class indices are ``ignore_index``; compared as int64, since PyTorch wraps a larger scalar."""
-    return target.to(torch.int64) == ignore_index
+    """Bool of the shape of the target, which class indices are ``ignore_index``, any integer of 64 bits."""
+    limits = torch.iinfo(target.dtype)
+    if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap the number into the type
+        return torch.zeros_like(target, dtype=torch.bool)
+    return target == ignore_index if _is_narrow(target) else _halves(target).are(ignore_index)
 
 
 def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
@@ -36,8 +84,16 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
         return (target if exact else target.float()).contiguous(), _IGNORED
     if target.dtype == torch.int32 and _INT32.min <= ignore_index <= _INT32.max:
         return target.contiguous(), ignore_index
-    in_reach = target.to(torch.int64).clamp(-1, num_classes)
-    return torch.where(is_ignored(target, ignore_index), _IGNORED, in_reach).to(torch.int32), _IGNORED
+    narrowed = _narrowed(target, num_classes).clamp(-1, num_classes)
+    return torch.where(is_ignored(target, ignore_index), _IGNORED, narrowed), _IGNORED
+
+
+def _narrowed(target: Tensor, beyond: int) -> Tensor:
+    """int32 of the same values; ``beyond`` where one is no int32."""
+    if _is_narrow(target):
+        return target.to(torch.int32)
+    halves = _halves(target)
+    return torch.where(halves.fit, halves.low, beyond)
 
 
 def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int) -> None:
