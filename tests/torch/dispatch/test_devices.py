@@ -145,5 +145,6 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         "CrossEntropyLoss",
         "CrossEntropyOutputs",
         "cross_entropy",
+        "int32_targets",
         "vocab_parallel_cross_entropy",
     ]
