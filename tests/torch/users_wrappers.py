@@ -1,7 +1,7 @@
 """Kernels wrapped as users of NKI libraries wrap them: both forms that are published, written for ours.
 
-One is an ``autograd.Function`` that launches kernels itself, for eager mode. The other makes operators of typed functions
-with ``nki_op`` and registers a derivative. The mean of the losses is what they give; targets are int32.
+One is an ``autograd.Function`` that launches kernels itself, for eager mode. The other makes operators of typed
+functions with ``nki_op`` and registers a derivative. The mean of the losses is what they give; targets are int32.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def compilations(loss_function: Callable[..., Tensor]) -> dict[str, int]:
         counter = CompileCounter()
         torch._dynamo.reset()
         compiled = torch.compile(loss_function, fullgraph=True, dynamic=False, backend=counter)
-        for step in (1.0, 2.0, 3.0):
+        for step in (1.0, 2.0):
             changed = (
                 {"normalizer": to_device(torch.tensor(step))} if what == "tensor" else {"label_smoothing": step / 4}
             )
@@ -114,7 +114,7 @@ def beyond_32_bits(loss_function: Callable[..., Tensor], forward: neuronx.Kernel
     """The targets that the kernel gets where one is 2^32 + 3, and one is 2^32 - 100."""
     target = make_targets(POSITIONS)
     target[:2] = torch.tensor([2**32 + 3, 2**32 - 100])
-    with pytest.raises(IndexError, match="out of range|out of bounds"):
+    with pytest.raises(IndexError, match=r"out of (range|bounds)"):
         loss_function(to_device(make_logits(POSITIONS, CLASSES)), to_device(target))
     given: list[int] = to_cpu(forward.keywords_of_launches[-1]["targets_hbm"]).tolist()
     return given[:2]

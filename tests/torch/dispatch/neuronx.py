@@ -1,13 +1,14 @@
 """A stand-in for the native torch_neuronx, from what its documentation says of ``nki_op``, and nothing else.
 
-What it says, of torch-neuronx 2.14 in SDK 2.33: ``nki_op`` makes an operator of PyTorch of a Python function with types,
-named in it as ``"namespace::name"``, with ``mutates_args`` for what a kernel writes over; it works in eager mode and
-within a graph; ``register_autograd`` adds its derivative. A kernel is called on tensors of the device; in a graph that
-call is one node, beside the operations around it. In eager mode a call is compiled for shapes, types and constants.
+What it says, of torch-neuronx 2.14 in SDK 2.33: ``nki_op`` makes an operator of PyTorch of a Python function with
+types, under a name as ``"namespace::name"``, with ``mutates_args`` for what a kernel writes over; it works in eager
+mode and within a graph; ``register_autograd`` adds its derivative. A kernel is called on tensors of the device; in a
+graph that call is one node, beside the operations around it. In eager mode a call is compiled for shapes, types and
+constants.
 
-PyTorch has operators of this kind for kernels of Triton, so that is what the stand-in is made of. It cannot show what the
-compiler of Neuron makes of a node, whether it keeps memory that a kernel writes over where it is, how the real ``nki_op``
-words an error, nor anything of time.
+PyTorch has operators of this kind for kernels of Triton, so that is what the stand-in is made of. It cannot show what
+the compiler of Neuron makes of a node, whether memory that a kernel writes over in a graph stays where it is, a call of
+a kernel in a graph outside of an operator, how the real ``nki_op`` words an error, nor anything of time.
 """
 
 from __future__ import annotations
