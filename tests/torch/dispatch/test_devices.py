@@ -64,7 +64,7 @@ def test_a_neuron_tensor_without_the_real_nki_says_so() -> None:
 
 def test_another_native_device_is_told_what_is_supported() -> None:
     error = run_fresh(REFUSED.format(name="other"), "simulator").error
-    assert "cpu (simulated), xla (torch-neuronx) or neuron" in error and "got other" in error
+    assert "cpu (simulated), neuron (the native device of torch-neuronx) or xla" in error and "got other" in error
 
 
 def test_cpu_tensors_without_the_simulator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
