@@ -93,6 +93,26 @@ def in_a_graph(
     }
 
 
+def overwriting_in_a_graph() -> dict[str, Any]:
+    """The operator that returns nothing, in a graph, beside the one that returns the gradient."""
+    logits, target = make_logits(POSITIONS, CLASSES), make_targets(POSITIONS).to(torch.int32)
+    maximum = logits.max(1).values
+    log_sum = (logits - maximum[:, None]).logsumexp(1)
+    given = [to_device(each) for each in (logits, target, maximum, log_sum, torch.ones(POSITIONS))]
+    ops = torch.ops.nkilib_neuron
+
+    def overwritten(logits: Tensor, *others: Tensor) -> Tensor:
+        logits = logits * 1.0
+        ops.cross_entropy_backward_(logits, *others)
+        return logits
+
+    graphs = AotEagerAndRecordGraphs()
+    found = torch.compile(overwritten, fullgraph=True, dynamic=False, backend=graphs)(*given)
+    nodes = [str(node.target) for node in graphs.fw_graphs[0].graph.nodes if node.op == "call_function"]
+    expected = to_cpu(ops.cross_entropy_backward(*given))
+    return {"equal": torch.equal(to_cpu(found), expected), "nodes": nodes}
+
+
 def compilations(loss_function: Callable[..., Tensor]) -> dict[str, int]:
     """How often a step is compiled where a tensor changes, and where a constant does."""
     leaf, target = tensors(torch.int32, ignored=None)
@@ -145,6 +165,7 @@ def main() -> None:
         report["in place"] = logged(partial(whole, inplace=True), torch.int32)
         report["in shards"] = results(shards)
         report["graph"] = in_a_graph(whole, torch.int32)
+        report["overwriting graph"] = overwriting_in_a_graph()
         report["compilations"] = compilations(cross_entropy)
         report["beyond 32 bits"] = beyond_32_bits(whole, kernels["cross_entropy_forward"])
         report["fake"] = fake_shapes()

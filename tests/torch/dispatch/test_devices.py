@@ -28,7 +28,7 @@ def run_on_pretended_neuron(lnc: str, *arguments: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize(("lnc", "cores"), [("1", 1), ("2", 2), ("", 2)])
+@pytest.mark.parametrize(("lnc", "cores"), [("1", 1), ("2", 2)])
 def test_a_native_device_gives_the_results_of_the_cpu(lnc: str, cores: int) -> None:
     inplace = lnc == "2"
     reports = run_on_pretended_neuron(lnc, *(["inplace"] if inplace else []))

@@ -75,6 +75,11 @@ def test_in_a_graph_a_kernel_is_one_node_beside_operations_of_32_bits(run: str, 
     assert set(report[run]["types"]) <= {"torch.float32", "torch.int32", "torch.bool"}
 
 
+def test_in_a_graph_the_operator_that_overwrites_copies_nothing_back(report: dict[str, Any]) -> None:
+    assert report["overwriting graph"]["equal"]
+    assert not any("copy" in name for name in report["overwriting graph"]["nodes"])
+
+
 def test_a_tensor_may_change_and_a_constant_compiles_again(report: dict[str, Any]) -> None:
     assert report["compilations"] == {"tensor": 1, "constant": 2}
 
