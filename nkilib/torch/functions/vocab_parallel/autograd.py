@@ -55,7 +55,7 @@ def vocab_parallel_results(
     sums_distances = soft or options.label_smoothing > 0.0
     wanted = Wanted(with_distance_sum=sums_distances, with_argmax=outputs, with_entropy=outputs)
     with torch.no_grad():
-        own = torch.ops.nkilib.cross_entropy_shard_statistics(
+        own = STATISTICS.op(logits.device)(
             logits[:, : shards.held].detach(),
             target.detach(),
             own_weight,
