@@ -7,6 +7,14 @@ import nkilib._unmixed  # noqa: F401
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 
-__all__ = ["CrossEntropyLoss", "CrossEntropyOutputs", "cross_entropy", "vocab_parallel_cross_entropy"]
+__all__ = [
+    "CrossEntropyLoss",
+    "CrossEntropyOutputs",
+    "TokenScores",
+    "cross_entropy",
+    "token_scores",
+    "vocab_parallel_cross_entropy",
+]
