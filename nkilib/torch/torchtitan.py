@@ -203,10 +203,8 @@ def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dis
     """The group of a plain part of the vocabulary: the caller's, or that of the mesh of a TorchTitan that runs."""
     if group is not None or dtensor(logits) is not None:
         return group
-    titan, utilities = (sys.modules.get(f"torchtitan.distributed.{name}") for name in ("spmd_types", "utils"))
-    if titan is None or utilities is None or utilities.get_spmd_backend() != "spmd_types":
-        return None
-    if titan.spmd_mesh_size("tp") <= 1:
+    titan = sys.modules.get("torchtitan.distributed.spmd_types")
+    if titan is None or titan.spmd_mesh_size("tp") <= 1:  # 1 with another way to distribute, too
         return None
     of_mesh: dist.ProcessGroup = titan.current_spmd_mesh().get_group("tp")
     return of_mesh
