@@ -14,6 +14,7 @@ from tests.torch.trainer_ranks_run import (
     CLASSES,
     COUNT,
     DTYPES,
+    FEW,
     PROCESSES,
     SIZES,
     TOKENS,
@@ -111,6 +112,17 @@ def test_two_all_reduces_and_nothing_of_the_size_of_the_logits_is_kept(
         assert each["all_reduces"] == 2
         # The logits themselves, in their own memory; of one column they are no larger than what is kept of each token.
         assert each["saved"] == ([True] if columns > 1 else [])
+
+
+@by_ranks
+@by_dtype
+def test_a_rank_of_a_dtensor_may_have_no_classes(dtype: str, ranks: int, found_by_processes: Found) -> None:
+    found = of_group(found_by_processes, ranks, dtype, "few classes")
+    x, target = exact_logits(dtype), labels().clamp(max=FEW - 1)
+    expected = -logprobs(x[:, :FEW], target).sum() / (target != -100).sum()
+    assert_loss(found[0]["loss"], expected.detach(), MAGNITUDE)
+    assert found[-1]["gradient"].shape[1] == {2: 2, 4: 0}[ranks]
+    assert_gradient(torch.cat([each["gradient"] for each in found], 1), gradient(expected, x)[:, :FEW], 1.0)
 
 
 @by_ranks

@@ -32,6 +32,8 @@ WIDTH: Final = 6
 CLASSES: Final = 13
 # Of every rank, by the number of ranks.
 SIZES: Final = {2: [7, 6], 4: [4, 4, 4, 1]}
+# So few that the last of four ranks has none.
+FEW: Final = 5
 # Of the vocabulary of a padded output layer.
 UNPADDED: Final = 10
 COUNT: Final = 37.0
@@ -99,6 +101,10 @@ def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     found["scores"] = {"logprob": logprob.detach(), "entropy": entropy, "gradient": leaf.grad.to_local()}
     scores = token_scores(part.detach(), labels(), group, shard_sizes=SIZES[mesh.size()], entropy=False)
     found["logprob alone"] = {"logprob": scores.logprob, "entropy": scores.entropy}
+    few = distribute_tensor(logits_of(dtype)[:, :FEW], mesh, [Shard(1)]).requires_grad_()
+    loss = cross_entropy(few, labels().clamp(max=FEW - 1))
+    loss.backward()
+    found["few classes"] = {"loss": loss.detach(), "gradient": few.grad.to_local()}  # type: ignore[union-attr]
     target = labels().clamp(max=UNPADDED - 1)
     padded = [
         vocab_parallel_cross_entropy(logits, target, num_classes=UNPADDED)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Placement
 
 # For rows of which each rank holds a part: the function, by the name of the one for whole rows, above which it stands.
 OF_PARTS: Final[dict[str, Callable[..., Any]]] = {}
@@ -142,19 +141,16 @@ def _spread(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
 
 def _shards(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
     """The dimension of the tensor that is sharded, by the dimension of the mesh."""
+    from torch.distributed.tensor import Shard
+
     mesh, shards = tensor.device_mesh, {}
     for at, placement in enumerate(tensor.placements):
         if mesh.size(at) == 1 or placement.is_replicate():
             continue
-        if not placement.is_shard():
+        if type(placement) is not Shard:  # in earlier versions a strided one is a subclass
             raise _without_rule(caller, name, tensor, "Replicate() or Shard(dim)")
-        shards[at] = _dim_of(placement) % tensor.dim()
+        shards[at] = placement.dim % tensor.dim()
     return shards
-
-
-def _dim_of(placement: Placement) -> int:
-    dim: int = getattr(placement, "dim")  # noqa: B009  # of shards alone
-    return dim
 
 
 def _without_axis(shards: Mapping[int, int], axis: int) -> dict[int, int]:

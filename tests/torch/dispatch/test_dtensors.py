@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nkilib.torch import CrossEntropyLoss, cross_entropy, token_scores, vocab_parallel_cross_entropy
@@ -122,6 +123,11 @@ REFUSED: dict[str, tuple[type[Exception], Refused, str]] = {
         lambda mesh: cross_entropy(placed(X, mesh, Partial()), T),
         r"input, a DTensor, must have the placements Replicate\(\) or Shard\(dim\), got \[Partial\(sum\)\]; pass "
         r"input.redistribute\(placements=\[\.\.\.\]\)",
+    ),
+    "strided shards": (
+        NotImplementedError,
+        lambda mesh: cross_entropy(placed(X, mesh, _StridedShard(1, split_factor=2)), T),
+        r"input, a DTensor, must have the placements Replicate\(\) or Shard\(dim\), got \[_StridedShard",
     ),
     "a mean of some of the positions": (
         ValueError,
