@@ -58,7 +58,9 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
         _check_vector(rule, value, like)
     if rule.is_output:
         if storage.is_read_only:
-            several = "" if call.core.launch.seat is None else "; an array of several ranks is one, give each rank its own"
+            several = (
+                "" if call.core.launch.seat is None else "; an array of several ranks is one, give each rank its own"
+            )
             raise NkiValidationError(
                 f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
                 f"a torch tensor that does not require grad (.detach()){several}"

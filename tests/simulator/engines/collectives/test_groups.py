@@ -33,7 +33,10 @@ def test_a_group_by_an_operator(op: Any, operand: int, lists: list[list[int]]) -
     [
         (lambda: ncc.ReplicaGroup([0, 1]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [0, 1]"),
         (lambda: ncc.ReplicaGroup([]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got []"),
-        (lambda: ncc.ReplicaGroup([[0], []]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [[0], []]"),
+        (
+            lambda: ncc.ReplicaGroup([[0], []]),
+            "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [[0], []]",
+        ),
         (lambda: ncc.ReplicaGroup([[-1]]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [[-1]]"),
         (lambda: ncc.ReplicaGroup([[0, 1], [1]]), "a rank is in one list only, and once; got rank 1 again"),
         (

@@ -69,7 +69,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
     "the shape of what is gathered": (
         lambda: ncc.all_gather([t(2, 3)], [t(2, 6)], GROUP, 0),
         "all_gather",
-        "dsts[0] must have shape [4, 3], srcs[0] of 2 ranks along dimension 0; got tensor [2, 6] float32 in private_hbm",
+        "dsts[0] must have shape [4, 3], srcs[0] of 2 ranks along dimension 0; got tensor [2, 6] float32 in "
+        "private_hbm",
     ),
     "a dimension in HBM": (
         lambda: ncc.all_gather([t(2, 3)], [t(2, 6)], GROUP, 1),
@@ -110,8 +111,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
     "a dynamic address": (
         lambda: ncc.all_reduce([t(2, 2, 3).select(0, nisa.register_alloc(1))], [t(2, 3)], GROUP, nl.add),
         "all_reduce",
-        "operand 'srcs[0]': the ranks must know its address when they start, got a dynamic index in tensor [2, 3] float32 "
-        "in private_hbm; nisa.dma_copy it to a tensor of its own",
+        "operand 'srcs[0]': the ranks must know its address when they start, got a dynamic index in tensor [2, 3] "
+        "float32 in private_hbm; nisa.dma_copy it to a tensor of its own",
     ),
     "pairs with one source twice": (
         lambda: ncc.collective_permute([t(2, 3)], [t(2, 3)], [(0, 0), (0, 1)]),

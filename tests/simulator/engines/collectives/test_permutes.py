@@ -83,7 +83,7 @@ def test_collective_permute_implicit_reduce(count: int, memory: Any, cores: int)
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_whose_data_a_rank_has(count: int) -> None:
     """An all-gather made of permutes: the register says where each tensor that comes by belongs."""
-    group = ncc.ReplicaGroup([list(range(1, count)) + [0]])
+    group = ncc.ReplicaGroup([[*range(1, count), 0]])
 
     def kernel(x: Any) -> Any:
         held = [nl.ndarray((3, 4), x.dtype, nl.private_hbm) for _ in range(count)]
