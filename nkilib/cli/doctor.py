@@ -12,10 +12,18 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
+from nkilib import lnc
 from nkilib.installation import HOME, mixture, other_copies
 
 # Imported by the name on the left, installed under the one on the right.
-_PACKAGES = {"torch": "torch", "torch_neuronx": "torch-neuronx", "neuronxcc": "neuronx-cc"}
+_PACKAGES = {
+    "torch": "torch",
+    "torch_neuronx": "torch-neuronx",
+    "jax": "jax",
+    "jax_neuronx": "jax-neuronx",
+    "libneuronxla": "libneuronxla",
+    "neuronxcc": "neuronx-cc",
+}
 _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
@@ -26,7 +34,12 @@ _VARIABLES = (
     "NKI_SIMULATOR",
     "NEURON_RT_VISIBLE_CORES",
     "NEURON_RT_NUM_CORES",
-    "NEURON_LOGICAL_NC_CONFIG",
+    lnc.VARIABLE,
+    lnc.FLAGS,
+    "NKILIB_RACES",
+    "NKILIB_CAPACITY",
+    "NKILIB_UNINITIALIZED",
+    "NKILIB_IDENTICAL_WRITES",
 )
 
 
@@ -68,6 +81,7 @@ def examine() -> Iterator[Finding]:
     for module, distribution in _PACKAGES.items():
         yield Finding(distribution, _importable(module, distribution))
     yield from _devices()
+    yield _cores_of_a_launch()
     for name in _VARIABLES:
         if name in os.environ:
             yield Finding(name, repr(os.environ[name]))
@@ -112,6 +126,14 @@ def _backend() -> Iterator[Finding]:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:
             yield Finding("simulated target", options.generation.name)
+
+
+def _cores_of_a_launch() -> Finding:
+    """On how many cores kernels are launched, or why none can be."""
+    try:
+        return Finding("cores of a launch", lnc.explanation())
+    except ValueError as error:
+        return Finding("cores of a launch", f"cannot be launched: {error}", is_wrong=True)
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:

@@ -16,10 +16,12 @@ from .target.options import Options, using
 from .terms.errors import (
     BarrierError,
     CapacityError,
+    IdenticalWritesError,
     NkiValidationError,
     OutOfRangeError,
     RaceError,
     RegisterTypeError,
+    SimulatorWarning,
     UninitializedReadError,
 )
 from .terms.spec import Spec, spec
@@ -28,6 +30,7 @@ from .timing.parameters import ModelParameters
 __all__ = [
     "BarrierError",
     "CapacityError",
+    "IdenticalWritesError",
     "ModelParameters",
     "NkiValidationError",
     "Options",
@@ -39,6 +42,7 @@ __all__ = [
     "Ranks",
     "Record",
     "RegisterTypeError",
+    "SimulatorWarning",
     "Spec",
     "UninitializedReadError",
     "Work",

@@ -11,8 +11,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..machine.levels import refuse
+from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
 from ..target.options import Options
+from ..tensors.grids import NkiGrid
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
@@ -83,6 +86,7 @@ class Arguments:
         unwritable: frozenset[int] = frozenset(),
     ) -> None:
         self._kernel = getattr(func, "__name__", type(func).__name__)
+        self._place = _definition_of(func)
         self._is_shared = is_shared
         self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
         self._precise_fp = precise_fp
@@ -128,8 +132,13 @@ class Arguments:
         for converted in self._inputs.values():
             converted.write_back()
 
-    def results(self, value: Any, options: Options) -> Any:
+    def results(self, value: Any, options: Options, writes: PartialWrites | None = None) -> Any:
         """What the kernel returned, with tensors as torch tensors if any argument was one, else as numpy arrays.
+
+        Args:
+            value: what it returned on core 0.
+            options: of the launch.
+            writes: what is known of its writes, for the message about elements that it has not written.
 
         Raises:
             NkiValidationError: if the kernel returns something that is not in HBM or was never written.
@@ -137,11 +146,13 @@ class Arguments:
         as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
 
         def converted(leaf: Any, path: str) -> Any:
-            return self._tensor_result(leaf, options, as_torch) if isinstance(leaf, NkiTensor) else leaf
+            if isinstance(leaf, NkiGrid):
+                raise NkiValidationError(f"{self._kernel}: a kernel returns tensors, got {leaf}; return grid.data")
+            return self._tensor_result(leaf, options, writes, as_torch) if isinstance(leaf, NkiTensor) else leaf
 
         return map_leaves(value, "", converted)
 
-    def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
+    def _tensor_result(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None, as_torch: bool) -> Any:
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
         if tensor.buffer not in HBM:
@@ -158,19 +169,27 @@ class Arguments:
             )
         if tensor.storage.is_abstract:
             return Spec(tensor.shape, tensor.dtype)
-        self._check_written(tensor, options)
+        self._check_written(tensor, options, writes)
         array = tensor.array
         return _to_torch(array, tensor.dtype) if as_torch else array
 
-    def _check_written(self, tensor: NkiTensor, options: Options) -> None:
+    def _check_written(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None) -> None:
         missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
-        if missing and options.uninitialized == "error":
-            raise UninitializedReadError(
+        if not missing:
+            return
+        if options.uninitialized != "ignore":
+            what = (
                 f"{self._kernel}: the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never "
-                f"written"
+                f"written: {where_unwritten(writes, tensor)}"
             )
-        if missing:
-            tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
+            refuse(options.uninitialized, UninitializedReadError(what), self._place)
+        tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
+
+
+def _definition_of(func: Callable[..., Any]) -> str:
+    """``file:line`` where a kernel begins; of a callable that is no function, its name."""
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _is_torch(value: Any) -> bool:

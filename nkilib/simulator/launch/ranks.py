@@ -17,7 +17,7 @@ import numpy as np
 from ..machine.core import current_core_or_none
 from ..machine.world import Seat, World
 from ..memory.loads import may_share
-from ..target.options import current_options
+from ..target.options import current_options, preferring
 from ..terms.errors import NkiValidationError
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
@@ -115,12 +115,19 @@ class RankedKernel:
         """
         if current_core_or_none() is not None:
             raise NkiValidationError("nkilib.simulator.ranks launches kernels; it does not work inside one")
+        with preferring(self.kernel.settings.platform_target):
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         given = [self.arguments_of(rank, args, kwargs) for rank in range(self.ranks.count)]
         world = World(self.ranks.count, cores_of(self.kernel, current_options()), self.ranks.timeout)
         launches = self._prepare(given, world)
         has_ended = False
         try:
             _run_side_by_side([run for launch in launches for run in launch.running], world)
+            for rank, launch in enumerate(launches):
+                with _naming(rank):
+                    launch.check_turns()
             has_ended = True
         finally:
             for rank, launch in enumerate(launches):

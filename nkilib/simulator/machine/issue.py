@@ -109,7 +109,7 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
         tell(call)
     handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
     if name:
-        core.names.add(name)
+        core.add_name(name)
     return handle.issued_in(core.loops.scope) if core.loops.scope else handle
 
 

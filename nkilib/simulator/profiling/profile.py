@@ -13,7 +13,7 @@ from ...work import Work, stated_work
 from ..launch.kernel import Kernel
 from ..launch.ranks import RankedKernel
 from ..machine.record import recording
-from ..target.options import current_options
+from ..target.options import current_options, preferring
 from ..timing.collect import collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
@@ -211,12 +211,15 @@ def profile(
         kernel, ranks = replace(kernel, watched=0), kernel.ranks.count
     elif not isinstance(kernel, Kernel):
         raise TypeError(f"profile: kernel must come from nki.jit, got {kernel!r}")
-    assumed, generation = parameters or ModelParameters(), current_options().generation
-    with recording() as record, collecting(assumed) as collection:
-        kernel(*args, **kwargs)
+    assumed = parameters or ModelParameters()
+    single = kernel.kernel if isinstance(kernel, RankedKernel) else kernel
+    with preferring(single.settings.platform_target):
+        generation = current_options().generation
+        with recording() as record, collecting(assumed) as collection:
+            kernel(*args, **kwargs)
     if isinstance(kernel, RankedKernel):
         args, kwargs = kernel.arguments_of(0, args, kwargs)
-        kernel = kernel.kernel
+    kernel = single
     if work is None:  # asked after the kernel, which words what is wrong with its arguments
         work = _stated_work(kernel, args, kwargs)
     traces = collection.traces

@@ -35,19 +35,43 @@ class UninitializedReadError(NkiValidationError):
 
 
 class RegisterTypeError(NkiValidationError, TypeError):
-    """Python is asked to compute with a register, whose value only the device knows."""
+    """Python is asked to go by a register or a scalar, whose value only the device knows, or to compute with it."""
+
+
+class GridTypeError(NkiValidationError, TypeError):
+    """A shape or an index of a grid of tiles is of the wrong type."""
+
+
+class GridValueError(NkiValidationError, ValueError):
+    """A shape or an index of a grid of tiles cannot be."""
 
 
 class CapacityError(NkiValidationError):
-    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap."""
+    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap.
+
+    Attributes:
+        made_at: ``file:line`` of the tensor that came to life last.
+    """
+
+    def __init__(self, message: str, made_at: str = "<unknown>:0") -> None:
+        super().__init__(message)
+        self.made_at = made_at
 
 
 class RaceError(NkiValidationError):
     """Two cores access the same elements of a shared tensor, one of them writing, without a barrier in between."""
 
 
+class IdenticalWritesError(RaceError):
+    """Two cores write the same values to the same elements, with ``identical_writes="error"``."""
+
+
 class BarrierError(NkiValidationError):
     """A core or a rank waits for another one that cannot come any more, or that comes to something else."""
+
+
+class SimulatorWarning(UserWarning):
+    """What would be an error, and a setting (``NKILIB_RACES=warn`` and its like) lets pass."""
 
 
 class CoreAbortedError(BaseException):

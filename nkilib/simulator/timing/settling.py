@@ -22,6 +22,9 @@ from .transfers import queue_of
 
 _NS_PER_US = 1000.0
 
+# Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
+SEQUENCER = (Engine.sync,)
+
 # A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
 # tensor that it is read from.
 Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
@@ -105,7 +108,9 @@ class Settling:
             return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
             return plan, self.timeline.meet(engine, reads, met_ns)
-        now = self.timeline.free_ns(engine)  # registers, and a barrier of one core: they take no time here
+        if definition.engines == SEQUENCER:
+            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+        now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
         return plan, (now, now)
 
     def _untimed(
@@ -148,7 +153,10 @@ class Settling:
         if len(forms) < len(operands):
             forms.append(None)
         plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
-        work = self._plans.work(tuple([item.side for item in footprints]), rows, definition.name == "dma_transpose")
+        sides = [item.side for item in footprints]
+        if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
+            sides.append(sides[-1])
+        work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
         return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.core.host.options import Dataclass, Group, Option, options_of, taken, values_of
 from nkilib.nki import nl
-from nkilib.torch.dispatch.options import Dataclass, Group, Option, options_of, taken, values_of
 
 NAMESPACE: Final = "nkilib"
 # What kernels take as their first input; tiles have its type.
@@ -138,7 +138,7 @@ class Operator:
         name: without the namespace.
         inputs: positional; the first one chooses the device.
         outputs: a tuple, or one tensor.
-        kernel: ``kernel[cores](...)`` gets the inputs and options by name.
+        kernel: ``kernel(...)``, or ``kernel[cores](...)``, gets the inputs and options by name.
         options: dataclasses whose fields are its keywords.
         without: fields of them that are none.
         results: the names of what the kernel returns, in order; empty for those of the outputs.

@@ -1,9 +1,10 @@
 """Operators of ``torch.ops.nkilib`` from their descriptions: schema, shapes, and one implementation for each device.
 
-- CPU: the simulator, on two simulated cores; tensors go in and come out without a copy.
-- XLA (torch-neuronx) and PrivateUse1 (the native device ``neuron``): the kernel, launched on the cores of
-  ``NEURON_LOGICAL_NC_CONFIG``. Neither has run on hardware.
+- CPU: the simulator; tensors go in and come out without a copy.
+- XLA (torch-neuronx) and PrivateUse1 (the native device ``neuron``): the kernel. Neither has run on hardware.
 - Every other device: NotImplementedError.
+
+:mod:`nkilib.lnc` decides on how many cores the kernel is launched.
 """
 
 from __future__ import annotations

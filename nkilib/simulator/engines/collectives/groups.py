@@ -158,5 +158,5 @@ def rank_id(name: str | None = None) -> VirtualRegister:
     """The number of this rank among all that run, in a register; 0 in a launch by itself."""
     core = current_core("nki.collectives.rank_id")
     if name:
-        core.names.add(name)
+        core.add_name(name)
     return VirtualRegister(rank_of(core))

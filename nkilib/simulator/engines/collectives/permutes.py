@@ -229,5 +229,5 @@ def collective_permute_implicit_current_processing_rank_id(
         add_location(error, f"{what} on {core.name}" if core.name else what)
         raise
     if name:
-        core.names.add(name)
+        core.add_name(name)
     return VirtualRegister(place.members[(place.position - iteration_id) % place.size])

@@ -11,14 +11,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.core.host.keywords import numbers
+from nkilib.core.host.options import values_of
+from nkilib.core.host.reductions import check_reduction
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions, check_options
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.keywords import numbers
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
-from nkilib.torch.dispatch.options import values_of
-from nkilib.torch.dispatch.reductions import check_reduction
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)

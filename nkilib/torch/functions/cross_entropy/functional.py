@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import shows
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
 from nkilib.torch.functions.cross_entropy.checks import (

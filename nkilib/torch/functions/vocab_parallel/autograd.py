@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.autograd import refuse_graph_of_inplace
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
-from nkilib.torch.dispatch.options import values_of
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE, soft_gradients
 from nkilib.torch.functions.cross_entropy.operators import BACKWARD, STATISTICS, Wanted
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics

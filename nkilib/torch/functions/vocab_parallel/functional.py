@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import shows
+from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
-from nkilib.torch.dispatch.reductions import REDUCTIONS
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,
     check_inplace,

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.options import values_of
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 
