@@ -25,7 +25,7 @@ from ...machine.world import Term
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint32
 from ...terms.enums import Engine
-from ...terms.errors import NkiValidationError
+from ...terms.errors import NkiValidationError, kernel_location
 from ...terms.regions import HBM, MemoryRegion
 from ...terms.spec import DataNeeded
 from ..dma.modes import check_priority
@@ -102,6 +102,7 @@ class _Slot:
     def __init__(self) -> None:
         self.prepared: _Prepared | None = None
         self.handle: NkiInstruction | None = None
+        self.place = ""
         self.is_checked_at_end = False
 
 
@@ -232,10 +233,10 @@ def _keep(call: Call, prepared: _Prepared) -> None:
     slot = call.core.state(_Slot)
     if slot.prepared is not None:
         raise NkiValidationError(
-            f"{slot.prepared.what} is prepared and not triggered yet, and there is one slot; call "
+            f"{slot.prepared.what} is prepared, at {slot.place}, and not triggered yet, and there is one slot; call "
             f"nki.collectives.{slot.prepared.what}_trigger first"
         )
-    slot.prepared = prepared
+    slot.prepared, slot.place = prepared, kernel_location()
     if not slot.is_checked_at_end:
         slot.is_checked_at_end = True
         call.core.at_end.append(lambda: _check_triggered(slot))
@@ -244,7 +245,9 @@ def _keep(call: Call, prepared: _Prepared) -> None:
 def _check_triggered(slot: _Slot) -> None:
     if slot.prepared is not None:
         what = slot.prepared.what
-        raise NkiValidationError(f"{what}_prepare needs one {what}_trigger; the kernel ended without it")
+        raise NkiValidationError(
+            f"{what}_prepare at {slot.place} needs one {what}_trigger; the kernel ended without it"
+        )
 
 
 def _take(call: Call, what: str, handle: Any) -> _Prepared:
