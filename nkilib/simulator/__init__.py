@@ -21,6 +21,7 @@ from .terms.errors import (
     RegisterTypeError,
     UninitializedReadError,
 )
+from .terms.packed_arrays import packed
 from .terms.spec import Spec, spec
 from .timing.parameters import ModelParameters
 
@@ -40,6 +41,7 @@ __all__ = [
     "Work",
     "explain_index",
     "install",
+    "packed",
     "profile",
     "recording",
     "spec",
