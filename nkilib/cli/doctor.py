@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
+from nkilib import lnc
 from nkilib.installation import HOME, mixture, other_copies
 
 # Imported by the name on the left, installed under the one on the right.
@@ -28,7 +29,12 @@ _VARIABLES = (
     "NKI_SIMULATOR",
     "NEURON_RT_VISIBLE_CORES",
     "NEURON_RT_NUM_CORES",
-    "NEURON_LOGICAL_NC_CONFIG",
+    lnc.VARIABLE,
+    lnc.FLAGS,
+    "NKILIB_RACES",
+    "NKILIB_CAPACITY",
+    "NKILIB_UNINITIALIZED",
+    "NKILIB_IDENTICAL_WRITES",
 )
 
 
@@ -71,6 +77,7 @@ def examine() -> Iterator[Finding]:
         yield Finding(distribution, _importable(module, distribution))
     yield from _torch_operators()
     yield from _devices()
+    yield _cores_of_a_launch()
     for name in _VARIABLES:
         if name in os.environ:
             yield Finding(name, repr(os.environ[name]))
@@ -130,6 +137,14 @@ def _torch_operators() -> Iterator[Finding]:
         return
     registrar = importlib.import_module("nkilib.torch.dispatch.native").registrar
     yield Finding("operators on neuron", f"{registrar.name}, because {registrar.reason}")
+
+
+def _cores_of_a_launch() -> Finding:
+    """On how many cores kernels are launched, or why none can be."""
+    try:
+        return Finding("cores of a launch", lnc.explanation())
+    except ValueError as error:
+        return Finding("cores of a launch", f"cannot be launched: {error}", is_wrong=True)
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:

@@ -9,16 +9,19 @@ import nkilib._unmixed  # noqa: F401
 from ..work import Work, states_work
 from .install import install
 from .language.explain import explain_index
+from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
 from .target.options import Options, using
 from .terms.errors import (
     BarrierError,
     CapacityError,
+    IdenticalWritesError,
     NkiValidationError,
     OutOfRangeError,
     RaceError,
     RegisterTypeError,
+    SimulatorWarning,
     UninitializedReadError,
 )
 from .terms.spec import Spec, spec
@@ -27,20 +30,27 @@ from .timing.parameters import ModelParameters
 __all__ = [
     "BarrierError",
     "CapacityError",
+    "IdenticalWritesError",
     "ModelParameters",
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
+    "PerRank",
     "Profile",
     "RaceError",
+    "RankedKernel",
+    "Ranks",
     "Record",
     "RegisterTypeError",
+    "SimulatorWarning",
     "Spec",
     "UninitializedReadError",
     "Work",
     "explain_index",
     "install",
+    "per_rank",
     "profile",
+    "ranks",
     "recording",
     "spec",
     "states_work",

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 
 from .install import install
-from .target.options import using
+from .target.limits import TARGETS
+from .target.options import CHECKS, LEVELS, using
 
 _CHOICES = {
-    "target": ("trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4"),
-    "uninitialized": ("nan", "error"),
-    "capacity": ("error", "ignore"),
-    "races": ("error", "ignore"),
+    "target": TARGETS,
+    **dict.fromkeys(CHECKS, LEVELS),
+    "uninitialized": (*LEVELS, "nan"),
 }
 
 
@@ -27,7 +27,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="An option that is left out keeps what the environment says, or its default: see docs/simulator.md.",
     )
     for name, choices in _CHOICES.items():
-        parser.add_argument(f"--{name}", choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
     parser.add_argument(
         "-m", dest="module", metavar="module", nargs=argparse.REMAINDER, help="run a module, as python -m"
     )

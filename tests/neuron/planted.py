@@ -113,6 +113,25 @@ UNDOCUMENTED: Final = (
         _LOOP,
     ),
     Case(
+        "operator of a scalar",
+        "nl.fori_loop(0, 2, lambda i: i // 2)",
+        ("TypeError", "unsupported operand type(s) for //"),
+        "def body(i):\n    nisa.dma_copy(dst=tile, src=rows[nl.ds(i * 2 - 2 * i, 4)])\nnl.fori_loop(0, 2, body)",
+    ),
+    Case(
+        "use of a comparison of scalars",
+        "def body(i):\n    nl.fori_loop(0, i < 2, body)\nnl.fori_loop(0, 2, body)",
+        ("RegisterTypeError", "is the result of a comparison of scalars"),
+        "nl.fori_loop(0, 2, lambda i: nl.fori_loop(0, i * i, lambda j: None))",
+    ),
+    Case(
+        "number for a scalar",
+        "word = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)\nnisa.scalar_store(word, 3)",
+        ("NkiValidationError", "operand 'value' must be an NkiScalar, got 3"),
+        "word = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)\nnisa.register_store(word, register)\n"
+        "nisa.scalar_store(word, nisa.scalar_load(word) + 3)",
+    ),
+    Case(
         "the simulator",
         "from nkilib.simulator.api import language",
         ("ImportError", "kernel_of_a_case imports nkilib.simulator.api"),

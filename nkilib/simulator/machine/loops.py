@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from ..terms.errors import NkiValidationError
+from ..terms.errors import NkiValidationError, kernel_location
 
 _NUMBERS = itertools.count()
+
+
+@dataclass
+class Turns:
+    """One run of a dynamic loop.
+
+    Attributes:
+        what: ``nl.fori_loop`` or ``nl.while_loop``.
+        place: ``file:line`` of the kernel.
+        count: how many iterations there have been.
+    """
+
+    what: str
+    place: str
+    count: int = 0
 
 
 class Loops:
@@ -17,12 +33,14 @@ class Loops:
     A bare ``while reg:`` is not seen: to the simulator it is a loop of Python.
 
     Attributes:
+        turns: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
         scope: one number for each dynamic loop around the current instruction, outermost first. Every iteration has a
             new number: the device runs one copy of the body, so that no instruction of it can name one of an earlier
             iteration.
     """
 
     def __init__(self) -> None:
+        self.turns: list[Turns] = []
         self.scope: tuple[int, ...] = ()
         self._no_reorder_regions = 0
 
@@ -36,6 +54,12 @@ class Loops:
             raise NkiValidationError(
                 f"{what}: a dynamic loop cannot be inside nl.no_reorder(); put that into the loop's body"
             )
+
+    def started(self, what: str) -> Turns:
+        """The loop ``what`` begins."""
+        turns = Turns(what, kernel_location())
+        self.turns.append(turns)
+        return turns
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
@@ -55,3 +79,27 @@ class Loops:
             yield
         finally:
             self._no_reorder_regions -= 1
+
+
+def check_equal_turns(cores: Sequence[Loops]) -> None:
+    """Refuse loops that two cores have run unequally often: each core runs the same compiled loop.
+
+    A loop on a line that only one of them came to is not looked at.
+
+    Raises:
+        NkiValidationError: naming the loop and how often each core ran it.
+    """
+    by_place: list[dict[str, list[Turns]]] = []
+    for loops in cores:
+        places: dict[str, list[Turns]] = {}
+        for turns in loops.turns:
+            places.setdefault(turns.place, []).append(turns)
+        by_place.append(places)
+    first, second = by_place
+    for place in first:
+        for own, other in zip(first[place], second.get(place, ()), strict=False):
+            if own.count != other.count:
+                raise NkiValidationError(
+                    f"{place}: {own.what}: on two cores a dynamic loop must run equally often on both, got "
+                    f"{own.count} iterations on core 0 and {other.count} on core 1; pad the shorter one"
+                )

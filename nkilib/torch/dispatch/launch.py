@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nkilib.lnc import library_launch
 from nkilib.torch.dispatch.devices import Place
 from nkilib.torch.dispatch.memory import address
 from nkilib.torch.dispatch.operator import Call, Operator, Output
@@ -67,13 +68,14 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
 
 
 def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) -> list[Tensor]:
-    """What the operator returns, from a launch of the kernel."""
+    """What the operator returns, from a launch of the kernel on the cores that the environment gives."""
+    launch = library_launch(operator.qualified(overwrites), operator.kernel)
     results = operator.results or [each.name for each in operator.outputs]
     keywords = _kernel_keywords(operator, call, results)
     if operator.may_overwrite:
         keywords["inplace"] = overwrites
     returned = [name for name in results if name not in operator.on_request or keywords.get(f"with_{name}", False)]
-    found = dict(zip(returned, as_tuple(operator.kernel[place.cores()](**keywords)), strict=True))
+    found = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
     if overwrites:
         _write_over(keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name], place)
     return [_result(each, call, found) for each in operator.returned(overwrites)]

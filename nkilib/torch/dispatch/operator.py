@@ -139,7 +139,7 @@ class Operator:
         name: without the namespace.
         inputs: positional; the first one chooses the device.
         outputs: a tuple, or one tensor.
-        kernel: ``kernel[cores](...)`` gets the inputs and options by name.
+        kernel: ``kernel(...)``, or ``kernel[cores](...)``, gets the inputs and options by name.
         options: dataclasses whose fields are its keywords.
         without: fields of them that are none.
         results: the names of what the kernel returns, in order; empty for those of the outputs.
