@@ -131,14 +131,6 @@ def _backend() -> Iterator[Finding]:
             yield Finding("simulated target", options.generation.name)
 
 
-def _cores_of_a_launch() -> Finding:
-    """On how many cores kernels are launched, or why none can be."""
-    try:
-        return Finding("cores of a launch", lnc.explanation())
-    except ValueError as error:
-        return Finding("cores of a launch", f"cannot be launched: {error}", is_wrong=True)
-
-
 def _torch_operators() -> Iterator[Finding]:
     """What registered the operators for the native device, where there is a torch-neuronx, or somebody has chosen."""
     if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
@@ -152,6 +144,14 @@ def _torch_operators() -> Iterator[Finding]:
         return
     registrar = importlib.import_module("nkilib.torch.dispatch.native").registrar
     yield Finding("operators on neuron", f"{registrar.name}, because {registrar.reason}")
+
+
+def _cores_of_a_launch() -> Finding:
+    """On how many cores kernels are launched, or why none can be."""
+    try:
+        return Finding("cores of a launch", lnc.explanation())
+    except ValueError as error:
+        return Finding("cores of a launch", f"cannot be launched: {error}", is_wrong=True)
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:

@@ -3,16 +3,15 @@
 ``torch.ops.nkilib.<name>``, of ``torch.library``, has a schema, shapes, and one implementation for each device:
 
 - CPU: the simulator; tensors go in and come out without a copy.
-- PrivateUse1 (the native device ``neuron``) and XLA (the older torch-neuronx): the kernel. Neither has run on
-  hardware.
+- PrivateUse1 (the native device ``neuron``) and XLA (the older torch-neuronx): the kernel. Neither has run on hardware.
 - Every other device: NotImplementedError.
-
-:mod:`nkilib.lnc` decides on how many cores the kernel is launched.
 
 ``torch.ops.nkilib_neuron.<name>``, of torch-neuronx's ``nki_op``, is for the native device alone, and is what public
 functions call there (:mod:`.native`). It is a typed function whose body launches the kernel. The framework runs the
 body on fake tensors for the shapes, and traces it into a graph, where the kernel is a node: nothing in it may look at a
 value or at an address.
+
+:mod:`nkilib.lnc` decides on how many cores the kernel is launched.
 """
 
 from __future__ import annotations

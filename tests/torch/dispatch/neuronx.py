@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from nkilib.lnc import of_kernel
 from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
 
 _NAMESPACE = "stand_in_neuronx"
@@ -85,6 +86,9 @@ class Kernel:
 
     def __getitem__(self, cores: int) -> Callable[..., Any]:
         return lambda *args, **keywords: self._call(cores, args, keywords)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._call(of_kernel(None).cores, args, keywords)
 
     def _call(self, cores: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         names = list(inspect.signature(self.kernel).parameters)
