@@ -50,7 +50,7 @@ from ..language.registers import register_alloc
 from ..tensors.registers import VirtualRegister
 from ..terms.enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
 from ..terms.errors import NkiValidationError
-from .aliases import alias
+from .aliases import alias, offer
 
 # Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor
@@ -129,6 +129,8 @@ __all__ = [
     "unknown_engine",
     "vector_engine",
 ]
+
+offer("nki.isa", __all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -19,6 +19,7 @@ from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
 from ..terms.regions import HBM, MemoryRegion
+from ..terms.signatures import call_error
 from ..terms.spec import Spec
 from .containers import map_leaves
 
@@ -84,10 +85,11 @@ class Arguments:
         self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
         self._precise_fp = precise_fp
         self._inputs: dict[int, _Input] = {}
-        try:
-            bound = inspect.signature(func).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._kernel}: {error}") from None
+        signature = inspect.signature(func)
+        error = call_error(self._kernel, signature, args, kwargs)
+        if error is not None:
+            raise error
+        bound = signature.bind(*args, **kwargs)
         leaves: list[Any] = []
         map_leaves(bound.arguments, "", lambda leaf, path: leaves.append(leaf))
         self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves)
