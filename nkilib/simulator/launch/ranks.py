@@ -212,7 +212,16 @@ def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:
         _join(threads)
         raise
     _join(threads)
+    for run in running:
+        if isinstance(run.error, Exception) and not isinstance(run.error, NkiValidationError):
+            _add_note(run.error, f"on {run.core.name}")
     raise_first_error(running)
+
+
+def _add_note(error: Exception, note: str) -> None:
+    """Say where an exception of Python's was raised, in its traceback; from Python 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
