@@ -382,7 +382,7 @@ def _operation(
     place = prepared.place
     terms = (shown(place.lists), Term("the type of the tensors", str(prepared.src.dtype)))
     besides = (prepared.metadata_tensor,) if prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm else ()
-    return Operation(prepared.what, place.members, (prepared.src, prepared.dst), terms, bring, store, besides, said)
+    return Operation(prepared.what, place.members, (prepared.src,), (prepared.dst,), terms, bring, store, besides, said)
 
 
 def _piece(core: Core, src: NkiTensor, count: int, start: int) -> npt.NDArray[Any]:
