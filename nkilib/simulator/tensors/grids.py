@@ -121,7 +121,13 @@ class NkiGrid:
                 f"(is_data_representable is False); index it down to neighbouring {self._cell}s"
                 + (", of one row where some are cut off" if self.buffer in ON_CHIP else "")
             )
-        return self._tensor if layout == self._tensor.layout else self._tensor.with_layout(layout)
+        if layout == self._tensor.layout and layout.shape == self.element_shape:
+            return self._tensor
+        data = self._tensor.with_layout(layout)
+        if layout.shape != self.element_shape:
+            slabs = [len(axis.tiles) for axis in self._axes if not axis.is_tiled]
+            data.mark_rows_of_tiles(prod(slabs) * len(self._tiled[0].tiles))
+        return data
 
     def __getitem__(self, key: Any) -> Self:
         """The tiles or blocks at integers and slices, as a grid of the same kind.
