@@ -85,6 +85,11 @@ def test_a_list_of_what_each_rank_returns(count: int, cores: int) -> None:
     assert np.array_equal([result for result, _ in results], x + 1)
 
 
+def test_cores_of_a_rank_as_the_environment_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    assert ranks(3)(lambda: nl.num_programs(0))() == [2, 2, 2]
+
+
 def test_keywords_defaults_and_plain_functions() -> None:
     x = integers(0, 2, 2, 3)
     results = ranks(2)(add_one)(y=per_rank("ab"), x=per_rank(x))
@@ -114,6 +119,16 @@ def test_an_array_of_several_ranks_can_only_be_read(shares: str) -> None:
     assert not x.any() and x.flags.writeable
     results = ranks(2)(add_one)(given)
     assert all((result == 1).all() for result, _ in results)
+
+
+def test_a_part_of_an_array_that_others_have_can_only_be_read() -> None:
+    whole = np.zeros((4, 2), np.float32)
+    apart = np.zeros((2, 2), np.float32)
+    results = ranks(3)(add_one)(per_rank([whole[1:3], apart, whole]))
+    assert all((result == 1).all() for result, _ in results)
+    assert " is a read-only input " in refused(
+        NkiValidationError, lambda: ranks(3)(fill)(per_rank([whole[1:3], apart, whole]), 3.0)
+    )
 
 
 def test_parts_that_do_not_overlap_can_be_written() -> None:
