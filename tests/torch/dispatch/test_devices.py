@@ -144,6 +144,8 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
     assert nkilib.torch.__all__ == [
         "CrossEntropyLoss",
         "CrossEntropyOutputs",
+        "TokenScores",
         "cross_entropy",
+        "token_scores",
         "vocab_parallel_cross_entropy",
     ]
