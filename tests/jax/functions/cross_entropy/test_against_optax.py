@@ -104,6 +104,14 @@ def test_with_64_bits_switched_on() -> None:
     assert gradient.dtype == jnp.bfloat16
 
 
+def test_a_step_takes_next_to_no_memory() -> None:
+    """Beside logits and gradient, as XLA plans it; nothing runs. A copy of the logits in float32 is twice as large."""
+    x, target = jax.ShapeDtypeStruct((256, 8192), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.int32)
+    planned = jax.jit(jax.value_and_grad(cross_entropy)).lower(x, target).compile().memory_analysis()
+    assert planned.output_size_in_bytes >= 2 * x.size
+    assert planned.temp_size_in_bytes <= 2 * x.size / 100
+
+
 def test_no_positions() -> None:
     x, target = jnp.zeros((0, CLASSES)), jnp.zeros((0,), jnp.int32)
     assert cross_entropy(x, target, reduction="none").shape == (0,)
