@@ -22,7 +22,9 @@ from ..target.options import current_options, preferring
 from ..terms.errors import NkiValidationError
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
-from .kernel import CoreRun, Kernel, PreparedLaunch, cores_of, raise_first_error, simulate
+from .kernel import Kernel, simulate
+from .prepared import PreparedLaunch, cores_of
+from .running import CoreRun, raise_first_error
 
 # How long a launch that has failed waits for threads that compute and do not ask whether they should go on.
 _GRACE_S = 5.0
@@ -241,16 +243,7 @@ def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:
         _join(threads)
         raise
     _join(threads)
-    for run in running:
-        if isinstance(run.error, Exception) and not isinstance(run.error, NkiValidationError):
-            _add_note(run.error, f"on {run.core.name}")
     raise_first_error(running)
-
-
-def _add_note(error: Exception, note: str) -> None:
-    """Say where an exception of Python's was raised, in its traceback; from Python 3.11 on."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:

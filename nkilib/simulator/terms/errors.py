@@ -124,14 +124,14 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
 
 
-def add_core(error: Exception, core: int) -> None:
+def add_core(error: Exception, core: str) -> None:
     """Put behind the message of an exception that is not the simulator's on which core, and where, it was raised.
 
-    For the core whose thread is not the caller's: both run the same lines. An exception that makes its message of
+    For cores whose thread is not the caller's: all run the same lines. An exception that makes its message of
     something else than one string, as KeyError does, gets a note instead, from Python 3.11 on.
     """
     place = _last_line(error)
-    where = f"on core {core}, {place}" if place else f"on core {core}"
+    where = f"on {core}, {place}" if place else f"on {core}"
     before = error.args
     message = before[0] if len(before) == 1 else ""
     if len(before) < 2 and isinstance(message, str) and str(error) == message:
