@@ -16,6 +16,7 @@ _CHOICES = {
     "uninitialized": ("nan", "error"),
     "capacity": ("error", "ignore"),
     "races": ("error", "ignore"),
+    "frontend": ("tracer", "custom"),
 }
 
 

@@ -19,11 +19,13 @@ class Turns:
     Attributes:
         what: ``nl.fori_loop`` or ``nl.while_loop``.
         place: ``file:line`` of the kernel.
+        depth: how many dynamic loops are around it.
         count: how many iterations there have been.
     """
 
     what: str
     place: str
+    depth: int
     count: int = 0
 
 
@@ -57,7 +59,7 @@ class Loops:
 
     def started(self, what: str) -> Turns:
         """The loop ``what`` begins."""
-        turns = Turns(what, kernel_location())
+        turns = Turns(what, kernel_location(), len(self.scope))
         self.turns.append(turns)
         return turns
 
@@ -84,22 +86,28 @@ class Loops:
 def check_equal_turns(cores: Sequence[Loops]) -> None:
     """Refuse loops that two cores have run unequally often: each core runs the same compiled loop.
 
-    A loop on a line that only one of them came to is not looked at.
+    Loops go together by their line and their order there; a line to which the cores came unequally often, or only one
+    of them, is not looked at: they run unlike code.
 
     Raises:
         NkiValidationError: naming the loop and how often each core ran it.
     """
-    by_place: list[dict[str, list[Turns]]] = []
-    for loops in cores:
-        places: dict[str, list[Turns]] = {}
-        for turns in loops.turns:
-            places.setdefault(turns.place, []).append(turns)
-        by_place.append(places)
-    first, second = by_place
-    for place in first:
-        for own, other in zip(first[place], second.get(place, ()), strict=False):
+    first, second = (_by_place(loops.turns) for loops in cores)
+    for place, runs in first.items():
+        others = second.get(place, [])
+        if len(runs) != len(others):
+            continue
+        for own, other in zip(runs, others, strict=True):
             if own.count != other.count:
                 raise NkiValidationError(
-                    f"{place}: {own.what}: on two cores a dynamic loop must run equally often on both, got "
+                    f"{own.place}: {own.what}: on two cores a dynamic loop must run equally often on both, got "
                     f"{own.count} iterations on core 0 and {other.count} on core 1; pad the shorter one"
                 )
+
+
+def _by_place(turns: Sequence[Turns]) -> dict[tuple[str, int], list[Turns]]:
+    """Runs of loops by their line and depth, in the order in which they began."""
+    places: dict[tuple[str, int], list[Turns]] = {}
+    for run in turns:
+        places.setdefault((run.place, run.depth), []).append(run)
+    return places
