@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count, zip_longest
 
 from ..terms.errors import NkiValidationError, kernel_location
 
-_NUMBERS = itertools.count()
+_NUMBERS = count()
 
 
 @dataclass
@@ -21,12 +21,31 @@ class Turns:
         place: ``file:line`` of the kernel.
         depth: how many dynamic loops are around it.
         count: how many iterations there have been.
+        body: what the first iteration ran, instructions and inner loops; None before its end.
     """
 
     what: str
     place: str
     depth: int
     count: int = 0
+    body: list[str] | None = None
+
+    def ended_iteration(self, ran: list[str], *, is_compared: bool) -> None:
+        """One more iteration has run these instructions and inner loops.
+
+        Raises:
+            NkiValidationError: if they are others than those of the first one.
+        """
+        self.count += 1
+        if self.body is None:
+            self.body = ran
+        elif is_compared and ran != self.body:
+            pairs = zip_longest(ran, self.body, fillvalue="nothing")
+            own, first = next(pair for pair in pairs if pair[0] != pair[1])
+            raise NkiValidationError(
+                f"{self.what}: iteration {self.count} ran {own} where the first one ran {first}: the device runs one "
+                f"copy of the body, which is traced once, and Python cannot choose by iteration"
+            )
 
 
 class Loops:
@@ -35,6 +54,7 @@ class Loops:
     A bare ``while reg:`` is not seen: to the simulator it is a loop of Python.
 
     Attributes:
+        ran: instructions and inner loops of the iteration that it is in.
         turns: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
         scope: one number for each dynamic loop around the current instruction, outermost first. Every iteration has a
             new number: the device runs one copy of the body, so that no instruction of it can name one of an earlier
@@ -43,6 +63,7 @@ class Loops:
 
     def __init__(self) -> None:
         self.turns: list[Turns] = []
+        self.ran: list[str] = []
         self.scope: tuple[int, ...] = ()
         self._no_reorder_regions = 0
 
@@ -61,17 +82,18 @@ class Loops:
         """The loop ``what`` begins."""
         turns = Turns(what, kernel_location(), len(self.scope))
         self.turns.append(turns)
+        self.ran.append(what)
         return turns
 
     @contextmanager
-    def iteration(self) -> Iterator[None]:
-        """One run of a dynamic loop's body."""
-        outside = self.scope
-        self.scope = (*outside, next(_NUMBERS))
+    def iteration(self) -> Iterator[list[str]]:
+        """One run of a dynamic loop's body; at its end the list says what it ran."""
+        scope, outside = self.scope, self.ran
+        self.scope, self.ran = (*scope, next(_NUMBERS)), []
         try:
-            yield
+            yield self.ran
         finally:
-            self.scope = outside
+            self.scope, self.ran = scope, outside
 
     @contextmanager
     def no_reorder(self) -> Iterator[None]:
