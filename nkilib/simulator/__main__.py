@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from .install import install
 from .target.limits import TARGETS
-from .target.options import CHECKS, LEVELS, using
+from .target.options import CHECKS, FRONTENDS, LEVELS, using
 from .xla_stand_in import NotInStandInError, advice, install_stand_in
 
 _CHOICES = {
     "target": TARGETS,
     **dict.fromkeys(CHECKS, LEVELS),
     "uninitialized": (*LEVELS, "nan"),
+    "frontend": FRONTENDS,
 }
 
 

@@ -67,8 +67,9 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
     on the loop. With the front end of NKI 0.6 it always is a register.
 
     Raises:
-        NkiValidationError: if ``step`` is no positive integer, a bound is no int32, the body returns a value, or the
-            loop is in ``nl.no_reorder``; at the end of the kernel, if two cores ran it unequally often.
+        NkiValidationError: if ``step`` is no positive integer, a bound is no int32, the body returns a value or does
+            not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end of the
+            kernel, if two cores ran it unequally often.
         UninitializedReadError: if a bound is a register that was never set.
     """
     what = "nl.fori_loop"
@@ -78,10 +79,10 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
     counts_in_register |= not core.is_traced
     turns = core.loops.started(what)
     for value in values:
-        turns.count += 1
-        with core.loops.iteration():
+        with core.loops.iteration() as ran:
             index = VirtualRegister(value) if counts_in_register else NkiScalar.holding(value, int32)
             result = body_fun(index)
+        turns.ended_iteration(ran, is_compared=core.is_traced)
         if result is not None:
             raise NkiValidationError(
                 f"{what}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
@@ -95,8 +96,9 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     The body gets a copy of the condition: ``init`` keeps its value, whatever the body writes.
 
     Raises:
-        NkiValidationError: if ``init`` or what the body returns is no register that holds an integer, or the loop is in
-            ``nl.no_reorder``; at the end of the kernel, if two cores ran it unequally often.
+        NkiValidationError: if ``init`` or what the body returns is no register that holds an integer, the body does not
+            run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end of the kernel,
+            if two cores ran it unequally often.
         UninitializedReadError: if the condition is a register that was never set.
     """
     what = "nl.while_loop"
@@ -105,9 +107,9 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     condition = _condition(f"{what}: init", init)
     turns = core.loops.started(what)
     while condition:
-        turns.count += 1
-        with core.loops.iteration():
+        with core.loops.iteration() as ran:
             result = body_fun(VirtualRegister(condition))
+        turns.ended_iteration(ran, is_compared=core.is_traced)
         condition = _condition(f"{what}: what body_fun returns", result)
 
 

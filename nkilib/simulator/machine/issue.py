@@ -110,7 +110,11 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
     if name:
         core.add_name(name)
-    return handle.issued_in(core.loops.scope) if core.loops.scope else handle
+    loops = core.loops
+    if not loops.scope:
+        return handle
+    loops.ran.append(definition.label)
+    return handle.issued_in(loops.scope)
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:

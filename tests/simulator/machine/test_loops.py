@@ -164,3 +164,65 @@ def test_a_loop_that_one_core_alone_runs_is_not_compared() -> None:
 
 def test_the_front_end_of_0_6_does_not_compare_loops() -> None:
     run(lambda: loop_of([3, 2]), cores=2, frontend="custom")
+
+
+def chosen_by(first: Any, then: Any) -> Any:
+    """A kernel whose loop runs one body in its first iteration and another one in the second."""
+
+    def kernel() -> None:
+        bodies = [first, then]
+        nl.fori_loop(0, 2, lambda i: bodies.pop(0)(i))
+
+    return kernel
+
+
+def fill(_: Any) -> None:
+    nisa.memset(tile(1, 1), 1)
+
+
+def copy(_: Any) -> None:
+    nisa.tensor_copy(tile(1, 1), tile(1, 1))
+
+
+def nothing(_: Any) -> None:
+    """Runs no instruction."""
+
+
+def inner(_: Any) -> None:
+    nl.fori_loop(0, 3, fill)
+
+
+def inner_of(turns: Any) -> Any:
+    return lambda _: nl.fori_loop(0, turns, fill)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "ran"),
+    [
+        (copy, fill, "nothing where the first one ran nisa.tensor_copy"),
+        (nothing, fill, "nisa.memset where the first one ran nothing"),
+        (inner, fill, "nisa.memset where the first one ran nl.fori_loop"),
+    ],
+)
+def test_python_does_not_choose_by_iteration(first: Any, then: Any, ran: str) -> None:
+    """The device has one copy of the body."""
+    assert without_line(refused(NkiValidationError, lambda: run(chosen_by(first, then)))) == (
+        f"nl.fori_loop: iteration 2 ran {ran}: the device runs one copy of the body, which is traced once, and Python "
+        f"cannot choose by iteration"
+    )
+    run(chosen_by(first, first))
+    run(chosen_by(first, then), frontend="custom")
+
+
+def test_an_inner_loop_may_run_as_often_as_the_data_say() -> None:
+    run(chosen_by(inner_of(1), inner_of(4)))
+
+
+def test_functions_on_tiles_run_the_same_instructions_in_each_iteration() -> None:
+    def body(_: Any) -> None:
+        data = nl.rand((32, 32), nl.float32)
+        nl.softmax(nl.transpose(nl.matmul(data, data)), axis=1)
+        nl.add(nl.dropout(data, 0.5), nl.sum(data, axis=1, keepdims=True))
+        nl.shared_identity_matrix(32)
+
+    run(lambda: nl.fori_loop(0, 3, body))

@@ -226,6 +226,19 @@ def test_registers_and_scalars_are_stored_and_used_as_addresses() -> None:
     assert modelled(body).hbm_read_bytes == 3 * 64 * 4
 
 
+def test_a_tile_is_indexed_at_run_time() -> None:
+    """Where nothing is known of the index, the instruction is checked and costed at one of the places."""
+
+    def body(x: Any) -> None:
+        tile, index = nl.load(x), nl.ndarray((1, 1), nl.int32)
+        for at in (unknown_scalar(), unknown_register()):
+            nisa.tensor_copy(nl.ndarray((128, 16), FP32), tile[:, nl.ds(at, 16)])
+        nisa.tensor_copy(nl.ndarray((128, 1), FP32), tile.select(1, index))
+
+    found = modelled(body)
+    assert [event.cycles for event in found.instructions if event.name == "tensor_copy"] == [64.0] * 3
+
+
 def test_vector_offsets() -> None:
     def body(x: Any) -> None:
         index = nl.ndarray((128, 1), nl.int32)
