@@ -17,7 +17,14 @@ from nkilib import lnc
 from nkilib.installation import HOME, mixture, other_copies
 
 # Imported by the name on the left, installed under the one on the right.
-_PACKAGES = {"torch": "torch", "torch_neuronx": "torch-neuronx", "neuronxcc": "neuronx-cc"}
+_PACKAGES = {
+    "torch": "torch",
+    "torch_neuronx": "torch-neuronx",
+    "jax": "jax",
+    "jax_neuronx": "jax-neuronx",
+    "libneuronxla": "libneuronxla",
+    "neuronxcc": "neuronx-cc",
+}
 _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",

@@ -24,6 +24,7 @@ from .terms.errors import (
     SimulatorWarning,
     UninitializedReadError,
 )
+from .terms.packed_arrays import packed
 from .terms.spec import Spec, spec
 from .timing.parameters import ModelParameters
 
@@ -48,6 +49,7 @@ __all__ = [
     "Work",
     "explain_index",
     "install",
+    "packed",
     "per_rank",
     "profile",
     "ranks",

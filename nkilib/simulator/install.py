@@ -7,12 +7,15 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
+from .terms.packed_arrays import register_names
+
 
 def install() -> None:
     """Make ``import nki``, ``nki.isa`` and its other modules give the simulator, in this process.
 
     The modules of older releases in :mod:`nkilib.simulator.api.aliases` come with them, those in the package of the
     compiler (``neuronxcc.nki.typing``) only where that is not installed. Calling it again changes nothing.
+    Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the real NKI.
     ``python -m nkilib.simulator script.py`` does this and runs a script.
 
     Raises:
@@ -35,6 +38,7 @@ def install() -> None:
             f"simulate beside it, set NKILIB_BACKEND=simulator and say 'from nkilib.nki import nki, nisa, nl'"
         )
     sys.modules.update(modules)
+    register_names()
 
 
 def _modules() -> dict[str, ModuleType]:

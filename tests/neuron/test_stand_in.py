@@ -97,16 +97,6 @@ def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("call", "names"),
-    [],
-)
-def test_what_is_documented_and_not_simulated_says_so(call: str, names: str) -> None:
-    done = machine.run("-c", f"import nki, nki.isa as nisa, nki.language as nl\n{call}")
-    error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith("NotImplementedError: ") and names in error
-
-
 GRIDS_AND_CONFIGURATIONS = """
 import numpy as np
 import nki, nki.isa as nisa, nki.language as nl
@@ -130,8 +120,19 @@ def kernel(x):
             nisa.dma_copy(dst=block.data, src=held[2 * column : 2 * column + nl.tiles(block).shape[1]].data)
     return result
 
+@nki.jit
+def caller(x):
+    return kernel(x)
+
 x = np.arange(30, dtype=np.float32).reshape(3, 10)
 assert (kernel(x) == x).all()
+try:
+    caller(x)
+except nisa.NkiValidationError as error:
+    assert "kernel kernel asks for another CompileConfig" in str(error)
+else:
+    raise SystemExit("a kernel that disagrees was inlined")
+assert (nki.jit(lambda x: kernel(x), compile_config=config)(x) == x).all()
 """
 
 

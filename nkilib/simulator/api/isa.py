@@ -1,4 +1,4 @@
-"""Stands for the module ``nki.isa``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+"""Stands for the module ``nki.isa``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..engines.sync.barrier import core_barrier
 from ..engines.sync.registers import register_load, register_move, register_store
 from ..engines.sync.scalars import scalar_load, scalar_store
 from ..engines.sync.sendrecv import sendrecv
+from ..engines.sync.sendrecv_compute import sendrecv_compute
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
 from ..engines.vector.accumulating import (
@@ -65,7 +66,7 @@ from ..terms.enums import (
     reduce_cmd,
 )
 from ..terms.errors import NkiValidationError
-from .aliases import alias
+from .aliases import alias, offer
 
 # Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor
@@ -132,6 +133,7 @@ __all__ = [
     "scalar_tensor_tensor",
     "select_reduce",
     "sendrecv",
+    "sendrecv_compute",
     "sequence_bounds",
     "set_rng_seed",
     "tensor_copy",
@@ -148,6 +150,8 @@ __all__ = [
     "unknown_engine",
     "vector_engine",
 ]
+
+offer("nki.isa", __all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -19,7 +19,9 @@ from ..tensors.grids import NkiGrid
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
+from ..terms.packed_arrays import ARRAY_TYPES, words_of
 from ..terms.regions import HBM, MemoryRegion
+from ..terms.signatures import call_error
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
 
@@ -40,11 +42,13 @@ class _Input:
     ) -> None:
         self.original = original
         what = f"{kernel}: argument {name!r}"
-        self._array = as_numpy(original, what)
+        array = as_numpy(original, what)
+        self.dtype = _input_dtype(array, what)
+        self.array_type = array.dtype
+        self._array = words_of(array, self.dtype)
         if is_unwritable and self._array.flags.writeable:
             self._array = self._array.view()
             self._array.flags.writeable = False
-        self.dtype = _input_dtype(self._array, what)
         widened = not precise_fp and self.dtype in LOW_PRECISION
         # In native byte order: a storage is read as bytes.
         data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype.newbyteorder("="))
@@ -92,10 +96,11 @@ class Arguments:
         self._precise_fp = precise_fp
         self._unwritable = unwritable
         self._inputs: dict[int, _Input] = {}
-        try:
-            bound = inspect.signature(func).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._kernel}: {error}") from None
+        signature = inspect.signature(func)
+        error = call_error(self._kernel, signature, args, kwargs)
+        if error is not None:
+            raise error
+        bound = signature.bind(*args, **kwargs)
         self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of(bound.arguments))
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
@@ -170,8 +175,14 @@ class Arguments:
         if tensor.storage.is_abstract:
             return Spec(tensor.shape, tensor.dtype)
         self._check_written(tensor, options, writes)
-        array = tensor.array
-        return _to_torch(array, tensor.dtype) if as_torch else array
+        if as_torch:
+            return _to_torch(tensor.array, tensor.dtype)
+        return tensor.array.view(self._packed_type(tensor.dtype)) if tensor.dtype.is_packed else tensor.array
+
+    def _packed_type(self, dtype: DType) -> np.dtype[Any]:
+        """The numpy type of a result of a packed type: that of its words, unless an argument was of a packed type."""
+        types = {given.dtype: given.array_type for given in self._inputs.values() if given.dtype.is_packed}
+        return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy
 
     def _check_written(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None) -> None:
         missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,8 @@ from ..target.current import enter
 from ..target.options import Options, current_options, preferring
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency, nc_version
-from ..terms.errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
+from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
+from ..terms.signatures import call_error
 from ..terms.spec import DataNeeded
 from .arguments import Arguments
 from .schedule import Edge, check_issued, checked_edges
@@ -62,6 +64,7 @@ class Kernel:
         self.cores = cores
         self.schedule = tuple(schedule)
         self.settings = settings or Settings()
+        self._signature = inspect.signature(func)
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -79,8 +82,11 @@ class Kernel:
         if self.cores not in (None, core.launch.cores):
             raise NkiValidationError(
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
-                f"called by a kernel runs on the caller's cores"
+                f"called by a kernel is part of it and runs on the caller's cores; leave the brackets out"
             )
+        wrong_call = call_error(f"{self.__name__}, called inside a kernel", self._signature, args, kwargs)
+        if wrong_call is not None:
+            raise wrong_call
         check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
 
@@ -301,6 +307,8 @@ class CoreRun:
                 error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
             if isinstance(error, NkiValidationError):
                 add_location_of_traceback(error, f"{self.core.name}: " if self.core.name else "")
+            elif isinstance(error, Exception) and self.core.number > 0:  # core 0 is the calling thread
+                add_core(error, self.core.number)
             self.error = error
             self.core.launch.abort()
         finally:

@@ -105,6 +105,8 @@ class World:
         self.is_aborted = True
         for barrier in self._barriers:
             barrier.abort()
+        with self.waits.changed:
+            self.waits.changed.notify_all()
 
     def meet(self, comer: Comer) -> Mapping[int, Any]:
         """Wait until all members have come; what each of them brought, by rank.

@@ -43,6 +43,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
     # Of the results of the functions on tiles, and of those of nl.equal and its relatives; see the methods below.
     is_computed = False
     is_comparison = False
+    # Of the data of a grid on chip: rows of tiles that lie one beside the other in the same partitions.
+    rows_of_tiles = 1
     # What an assignment runs: an instruction, and those are made of tensors.
     _copy_tile: ClassVar[Callable[[NkiTensor, NkiTensor], object]]
 
@@ -254,6 +256,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def mark_comparison(self) -> None:
         """Remember that these are the truth values of a comparison, which examples assert."""
         self.is_comparison = True
+
+    def mark_rows_of_tiles(self, rows: int) -> None:
+        """Remember how many rows of tiles lie in these partitions, which an HBM tensor has one below the other."""
+        self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
         return OutsideTensor(self, layout, dtype, message)

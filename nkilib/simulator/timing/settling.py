@@ -153,7 +153,10 @@ class Settling:
         if len(forms) < len(operands):
             forms.append(None)
         plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
-        work = self._plans.work(tuple([item.side for item in footprints]), rows, definition.name == "dma_transpose")
+        sides = [item.side for item in footprints]
+        if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
+            sides.append(sides[-1])
+        work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
         return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.core.host.options import Dataclass, Group, Option, options_of, taken, values_of
 from nkilib.nki import nl
 from nkilib.torch.dispatch.native import NATIVE_NAMESPACE, registrar
-from nkilib.torch.dispatch.options import Dataclass, Group, Option, options_of, taken, values_of
 
 NAMESPACE: Final = "nkilib"
 # What kernels take as their first input; tiles have its type.

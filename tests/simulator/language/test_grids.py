@@ -9,7 +9,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
-from nkilib.simulator import CapacityError, NkiValidationError
+from nkilib.simulator import CapacityError, NkiValidationError, SimulatorWarning
 from nkilib.simulator.terms.errors import GridTypeError, GridValueError
 from tests.simulator.frame import counted, refused, run
 
@@ -259,6 +259,8 @@ def test_a_tensor_is_placed_in_hbm_by_its_first_byte() -> None:
     message = refused(CapacityError, lambda: run(kernel))
     assert "at bytes 63 to 95 overlaps tensor 'second' [2, 4] float32 in private_hbm at bytes 32 to 64" in message
     run(kernel, capacity="ignore")
+    with pytest.warns(SimulatorWarning, match="at bytes 63 to 95 overlaps"):
+        run(kernel, capacity="warn")
 
 
 def test_both_cores_place_a_shared_tensor_once() -> None:
@@ -276,3 +278,26 @@ def test_both_cores_place_a_shared_tensor_once() -> None:
 )
 def test_addresses_that_cannot_be(buffer: Any, address: Any, message: str) -> None:
     assert message in refused(NkiValidationError, lambda: run(lambda: nl.ndarray((2, 4), nl.int8, buffer, "", address)))
+
+
+def test_rows_of_tiles_do_not_move_in_another_order() -> None:
+    """In HBM the rows of tiles lie one below the other, on chip one beside the other."""
+
+    def kernel(x: Any, is_rearranged: bool) -> Any:
+        held = nl.alloc_tiles(tile_shape=(4, 8), element_shape=(12, 16), buffer=nl.sbuf, dtype=x.dtype)
+        source = x.rearrange((("row", "p"), "f"), ("p", "row", "f"), {"p": 4}) if is_rearranged else x
+        nisa.dma_copy(held.data.reshape((4, 3, 16)) if is_rearranged else held.data, source)
+        result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+        for row in range(3):
+            nisa.dma_copy(nl.tiles(result, tile_shape=(4, 8))[row].data, held[row].data)
+        return result
+
+    def slabs(x: Any) -> None:
+        grid = nl.alloc_tiles(tile_shape=(4, 8), element_shape=(3, 4, 16), buffer=nl.sbuf, dtype=x.dtype)
+        nisa.dma_copy(grid.data, x.reshape((3, 4, 16)))
+
+    array = counted(12, 16)
+    assert "has 3 rows of tiles" in refused(NkiValidationError, lambda: run(slabs, array))
+    message = refused(NkiValidationError, lambda: run(kernel, array, False))
+    assert "tensor [4, 48] float32 in sbuf has 3 rows of tiles one beside the other, and tensor 'x' [12, 16]" in message
+    assert np.array_equal(run(kernel, array, True), array)

@@ -155,6 +155,7 @@ def test_every_instruction_has_a_cost_or_needs_none() -> None:
         "dma_transpose",
         "dma_compute",
         "sendrecv",
+        "sendrecv_compute",
     }
 
 

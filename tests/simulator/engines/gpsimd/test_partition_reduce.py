@@ -151,7 +151,7 @@ def test_it_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
     ),
     Rule(
         "rank",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 1, 1, 1, 1, 2)),
+        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2).reshape((3, 1, 1, 1, 1, 2))),
         "nisa.tensor_partition_reduce: operand 'data': at most 4 free dimensions, got tensor [3, 1, 1, 1, 1, 2] "
         "float32 in sbuf",
         lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 1, 1, 1, 2)),
