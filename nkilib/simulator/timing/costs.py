@@ -155,6 +155,11 @@ def counted(call: CostInputs) -> float:
     return 150.0 + call.elements("dst")
 
 
+def sorted_out(call: CostInputs) -> float:
+    """``topk`` on GpSimd: 4n + K, of n elements in a snake and K results, sorted or not."""
+    return 4.0 * float(call.values["n"]) + call.elements("val_dst")
+
+
 def multiplied(call: CostInputs) -> float:
     """``nc_matmul``: max(min(64, columns of stationary), columns of moving); float32 takes four passes."""
     stationary, moving = call.values["stationary"], call.values["moving"]

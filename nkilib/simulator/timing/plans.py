@@ -15,7 +15,7 @@ from .parameters import ModelParameters
 from .transfers import Side, engine_times, queue_of
 
 # The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
-DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine"})
+DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
 # A parameter that takes a list of tensors; these are no operands.
 _LIST_OF_TENSORS = "srcs"
 

@@ -65,6 +65,7 @@ def copy(dst: Any, src: Any, **more: Any) -> Any:
         (lambda: nisa.memset(tile(BF16), 1), N),
         (lambda: nisa.iota(tile(nl.int32), [[1, N]]), 150 + N),
         (lambda: nisa.max8(tile(columns=8), tile()), N),
+        (lambda: nisa.topk(tile(BF16, columns=40), tile(nl.uint32, columns=40), tile(BF16), 1000), 4 * 1000 + 40),
         (lambda: nisa.bn_stats(tile(columns=6), tile(columns=512)), 512),
         (lambda: nisa.tensor_tensor_scan(tile(), tile(), tile(), 0.0, nl.multiply, nl.add), 2 * N),
         (lambda: nisa.nc_transpose(nl.ndarray((128, 128), BF16, nl.psum), tile(BF16, columns=128)), 128),

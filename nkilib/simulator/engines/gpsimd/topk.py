@@ -37,7 +37,7 @@ _SORTED_K_MAX = 8192
         Operand("src", regions=SBUF, dtypes=frozenset({bfloat16}), is_accessed=False),
     ),
     on=(Engine.gpsimd,),
-    cost=costs.assumed("src"),
+    cost=costs.sorted_out,
 )
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
     """The K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions in it.
