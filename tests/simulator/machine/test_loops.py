@@ -12,17 +12,19 @@ from nkilib.simulator import NkiValidationError
 from ..frame import refused, run, without_line
 from ..kernels import Rule, check_rule, rules, tile
 
+RUNTIME = nisa.dependency.runtime
+
 
 def out_of_a_loop() -> None:
     seen: list[Any] = []
     nl.fori_loop(0, 1, lambda i: seen.append(nisa.memset(tile(1, 1), 1)))
-    nisa.memset(tile(1, 1), 2).depends_on(seen[0])
+    nisa.memset(tile(1, 1), 2).depends_on(seen[0], kind=RUNTIME)
 
 
 def into_a_loop() -> None:
     """Allowed: the producer is in an enclosing scope."""
     before = nisa.memset(tile(1, 1), 1)
-    nl.fori_loop(0, 2, lambda i: nisa.memset(tile(1, 1), 2).depends_on(before) and None)
+    nl.fori_loop(0, 2, lambda i: nisa.memset(tile(1, 1), 2).depends_on(before, kind=RUNTIME) and None)
 
 
 def between_iterations() -> None:
@@ -31,7 +33,7 @@ def between_iterations() -> None:
     def body(_: Any) -> None:
         new = nisa.memset(tile(1, 1), 1)
         if seen:
-            new.depends_on(*seen)
+            new.depends_on(*seen, kind=RUNTIME)
         seen.append(new)
 
     nl.fori_loop(0, 2, body)
@@ -40,7 +42,7 @@ def between_iterations() -> None:
 def within_an_iteration() -> None:
     def body(_: Any) -> None:
         first = nisa.memset(tile(1, 1), 1)
-        nisa.memset(tile(1, 1), 1).depends_on(first)
+        nisa.memset(tile(1, 1), 1).depends_on(first, kind=RUNTIME)
 
     nl.fori_loop(0, 2, body)
 

@@ -214,7 +214,9 @@ def test_moves_between_memory_and_registers_can_be_ordered_and_are_recorded() ->
         register = nisa.register_alloc(1)
         first = nisa.register_store(tile(1, 1, dtype=INT32), register)
         second = nisa.register_move(register, 2)
-        assert second.depends_on(first) is second and repr(first) == "<nisa.register_store>"
+        assert (
+            second.depends_on(first, kind=nisa.dependency.runtime) is second and repr(first) == "<nisa.register_store>"
+        )
 
     with nkilib.simulator.recording() as record:
         execute(body)
