@@ -12,6 +12,17 @@ import nkilib.simulator
 settings.register_profile("nkilib", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("nkilib")
 
+# What somebody has set for a kernel of their own must not reach the tests.
+for _variable in (
+    "NEURON_CC_FLAGS",
+    "NEURON_LOGICAL_NC_CONFIG",
+    "NKILIB_CAPACITY",
+    "NKILIB_IDENTICAL_WRITES",
+    "NKILIB_RACES",
+    "NKILIB_UNINITIALIZED",
+):
+    os.environ.pop(_variable, None)
+
 
 @pytest.fixture(autouse=True)
 def _uninitialized_reads_are_errors() -> Iterator[None]:

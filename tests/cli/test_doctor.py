@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from nkilib.cli.doctor import _devices
+from nkilib.cli.doctor import Finding, _cores_of_a_launch, _devices
 from tests.fresh_python import CHECKOUT
 
 VARIABLES = (
@@ -21,10 +23,13 @@ VARIABLES = (
 )
 
 
+STAND_INS = CHECKOUT / "tests" / "cli" / "site"
+
+
 def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
     """Exit code, and what the report says by what was looked at."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    path = os.pathsep.join(map(str, (*before, CHECKOUT)))
+    path = os.pathsep.join(map(str, (*before, STAND_INS, CHECKOUT)))
     process = subprocess.run(
         [sys.executable, "-m", "nkilib", "doctor"],
         env=kept | {"PYTHONPATH": path} | environment,
@@ -59,7 +64,24 @@ def test_where_there_is_no_neuron_software() -> None:
     assert report["python"].startswith(f"{sys.version.split()[0]}, {sys.executable}, ")
     for name in ("numpy", "ml_dtypes"):
         assert report[name][0].isdigit()
+    for name in ("torch", "jax"):
+        assert report[name] == (metadata.version(name) if find_spec(name) else "not installed")
+    assert report["jax-neuronx"] == report["libneuronxla"] == "not installed"
     assert not set(VARIABLES) & report.keys()
+
+
+def test_the_cores_of_a_launch_and_a_disagreement_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _cores_of_a_launch() == Finding(
+        "cores of a launch",
+        "nkilib's wrappers launch on 2 (the compiler's default), kernel(...) without brackets on 1 (the default of NKI "
+        "0.7): set NEURON_LOGICAL_NC_CONFIG to have both alike",
+    )
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    found = "2, as NEURON_LOGICAL_NC_CONFIG=2 says, with brackets and without"
+    assert _cores_of_a_launch() == Finding("cores of a launch", found)
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--lnc 1")
+    finding = _cores_of_a_launch()
+    assert finding.is_wrong and "take --lnc=1 out of NEURON_CC_FLAGS" in finding.found
 
 
 def test_devices_and_cores(tmp_path: Path) -> None:

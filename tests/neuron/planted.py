@@ -93,7 +93,18 @@ UNDOCUMENTED: Final = (
         ("AttributeError", "no attribute 'write'"),
         "nisa.register_move(register, 2)",
     ),
-    Case("attribute of an instruction", "load.line", ("AttributeError", "no attribute"), "load.depends_on()"),
+    Case(
+        "attribute of an instruction",
+        "load.line",
+        ("AttributeError", "no attribute"),
+        "load.depends_on(kind=nisa.dependency.runtime)",
+    ),
+    Case(
+        "order without a kind",
+        "load.depends_on()",
+        ("DeprecationWarning", "depends_on() without kind= is deprecated"),
+        "load.depends_on(kind=nisa.dependency.schedule)",
+    ),
     Case(
         "limit of the target",
         "nl.tile_size.fmax",

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from nkilib.lnc import of_kernel
 from nkilib.torch.dispatch.register import OPERATORS
 
 
 class StandIn:
-    """What ``kernel[cores](...)`` asks of a kernel.
+    """What a launch asks of a kernel: ``kernel[cores](...)``, or ``kernel(...)`` on the cores of the environment.
 
     Attributes:
         launches: for each the cores, the keywords and what was returned.
@@ -29,6 +30,9 @@ class StandIn:
             return returned
 
         return launch
+
+    def __call__(self, **keywords: Any) -> Any:
+        return self[of_kernel(None).cores](**keywords)
 
 
 def stand_in_for(

@@ -1,13 +1,15 @@
-"""Stands for the module ``nki.language``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+"""Stands for the module ``nki.language``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ..language.constants import shared_constant, shared_identity_matrix
-from ..language.creation import empty_like, full, ndarray, ones, zeros, zeros_like
+from ..language.creation import full, ndarray, ones, zeros, zeros_like
 from ..language.elementwise import logical_not, negative
 from ..language.functions import OPERATORS
+from ..language.grids import alloc_blocks, alloc_tiles, blocks, tiles
+from ..language.like import empty_like
 from ..language.linear import matmul, transpose
 from ..language.normalization import rms_norm, softmax
 from ..language.printing import device_print
@@ -15,13 +17,14 @@ from ..language.programs import num_programs, program_id, program_ndim
 from ..language.random import dropout, rand, random_seed
 from ..language.ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
 from ..language.reductions import all_over as all
-from ..language.reductions import mean, var
 from ..language.reductions import prod_over as prod
+from ..language.reductions import var
 from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
 from ..language.shapes import broadcast_to, expand_dims, where
 from ..language.transfer import gather_flattened, load, load_transpose2d, store
 from ..language.trigonometry import cos, tan
 from ..target.tile_size import TileSize
+from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexing import DynamicSlice
 from ..tensors.scalars import DeviceInteger
 from ..tensors.tensor import NkiTensor
@@ -95,6 +98,7 @@ logical_or = OPERATORS["logical_or"]
 logical_xor = OPERATORS["logical_xor"]
 max = OPERATORS["max"]
 maximum = OPERATORS["maximum"]
+mean = OPERATORS["mean"]
 min = OPERATORS["min"]
 minimum = OPERATORS["minimum"]
 mish = OPERATORS["mish"]
@@ -128,19 +132,25 @@ __all__ = [
     "DType",
     "MemoryRegion",
     "NKIObject",
+    "NkiBlockGrid",
+    "NkiGrid",
     "NkiTensor",
+    "NkiTileGrid",
     "abs",
     "abs_max",
     "abs_min",
     "add",
     "affine_range",
     "all",
+    "alloc_blocks",
+    "alloc_tiles",
     "arctan",
     "average",
     "bfloat16",
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",
+    "blocks",
     "bool_",
     "broadcast_to",
     "bypass",
@@ -250,6 +260,7 @@ __all__ = [
     "tanh",
     "tfloat32",
     "tile_size",
+    "tiles",
     "transpose",
     "trunc",
     "uint8",

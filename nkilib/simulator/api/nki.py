@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..launch.kernel import Kernel, jit, simulate
 from ..terms.dtypes import DType
-from . import collectives, isa, language
+from . import collectives, compiler, isa, language
 from .aliases import alias
 
-__all__ = ["DType", "Kernel", "collectives", "isa", "jit", "language", "simulate"]
+__all__ = ["DType", "Kernel", "collectives", "compiler", "isa", "jit", "language", "simulate"]
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -43,6 +43,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
     # Of the results of the functions on tiles, and of those of nl.equal and its relatives; see the methods below.
     is_computed = False
     is_comparison = False
+    # Of the data of a grid on chip: rows of tiles that lie one beside the other in the same partitions.
+    rows_of_tiles = 1
     # What an assignment runs: an instruction, and those are made of tensors.
     _copy_tile: ClassVar[Callable[[NkiTensor, NkiTensor], object]]
 
@@ -53,9 +55,25 @@ class NkiTensor(AccessPatterns, PythonOperators):
         storage: Any,
         buffer: MemoryRegion | str = MemoryRegion.sbuf,
         name: str = "",
+        address: tuple[int, ...] | None = None,
     ) -> None:
+        """A dense tensor of a storage; kernels make theirs with ``nl.ndarray``.
+
+        Raises:
+            NkiValidationError: if ``address`` is given and is not where the storage lies.
+        """
+        if address is not None and tuple(address) != getattr(storage, "address", None):
+            raise NkiValidationError(
+                f"NkiTensor: a tensor lies where its storage does, at {getattr(storage, 'address', None)}, not at "
+                f"{tuple(address)}; place one with nl.ndarray(..., address=...)"
+            )
         layout = dense(tuple(int(size) for size in shape))
         self._set(layout, as_dtype(dtype), storage, as_region(buffer), name, None)
+
+    @property
+    def data(self) -> NkiTensor:
+        """The tensor itself: what :attr:`NkiGrid.data` is of a grid, so that code may take either."""
+        return self
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:
@@ -238,6 +256,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def mark_comparison(self) -> None:
         """Remember that these are the truth values of a comparison, which examples assert."""
         self.is_comparison = True
+
+    def mark_rows_of_tiles(self, rows: int) -> None:
+        """Remember how many rows of tiles lie in these partitions, which an HBM tensor has one below the other."""
+        self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
         return OutsideTensor(self, layout, dtype, message)

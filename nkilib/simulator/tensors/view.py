@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..memory.deferred import Deferred
 from ..memory.storage import Storage
-from ..terms.description import describe
+from ..terms.description import describe, first_and_last
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..terms.layout import Layout, is_dense
@@ -71,7 +71,8 @@ class Indirect:
             return np.array([self.index.value(f"the index of {self.source}")], np.int64)
         tensor = self.index
         if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
-            raise UninitializedReadError(f"index {tensor} is read before it was written")
+            where = first_and_last(tensor.storage.unwritten(tensor.layout, tensor.dtype))
+            raise UninitializedReadError(f"index {tensor} is read before it was written: {where}")
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:

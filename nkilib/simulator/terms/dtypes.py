@@ -136,6 +136,11 @@ def _foreign_name(value: Any) -> str:
     if text.startswith("torch."):
         return text.removeprefix("torch.")
     try:
-        return np.dtype(value).name
+        dtype = np.dtype(value)
     except TypeError:
         return text
+    if dtype.names is None or len(dtype.names) != 1:
+        return dtype.name
+    # Numpy's own types do not pack: see packed_arrays.py.
+    named = _BY_NAME.get(dtype.names[0])
+    return dtype.names[0] if named is not None and named.is_packed and named.itemsize == dtype.itemsize else dtype.name

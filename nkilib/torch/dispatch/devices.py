@@ -1,8 +1,7 @@
-"""Which devices the operators run on, and on how many cores of them."""
+"""Which devices the operators run on; :mod:`nkilib.lnc` says on how many cores."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -10,43 +9,17 @@ from typing import Final
 import torch
 
 from nkilib.nki import SIMULATED
-
-_VARIABLE: Final = "NEURON_LOGICAL_NC_CONFIG"
-_CORES: Final = {"1": 1, "2": 2}
-# What the Neuron compiler and runtime take on trn2 and later where the variable is unset.
-_DEFAULT_CORES: Final = 2
+from nkilib.torch.dispatch.native import NATIVE_DEVICE
 
 # `meta` stands for tensors without data: shapes and types are computed, nothing runs.
-_SUPPORTED: Final = ("cpu", "xla", "neuron", "meta")
-
-
-def simulator_cores() -> int:
-    """Cores of the simulated logical NeuronCore that works on CPU tensors."""
-    return 2
-
-
-def neuron_cores() -> int:
-    """Physical cores of a logical NeuronCore of this process, from the environment: a launch must match it.
-
-    Raises:
-        ValueError: if ``NEURON_LOGICAL_NC_CONFIG`` is neither 1 nor 2, and neither empty nor unset.
-    """
-    value = os.environ.get(_VARIABLE, "")
-    if value == "":
-        return _DEFAULT_CORES
-    if value not in _CORES:
-        raise ValueError(
-            f"nkilib.torch: {_VARIABLE} must be 1 or 2, the physical cores of a logical NeuronCore, got {value!r}; "
-            f"set it to what the Neuron runtime uses, or unset it for {_DEFAULT_CORES}"
-        )
-    return _CORES[value]
+_SUPPORTED: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
 
 
 def unsupported_device(caller: object, device: torch.device, instead: str) -> NotImplementedError:
     """The error for tensors on ``device``, to be raised; ``instead`` is what to use there."""
     return NotImplementedError(
-        f"{caller}: tensors must be on cpu (simulated), xla (torch-neuronx) or neuron (the native device of "
-        f"torch-neuronx), got {device.type}; move them with .to(), or use {instead} there"
+        f"{caller}: tensors must be on cpu (simulated), {NATIVE_DEVICE} (the native device of torch-neuronx) or xla "
+        f"(the older torch-neuronx), got {device.type}; move them with .to(), or use {instead} there"
     )
 
 
@@ -87,20 +60,34 @@ def check_neuron(caller: str, device: torch.device, instead: str) -> None:
         )
 
 
+def check_native(caller: str, device: torch.device, elsewhere: str) -> None:
+    """Refuse tensors on any but the native device; ``elsewhere`` is the namespace of the operators for the others.
+
+    Raises:
+        NotImplementedError: another device.
+    """
+    if device.type != NATIVE_DEVICE:
+        raise NotImplementedError(
+            f"{caller}: tensors must be on {NATIVE_DEVICE}, got {device.type}; call torch.ops.{elsewhere} with them"
+        )
+
+
 @dataclass(frozen=True)
 class Place:
     """A kind of device that has an implementation.
 
     Attributes:
         check: refuses one where kernels cannot be launched: who is named, the device, and what to use there.
-        cores: on how many of it a kernel is launched.
         may_look: whether values may be looked at, so that those out of range are refused.
+        declares_writes: where a graph is traced, the framework knows what memory a kernel writes over.
     """
 
     check: Callable[[str, torch.device, str], None]
-    cores: Callable[[], int]
     may_look: bool
+    declares_writes: bool = False
 
 
-CPU: Final = Place(check_simulator, simulator_cores, may_look=True)
-NEURON: Final = Place(check_neuron, neuron_cores, may_look=False)
+CPU: Final = Place(check_simulator, may_look=True)
+NEURON: Final = Place(check_neuron, may_look=False)
+# The same device, by an operator of nki_op.
+NATIVE: Final = Place(check_neuron, may_look=False, declares_writes=True)

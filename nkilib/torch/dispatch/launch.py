@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from nkilib.lnc import library_launch
 from nkilib.torch.dispatch.devices import Place
+from nkilib.torch.dispatch.memory import address
 from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
@@ -20,7 +22,7 @@ def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | N
         operator.check_values(call)
     if call.first.numel() == 0:  # a kernel needs an element
         return as_returned([each.new(call, each.fill) for each in operator.returned(overwrites)])
-    return as_returned(_launched(operator, call, place.cores(), overwrites))
+    return as_returned(_launched(operator, call, place, overwrites))
 
 
 def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
@@ -65,19 +67,35 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
         )
 
 
-def _launched(operator: Operator, call: Call, cores: int, overwrites: bool) -> list[Tensor]:
-    """What the operator returns, from a launch of the kernel."""
+def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) -> list[Tensor]:
+    """What the operator returns, from a launch of the kernel on the cores that the environment gives."""
+    launch = library_launch(operator.qualified(overwrites), operator.kernel)
     results = operator.results or [each.name for each in operator.outputs]
     keywords = _kernel_keywords(operator, call, results)
     if operator.may_overwrite:
         keywords["inplace"] = overwrites
     returned = [name for name in results if name not in operator.on_request or keywords.get(f"with_{name}", False)]
-    found = dict(zip(returned, as_tuple(operator.kernel[cores](**keywords)), strict=True))
+    found = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
     if overwrites:
-        given, result = keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name]
-        if result is not given:  # a framework without writing in place returns another tensor
-            given.copy_(result)
+        _write_over(keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name], place)
     return [_result(each, call, found) for each in operator.returned(overwrites)]
+
+
+def _write_over(given: Tensor, result: Tensor, place: Place) -> None:
+    """Give ``given`` the values of ``result``, which a kernel in place has written there already.
+
+    A framework may return another tensor of the same memory: copied, all logits would be read and written once more for
+    nothing. One without writing in place, as XLA, returns other memory.
+    """
+    if result is given:
+        return
+    own, other = address(given), address(result)
+    if own is not None and other is not None:
+        if own == other:
+            return
+    elif place.declares_writes:  # a graph is traced: the framework knows what the kernel writes
+        return
+    given.copy_(result)
 
 
 def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> dict[str, Any]:

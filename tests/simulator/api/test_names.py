@@ -1,7 +1,7 @@
 """Every public name of NKI exists, with the documented parameters, or says by name that it is missing.
 
 The documented names are data (``documented.py``): a name is held against what could be read of NKI 0.7, or, where
-nothing could, against 0.6 only. What of 0.7 is not there yet is listed in ``pending.py``.
+nothing could, against 0.6 only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from nkilib.simulator.isa.operators import Operator
 from nkilib.simulator.target.tile_size import TileSize
 from nkilib.simulator.terms.dtypes import DType
 from nkilib.simulator.terms.regions import MemoryRegion
-from tests.simulator.api.documented import DOCUMENTED, OF_0_6, read_of_0_7
-from tests.simulator.api.pending import PENDING
+from tests.simulator.api.documented import DOCUMENTED, read_of_0_7
 
 MODULES: dict[str, ModuleType] = {
     "nki": nki,
     "nki.isa": nisa,
     "nki.language": nl,
     "nki.collectives": nki.collectives,
-    "nki.compiler": getattr(nki, "compiler", ModuleType("nki.compiler")),
+    "nki.compiler": nki.compiler,
 }
 
 # Classes that a constant or attribute of the documentation is an instance of.
@@ -46,7 +45,6 @@ OTHER_PARAMETERS = {("NKIObject", "__init__"): [["self"], ["*args"], ["**kwargs"
 # All that the simulator does not do; each raises NotImplementedError with its name.
 NOT_IMPLEMENTED: dict[str, set[str]] = {
     "nki.language": {"average", "bypass", "prelu"},  # operators for instructions, without documented parameters
-    "nki.collectives": set(OF_0_6["nki.collectives"]),  # they need several devices
 }
 
 
@@ -72,11 +70,6 @@ class Name:
         """What is documented of it, or of its class."""
         return DOCUMENTED[self.module][self.name]
 
-    @property
-    def is_there(self) -> bool:
-        """Whether it is not pending, nor its class."""
-        return {str(self), f"{self.module}.{self.name}"}.isdisjoint(PENDING)
-
     def get(self) -> Any:
         """The object itself, or its class."""
         return getattr(MODULES[self.module], self.name)
@@ -94,9 +87,9 @@ def members(kind: str) -> Iterator[Name]:
         yield from (Name(owner.module, owner.name, member) for member in owner.facts[kind])
 
 
-def present(names: Iterator[Name]) -> list[Any]:
-    """Those that are there, as parameters of a test."""
-    return [pytest.param(name, id=str(name)) for name in names if name.is_there]
+def parameters(names: Iterator[Name]) -> list[Any]:
+    """Names as parameters of a test."""
+    return [pytest.param(name, id=str(name)) for name in names]
 
 
 def written_default(value: Any) -> str:
@@ -146,7 +139,7 @@ def is_implemented(module: str, name: str) -> bool:
     return missing_message(getattr(MODULES[module], name)) is None
 
 
-@pytest.mark.parametrize("name", present(documented("parameters")))
+@pytest.mark.parametrize("name", parameters(documented("parameters")))
 def test_a_function_has_the_documented_parameters_or_names_itself_as_missing(name: Name) -> None:
     function, parameters = name.get(), name.facts["parameters"]
     message = missing_message(function)
@@ -162,7 +155,7 @@ def test_a_function_has_the_documented_parameters_or_names_itself_as_missing(nam
         assert function.__name__ == name.name
 
 
-@pytest.mark.parametrize("name", present(documented("type")))
+@pytest.mark.parametrize("name", parameters(documented("type")))
 def test_a_constant_exists_and_has_its_type(name: Name) -> None:
     value, kind = name.get(), name.facts["type"]
     if name.name == "DType":
@@ -184,12 +177,12 @@ def test_an_operator_without_documented_parameters_names_itself_as_missing(name:
         assert message is not None and message.startswith(f"nki.language.{name} ")
 
 
-@pytest.mark.parametrize("name", present(documented("members")))
+@pytest.mark.parametrize("name", parameters(documented("members")))
 def test_an_enumeration_has_the_documented_members(name: Name) -> None:
     assert {member.name: member.value for member in name.get()} == name.facts["members"]
 
 
-@pytest.mark.parametrize("name", present(members("methods")))
+@pytest.mark.parametrize("name", parameters(members("methods")))
 def test_a_method_has_the_documented_parameters(name: Name) -> None:
     assert name.member is not None
     expected = OTHER_PARAMETERS.get((name.name, name.member), name.facts["methods"][name.member])
@@ -205,7 +198,7 @@ def says_removed(name: Name) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", present(documented("removed")))
+@pytest.mark.parametrize("name", parameters(documented("removed")))
 def test_what_was_removed_says_what_took_its_place(name: Name) -> None:
     assert says_removed(name)
 
@@ -215,7 +208,7 @@ def has_attribute(cls: type, attribute: str) -> bool:
     return hasattr(cls, attribute) or any(attribute in vars(base).get("__annotations__", ()) for base in cls.__mro__)
 
 
-@pytest.mark.parametrize("name", present(members("attributes")))
+@pytest.mark.parametrize("name", parameters(members("attributes")))
 def test_an_attribute_exists(name: Name) -> None:
     assert name.member is not None
     if name.name == "_TileSize":
@@ -226,28 +219,6 @@ def test_an_attribute_exists(name: Name) -> None:
         assert has_attribute(name.get(), name.member)
 
 
-def is_as_documented(name: Name) -> bool:
-    """Whether a pending name has landed."""
-    if not hasattr(MODULES[name.module], name.name):
-        return False
-    if name.member in name.facts.get("attributes", ()):
-        return has_attribute(name.get(), str(name.member))
-    if name.member is not None:
-        parameters = name.facts["methods"][name.member]
-        return parameters_of(getattr(name.get(), name.member), parameters) == parameters
-    if "removed" in name.facts:
-        return says_removed(name)
-    parameters = name.facts.get("parameters")
-    return parameters is None or parameters_of(name.get(), parameters) == parameters
-
-
-def test_what_is_pending_is_not_there_yet() -> None:
-    names = {str(name): name for kind in ("methods", "attributes") for name in members(kind)}
-    names |= {f"{module}.{name}": Name(module, name) for module, api in DOCUMENTED.items() for name in api}
-    landed = sorted(name for name in PENDING if is_as_documented(names[name]))
-    assert landed == [], "take these out of pending.py"
-
-
 def test_classes_are_the_documented_ones() -> None:
     assert issubclass(nl.NkiTensor, nl.NKIObject)
     assert issubclass(nisa.NkiInstruction, nl.NKIObject)
@@ -255,20 +226,18 @@ def test_classes_are_the_documented_ones() -> None:
     assert issubclass(nisa.VirtualRegister, nl.NKIObject)
 
 
-def test_collectives_are_all_missing_and_say_so() -> None:
-    assert nki.collectives.__name__.endswith(".collectives") and len(OF_0_6["nki.collectives"]) == 12
-    for name in NOT_IMPLEMENTED["nki.collectives"]:
-        message = f"nki.collectives.{name} is not implemented in the simulator yet"
-        assert missing_message(getattr(nki.collectives, name)) == message
+def test_the_one_collective_that_no_page_describes_says_so() -> None:
+    message = "nki.collectives.reduce_scatter_v is not implemented in the simulator yet"
+    assert missing_message(nki.collectives.reduce_scatter_v) == message
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_modules_export_the_documented_names_and_no_others(module: str) -> None:
-    own = {"nki": {"DType", "Kernel", "collectives", "isa", "language"}}.get(module, set())
+    own = {"nki": {"DType", "Kernel", "collectives", "compiler", "isa", "language"}}.get(module, set())
     private = {"_TileSize"}
     absent = {name for name in DOCUMENTED[module] if not hasattr(MODULES[module], name)}
-    assert {f"{module}.{name}" for name in absent - private} <= PENDING
-    assert set(getattr(MODULES[module], "__all__", ())) == (DOCUMENTED[module].keys() - private - absent) | own
+    assert absent <= private
+    assert set(getattr(MODULES[module], "__all__", ())) == (DOCUMENTED[module].keys() - private) | own
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -277,7 +246,7 @@ def test_nothing_else_is_missing(module: str) -> None:
     there = [name for name in functions if hasattr(MODULES[module], name) and name != "DType"]
     callables = [name for name in there if callable(getattr(MODULES[module], name))]
     missing = {name for name in callables if not is_implemented(module, name)}
-    assert missing == NOT_IMPLEMENTED.get(module, set()) - {"ReplicaGroup"}
+    assert missing == NOT_IMPLEMENTED.get(module, set())
 
 
 def missing_methods() -> set[str]:

@@ -84,7 +84,8 @@ CONTRACTS: dict[str, Contract] = {
     ),
     "memset": Contract(lambda dst: nisa.memset(dst, 0), {"dst": MOVED._replace(is_output=True)}),
     "tensor_copy_predicated": Contract(
-        lambda dst, src, predicate: nisa.tensor_copy_predicated(dst, src, predicate, reverse_pred=True),
+        # Of a result that it leaves alone nothing is read.
+        lambda dst, src, predicate: (nisa.memset(dst, 0), nisa.tensor_copy_predicated(dst, src, predicate)),
         {
             "dst": RESULT._replace(tied=("src",)),
             "src": TILE._replace(tied=("dst",)),

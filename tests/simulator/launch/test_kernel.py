@@ -93,6 +93,34 @@ def test_a_launch_on_one_core_has_a_grid_only_if_asked_for() -> None:
     assert nki.jit(where)[1](X) == (0, 1, 1)
 
 
+@pytest.mark.parametrize(("size", "seen"), [("", (0, 1, 0)), ("1", (0, 1, 0)), ("2", (0, 2, 1))])
+def test_a_launch_without_brackets_runs_on_the_cores_of_the_environment(
+    size: str, seen: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", size)
+    cores = seen[1]
+    assert nki.jit(where)(X) == seen
+    rows = [10, 10] if cores == 1 else [20, 21]
+    np.testing.assert_array_equal(nki.simulate(each_core)(X), np.outer(rows, np.ones(3)))
+    np.testing.assert_array_equal(nki.jit(each_core)[cores](X), nki.jit(each_core)(X))
+
+
+def test_a_grid_that_is_not_the_environments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    assert refused(NkiValidationError, lambda: nki.jit(each_core)[1](X)) == (
+        "each_core[1]: the grid [1] means 1 core, and NEURON_LOGICAL_NC_CONFIG=2 means 2 cores: kernel and compiler "
+        "must work with the same number (error NCC_EVRF066 otherwise); set NEURON_LOGICAL_NC_CONFIG=1, or leave the "
+        "brackets out"
+    )
+    with nkilib.simulator.using(target="trn1"):
+        assert refused(NkiValidationError, lambda: nki.jit(each_core)(X)) == (
+            "each_core with NEURON_LOGICAL_NC_CONFIG=2: trn1 has no logical NeuronCores of two; launch on one core or "
+            "set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+        )
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "3")
+    assert refused(ValueError, lambda: nki.jit(each_core)(X)).startswith("NEURON_LOGICAL_NC_CONFIG must be 1 or 2, ")
+
+
 @pytest.mark.parametrize("grid", [0, 3, -1, 2.0, True, "2", None, (2, 1), (), [2]], ids=repr)
 def test_other_grids_are_refused(grid: Any) -> None:
     expected = f"add[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
@@ -119,14 +147,12 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_keywords_of_older_releases() -> None:
-    """``mode`` is ignored with a warning, as the migration guide says of NKI; the target has its own variable."""
+    """``mode`` is ignored with a warning, as the migration guide says of NKI."""
     with pytest.warns(DeprecationWarning, match=r"nki.jit\(mode=...\) is deprecated and ignored"):
         kernel = nki.jit(add, mode="jax")
     np.testing.assert_array_equal(kernel(X), nki.jit(add)(X))
     with pytest.warns(DeprecationWarning):
         assert nki.jit(mode="trace")(add)(X) is not None
-    message = refused(TypeError, lambda: nki.jit(add, platform_target="trn1"))
-    assert message == ("nki.jit() has no keyword 'platform_target'; set NEURON_PLATFORM_TARGET_OVERRIDE instead")
     assert refused(TypeError, lambda: nki.jit(debug=True)) == "nki.jit() has no keyword 'debug'"
 
 

@@ -50,6 +50,12 @@ def copy(dst: Any, src: Any, **more: Any) -> Any:
         (lambda: nisa.tensor_tensor(tile(BF16), tile(BF16), tile(BF16), nl.add), N),
         (lambda: nisa.scalar_tensor_tensor(tile(), tile(), nl.add, 1.0, nl.add, tile()), 2 * N),
         (lambda: nisa.scalar_tensor_tensor(tile(), tile(), nl.add, 1.0, nl.add, tile(buffer=nl.psum)), N + 100),
+        (
+            lambda: nisa.scalar_tensor_tensor(
+                tile(), tile(), nl.add, 1.0, nl.add, tile(), reduce_op=nl.add, reduce_res=tile(columns=1)
+            ),
+            2 * N + 64,
+        ),
         (lambda: nisa.tensor_reduce(tile(columns=1), nl.add, tile(), 1), N),
         (lambda: nisa.tensor_scalar_reduce(tile(), tile(), nl.add, 1.0, nl.add, tile(columns=1)), N + 64),
         (lambda: nisa.activation(tile(), nl.exp, tile()), N),
@@ -87,6 +93,28 @@ def test_trn1_has_no_fast_modes() -> None:
 def test_trn3_takes_two_bf16_elements_a_cycle_on_scalar() -> None:
     assert cycles(lambda: nisa.activation(tile(BF16), nl.exp, tile(BF16)), "trn3") == N / 2
     assert cycles(lambda: nisa.activation(tile(FP32), nl.exp, tile(BF16)), "trn3") == N
+
+
+def test_an_activation_on_gpsimd_takes_its_time_there() -> None:
+    """And neither Scalar's two elements a cycle nor its tables: one on each engine run side by side."""
+    gpsimd = nisa.engine.gpsimd
+    assert cycles(lambda: nisa.activation(tile(BF16), nl.exp, tile(BF16), engine=gpsimd), "trn3") == N
+    assert cycles(lambda: nisa.activation(tile(), nl.exp, tile(), engine=gpsimd), "trn3", other_cycles=3.0) == 3 * N
+
+    def second_of(engine: Any) -> tuple[str, bool]:
+        """The engine of the second of two activations, and whether it starts before the first one has ended."""
+
+        def kernel() -> None:
+            for data, where in ((tile(), nisa.engine.scalar), (tile(), engine)):
+                nisa.activation(data, nl.exp, data, engine=where)
+
+        with using(target="trn3"):
+            found = profile(nki.jit(kernel)).instructions
+        first, second = sorted((item for item in found if item.name == "activation"), key=lambda item: item.number)
+        return second.engine, second.start_us < first.end_us
+
+    assert second_of(gpsimd) == ("gpsimd", True)
+    assert second_of(nisa.engine.scalar) == ("scalar", False)
 
 
 def test_assumptions_change_what_they_name() -> None:
@@ -127,6 +155,7 @@ def test_every_instruction_has_a_cost_or_needs_none() -> None:
         "dma_transpose",
         "dma_compute",
         "sendrecv",
+        "sendrecv_compute",
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ def run_on_pretended_neuron(lnc: str, *arguments: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize(("lnc", "cores"), [("1", 1), ("2", 2), ("", 2)])
+@pytest.mark.parametrize(("lnc", "cores"), [("1", 1), ("2", 2)])
 def test_a_native_device_gives_the_results_of_the_cpu(lnc: str, cores: int) -> None:
     inplace = lnc == "2"
     reports = run_on_pretended_neuron(lnc, *(["inplace"] if inplace else []))
@@ -64,7 +66,7 @@ def test_a_neuron_tensor_without_the_real_nki_says_so() -> None:
 
 def test_another_native_device_is_told_what_is_supported() -> None:
     error = run_fresh(REFUSED.format(name="other"), "simulator").error
-    assert "cpu (simulated), xla (torch-neuronx) or neuron" in error and "got other" in error
+    assert "cpu (simulated), neuron (the native device of torch-neuronx) or xla" in error and "got other" in error
 
 
 def test_cpu_tensors_without_the_simulator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +75,49 @@ def test_cpu_tensors_without_the_simulator_are_refused(monkeypatch: pytest.Monke
         cross_entropy(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS))
 
 
-@pytest.mark.parametrize("value", ["0", "3", "two", " "])
-def test_a_bad_number_of_cores_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, value)
-    with pytest.raises(ValueError, match=rf"{VARIABLE} must be 1 or 2, .* got '{value}'"):
-        devices.neuron_cores()
+@pytest.mark.parametrize(
+    ("environment", "launched"),
+    [
+        ({}, [2]),
+        ({VARIABLE: "1"}, None),
+        ({VARIABLE: "2"}, None),
+        ({"NEURON_CC_FLAGS": "-O1 --lnc=1"}, [1]),
+        ({VARIABLE: "2", "NEURON_CC_FLAGS": "--lnc=2"}, None),
+    ],
+)
+def test_kernels_are_launched_without_brackets_where_the_variable_is_set(
+    environment: dict[str, str], launched: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None where the launch has no brackets; else the grid is what the compiler works with."""
+    grids: list[int] = []
+
+    class Kernel:
+        def __getitem__(self, cores: int) -> Any:
+            grids.append(cores)
+            return self
+
+        def __call__(self, **keywords: Any) -> Any:
+            return _forward_results(self, 0, {"with_entropy": False, "with_argmax": False, **keywords})
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    operator = OPERATORS["cross_entropy_forward"]
+    monkeypatch.setitem(OPERATORS, operator.name, replace(operator, kernel=Kernel()))
+    launch.run(OPERATORS[operator.name], devices.CPU, False, make_logits(3, CLASSES), make_targets(3))
+    assert (grids or None) == launched
+
+
+def test_a_disagreement_of_kernel_and_compiler_is_refused_before_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "2")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--lnc=1")
+    monkeypatch.setitem(OPERATORS, "cross_entropy_forward", replace(OPERATORS["cross_entropy_forward"], kernel=None))
+    message = (
+        "nkilib::cross_entropy_forward: NEURON_LOGICAL_NC_CONFIG=2 means 2 cores, and --lnc=1 in NEURON_CC_FLAGS means "
+        "1 core: kernel and compiler must work with the same number (error NCC_EVRF066 otherwise); take --lnc=1 out of "
+        "NEURON_CC_FLAGS"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        cross_entropy(make_logits(3, CLASSES), make_targets(3))
 
 
 def _forward_results(kernel: Any, cores: int, keywords: dict[str, Any]) -> Any:
@@ -145,5 +185,6 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         "CrossEntropyLoss",
         "CrossEntropyOutputs",
         "cross_entropy",
+        "int32_targets",
         "vocab_parallel_cross_entropy",
     ]

@@ -54,6 +54,8 @@ def dma_copy(
     _check_hardware_descriptors(dst, src, dge_mode, engine)
     if dst.size != src.size:
         raise NkiValidationError(f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
+    if dst.shape != src.shape:
+        _check_order_of_tiles(dst, src)
     no_cast_of_packed(dst, src)
     _no_cast_of_int64(dst, src)
     if dst.indirect_access is None and src.indirect_access is None:
@@ -77,6 +79,17 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
             f"int64 is copied and never cast: 'dst' and 'src' must have one type, got {dst} and {src}; view it as "
             f"nl.int32, of whose pairs the first one is the low half"
         )
+
+
+def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
+    """Refuse to move several rows of tiles at once between a grid on chip and a tensor that has them in other order."""
+    for tiles, other in ((dst, src), (src, dst)):
+        if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
+            raise NkiValidationError(
+                f"{tiles} has {tiles.rows_of_tiles} rows of tiles one beside the other, and {other} one below the "
+                f"other: move one row of tiles after the other, or a view of it with the partitions first: "
+                f"rearrange((('row', 'p'), 'f'), ('p', 'row', 'f'), {{'p': {tiles.shape[0]}}})"
+            )
 
 
 def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.Engine) -> None:

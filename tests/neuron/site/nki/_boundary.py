@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from nkilib.simulator.api import isa, language
+from nkilib.simulator.api import collectives, compiler, isa, language
 from nkilib.simulator.tensors.indexing import DynamicSlice
 
 _FUNCTIONS: dict[Any, Any] = {}
@@ -79,7 +79,7 @@ def to_simulator(value: Any) -> Any:
         return {name: to_simulator(item) for name, item in value.items()}
     if isinstance(value, slice):
         return slice(*map(to_simulator, (value.start, value.stop, value.step)))
-    if value is None or value is ... or isinstance(value, (*_PLAIN, str)):
+    if value is None or value is ... or isinstance(value, (*_PLAIN, str, collectives.ReplicaGroup)):
         return value
     try:
         return _FUNCTIONS[value]
@@ -104,5 +104,10 @@ def to_kernel(value: Any) -> Any:
     return Opaque._hold(value)
 
 
-SIMULATED = {"nki.isa": isa, "nki.language": language}
+SIMULATED = {
+    "nki.collectives": collectives,
+    "nki.compiler": compiler,
+    "nki.isa": isa,
+    "nki.language": language,
+}
 """The simulator's modules, by the name of ours."""
