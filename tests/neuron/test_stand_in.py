@@ -120,8 +120,19 @@ def kernel(x):
             nisa.dma_copy(dst=block.data, src=held[2 * column : 2 * column + nl.tiles(block).shape[1]].data)
     return result
 
+@nki.jit
+def caller(x):
+    return kernel(x)
+
 x = np.arange(30, dtype=np.float32).reshape(3, 10)
 assert (kernel(x) == x).all()
+try:
+    caller(x)
+except nisa.NkiValidationError as error:
+    assert "kernel kernel asks for another CompileConfig" in str(error)
+else:
+    raise SystemExit("a kernel that disagrees was inlined")
+assert (nki.jit(lambda x: kernel(x), compile_config=config)(x) == x).all()
 """
 
 

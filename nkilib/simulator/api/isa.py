@@ -66,7 +66,7 @@ from ..terms.enums import (
     reduce_cmd,
 )
 from ..terms.errors import NkiValidationError
-from .aliases import alias
+from .aliases import alias, offer
 
 # Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor
@@ -150,6 +150,8 @@ __all__ = [
     "unknown_engine",
     "vector_engine",
 ]
+
+offer("nki.isa", __all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

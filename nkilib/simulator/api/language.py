@@ -52,7 +52,7 @@ from ..terms.dtypes import (
 )
 from ..terms.objects import NKIObject
 from ..terms.regions import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
-from .aliases import alias
+from .aliases import alias, offer
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
@@ -272,6 +272,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+offer("nki.language", __all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ..launch.kernel import Kernel, jit, simulate
 from ..terms.dtypes import DType
 from . import collectives, compiler, isa, language
-from .aliases import alias
+from .aliases import alias, offer
 
 __all__ = ["DType", "Kernel", "collectives", "compiler", "isa", "jit", "language", "simulate"]
+
+offer("nki", __all__)
+offer("nki.collectives", collectives.__all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

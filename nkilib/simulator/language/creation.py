@@ -14,13 +14,14 @@ from ..engines.vector.arithmetic import memset
 from ..isa.fill import fill
 from ..machine.core import Core, current_core
 from ..machine.issue import report
+from ..machine.levels import refuse
 from ..memory.storage import Storage
 from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..tensors.partitions import allowed_starts
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe
 from ..terms.dtypes import DType, as_dtype
-from ..terms.errors import NkiValidationError, add_location
+from ..terms.errors import CapacityError, NkiValidationError, add_location, kernel_location
 from ..terms.regions import HBM, ON_CHIP, MemoryRegion, as_region
 from ..terms.spec import DataNeeded
 from .located import language_function
@@ -86,9 +87,11 @@ def _allocate(
     address: tuple[int, ...] | None,
 ) -> Storage:
     def make() -> Storage:
-        if address is not None and region in HBM and core.options.capacity == "error":
+        if address is not None and region in HBM:
             places = core.launch.hbm_places if is_shared else core.hbm_places
-            places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
+            clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
+            if clash is not None:
+                refuse(core.options.capacity, CapacityError(clash), kernel_location())
         return Storage(
             shape,
             dtype,

@@ -21,6 +21,7 @@ from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
 from ..terms.packed_arrays import ARRAY_TYPES, words_of
 from ..terms.regions import HBM, MemoryRegion
+from ..terms.signatures import call_error
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
 
@@ -95,10 +96,11 @@ class Arguments:
         self._precise_fp = precise_fp
         self._unwritable = unwritable
         self._inputs: dict[int, _Input] = {}
-        try:
-            bound = inspect.signature(func).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._kernel}: {error}") from None
+        signature = inspect.signature(func)
+        error = call_error(self._kernel, signature, args, kwargs)
+        if error is not None:
+            raise error
+        bound = signature.bind(*args, **kwargs)
         self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of(bound.arguments))
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)

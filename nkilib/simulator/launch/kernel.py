@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import functools
-import threading
+import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nkilib import lnc
 
-from ..machine.barrier import CoreBarrier
-from ..machine.core import Core, Launch, current_core_or_none
-from ..machine.lives import Lives
-from ..machine.loops import check_equal_turns
-from ..machine.observer import Watcher, active_watchers
-from ..machine.partial_writes import PartialWrites, WatchWrites
-from ..machine.races import RaceLevels, RaceWatch
-from ..machine.world import Seat
-from ..target.current import enter
-from ..target.options import Options, current_options, preferring
+from ..machine.core import current_core_or_none
+from ..target.options import preferring
 from ..terms.compilation import CompileConfig, SpecializationConfig
-from ..terms.enums import dependency, nc_version
-from ..terms.errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
-from ..terms.spec import DataNeeded
-from .arguments import Arguments
-from .schedule import Edge, check_issued, checked_edges
+from ..terms.enums import dependency
+from ..terms.errors import NkiValidationError
+from ..terms.signatures import call_error
+from .prepared import PreparedLaunch
+from .running import run_cores
+from .schedule import Edge, checked_edges
 from .settings import Settings, check_nested
 
 # Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
@@ -62,6 +55,7 @@ class Kernel:
         self.cores = cores
         self.schedule = tuple(schedule)
         self.settings = settings or Settings()
+        self._signature = inspect.signature(func)
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -79,8 +73,11 @@ class Kernel:
         if self.cores not in (None, core.launch.cores):
             raise NkiValidationError(
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
-                f"called by a kernel runs on the caller's cores"
+                f"called by a kernel is part of it and runs on the caller's cores; leave the brackets out"
             )
+        wrong_call = call_error(f"{self.__name__}, called inside a kernel", self._signature, args, kwargs)
+        if wrong_call is not None:
+            raise wrong_call
         check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
 
@@ -159,173 +156,9 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     launched = PreparedLaunch(kernel, args, kwargs)
     has_ended = False
     try:
-        _run_cores(launched.running)
+        run_cores(launched.running)
         launched.check_turns()
         has_ended = True
     finally:
         launched.conclude(has_ended)
     return launched.results()
-
-
-def cores_of(kernel: Kernel, options: Options) -> int:
-    """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
-
-    Raises:
-        NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
-        ValueError: if the environment has a number of cores that does not exist.
-    """
-    try:
-        count = lnc.launch_cores(_name_of(kernel.func), kernel.cores, compiler_default=None)
-    except lnc.CoresDisagreeError as error:
-        raise NkiValidationError(str(error)) from None
-    if count > 1 and options.generation.version is nc_version.gen2:
-        launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
-        raise NkiValidationError(
-            f"{_name_of(kernel.func)}{launch}: {options.generation.name} has no logical NeuronCores of two; launch on "
-            f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
-        )
-    return count
-
-
-class PreparedLaunch:
-    """A launch whose arguments are converted and whose cores stand ready.
-
-    Args:
-        kernel: what to launch.
-        args, kwargs: its arguments.
-        seat: which rank it is, if others run beside it.
-        is_watched: whether those who watch launches see this one.
-        unwritable: ids of the arguments' arrays that the kernel may only read.
-
-    Attributes:
-        running: its cores, to be called each in a thread of its own.
-    """
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        seat: Seat | None = None,
-        is_watched: bool = True,
-        unwritable: frozenset[int] = frozenset(),
-    ) -> None:
-        func, self._options = kernel.func, current_options()
-        options, count = self._options, cores_of(kernel, self._options)
-        self._kernel = kernel
-        self._arguments = Arguments(
-            func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp, unwritable=unwritable
-        )
-        barrier = CoreBarrier(count) if seat is None else seat.world.barrier()
-        # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
-        grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
-        launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
-        launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
-        launch.compile_config = kernel.settings.compile_config or launch.compile_config
-        cores = [Core(number, launch) for number in range(count)]
-        self._watchers = _watch(cores, options, active_watchers() if is_watched else ())
-        self.running = [CoreRun(func, self._arguments, core) for core in cores]
-
-    @property
-    def is_abstract(self) -> bool:
-        """Whether its tensors have shapes and types and no memory."""
-        return self._arguments.is_abstract
-
-    def check_turns(self) -> None:
-        """All its cores have come to their end; two of them must have run their loops equally often.
-
-        Raises:
-            NkiValidationError: if they have not.
-        """
-        if len(self.running) > 1 and self._options.frontend == "tracer":
-            check_equal_turns([run.core.loops for run in self.running])
-
-    def conclude(self, has_ended: bool) -> None:
-        """The cores are done; ``has_ended`` says whether all came to their end without an error."""
-        self._arguments.write_back()
-        for watcher in self._watchers:
-            watcher.conclude(has_ended)
-
-    def results(self) -> Any:
-        """What the kernel returned."""
-        kernel = self._kernel
-        if kernel.schedule:
-            check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
-        writes = self.running[0].core.observers.find(PartialWrites)
-        return self._arguments.results(self.running[0].result, self._options, writes)
-
-
-def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:
-    """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
-    checks_capacity = options.capacity != "ignore"
-    watchers: list[Watcher] = []
-    if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
-        watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
-    if options.uninitialized != "ignore":
-        watchers.append(WatchWrites())
-    for core in cores:
-        if checks_capacity or asking:
-            core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
-        for watcher in (*watchers, *asking):
-            core.observers.add(watcher.watch(core.number, core.observers))
-    return [*watchers, *asking]
-
-
-class CoreRun:
-    """One core's execution of the kernel function."""
-
-    def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
-        self._func = func
-        self._arguments = arguments
-        self.core = core
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def __call__(self) -> None:
-        barrier = self.core.launch.barrier
-        enter(self.core)
-        try:
-            # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
-            with np.errstate(all="ignore"):
-                self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
-            for check in self.core.at_end:
-                check()
-            self.core.observers.end()
-            self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
-            barrier.finish()
-        except CoreAbortedError:
-            pass
-        except BaseException as error:
-            if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
-                error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
-            if isinstance(error, NkiValidationError):
-                add_location_of_traceback(error, f"{self.core.name}: " if self.core.name else "")
-            self.error = error
-            self.core.launch.abort()
-        finally:
-            enter(None)
-
-
-def _run_cores(running: Sequence[CoreRun]) -> None:
-    """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
-    threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
-    for thread in threads:
-        thread.start()
-    running[0]()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:  # an interrupt while waiting: do not leave the other core running behind
-        running[0].core.launch.abort()
-        for thread in threads:
-            thread.join()
-        raise
-    raise_first_error(running)
-
-
-def raise_first_error(running: Iterable[CoreRun]) -> None:
-    """Raise what the first core that failed raised."""
-    for run in running:
-        if run.error is not None:
-            raise run.error

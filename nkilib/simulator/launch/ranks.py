@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..machine.core import current_core_or_none
 from ..machine.world import Seat, World
@@ -21,7 +22,9 @@ from ..target.options import current_options, preferring
 from ..terms.errors import NkiValidationError
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
-from .kernel import CoreRun, Kernel, PreparedLaunch, cores_of, raise_first_error, simulate
+from .kernel import Kernel, simulate
+from .prepared import PreparedLaunch, cores_of
+from .running import CoreRun, raise_first_error
 
 # How long a launch that has failed waits for threads that compute and do not ask whether they should go on.
 _GRACE_S = 5.0
@@ -184,18 +187,46 @@ class RankedKernel:
         return f"<{self.kernel!r} on {self.ranks.count} ranks>"
 
 
-def _in_several(given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
-    """The ids of arrays that have memory in common with an array of another rank, or are one."""
-    arrays: list[tuple[int, Any]] = []
-    for rank, arguments in enumerate(given):
-        arrays += [(rank, leaf) for leaf in leaves_of(arguments) if is_array(leaf)]
-    memory = [as_numpy(array, "an argument") for _, array in arrays]
-    shared = set()
-    for later, (rank, array) in enumerate(arrays):
-        for earlier, (other_rank, other) in enumerate(arrays[:later]):
-            if rank != other_rank and (array is other or may_share(memory[later], memory[earlier])):
-                shared |= {id(array), id(other)}
-    return frozenset(shared)
+@dataclass
+class _Given:
+    """An array among the arguments.
+
+    Attributes:
+        memory: its elements.
+        ranks: that are given it.
+    """
+
+    memory: npt.NDArray[Any]
+    ranks: set[int] = field(default_factory=set)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Address of its first byte, and of the one behind its last."""
+        low: int = self.memory.__array_interface__["data"][0]
+        high = low + self.memory.itemsize
+        for size, stride in zip(self.memory.shape, self.memory.strides, strict=True):
+            reach = (size - 1) * stride
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+
+def _in_several(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
+    """The ids of arrays that several ranks are given, or that have memory in common with an array of another rank."""
+    given: dict[int, _Given] = {}
+    for rank, of_rank in enumerate(arguments):
+        for leaf in leaves_of(of_rank):
+            if is_array(leaf):
+                known = given.get(id(leaf)) or given.setdefault(id(leaf), _Given(as_numpy(leaf, "an argument")))
+                known.ranks.add(rank)
+    several = {key for key, array in given.items() if len(array.ranks) > 1}
+    reaching: list[int] = []  # of those whose memory begins earlier, the ones that end later
+    for key, array in sorted(given.items(), key=lambda item: item[1].bounds):
+        reaching = [other for other in reaching if given[other].bounds[1] > array.bounds[0]]
+        for other in reaching:
+            if len(array.ranks | given[other].ranks) > 1 and may_share(array.memory, given[other].memory):
+                several |= {key, other}
+        reaching.append(key)
+    return frozenset(several)
 
 
 def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:

@@ -97,20 +97,27 @@ class Launch:
 
 
 class Accumulators:
-    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value."""
+    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
+
+    Attributes:
+        is_blank: whether none does; a plain attribute, because instructions that only forget ask first.
+    """
 
     def __init__(self) -> None:
         self.values = np.full(PARTITIONS, np.nan, np.float32)
         self.known = np.zeros(PARTITIONS, np.bool_)
+        self.is_blank = True
 
     def forget(self, lanes: slice) -> None:
         """The registers of ``lanes`` hold something that the documentation does not define."""
         self.values[lanes] = np.nan
         self.known[lanes] = False
+        self.is_blank = not self.known.any()
 
     def set(self, lanes: slice, values: Any) -> None:
         self.values[lanes] = values
         self.known[lanes] = True
+        self.is_blank = False
 
 
 class Core:

@@ -68,12 +68,19 @@ class Waits:
 
     def describe(self) -> str:
         """Who waits where, and who has ended."""
-        sentences = [f"{wait.who} waits in {wait.where}" for wait in sorted(self._waiting, key=lambda wait: wait.who)]
+        by_place: dict[str, list[str]] = {}
+        for wait in sorted(self._waiting, key=lambda wait: wait.who):
+            by_place.setdefault(wait.where, []).append(wait.who)
+        sentences = [f"{_listed(who)} {'waits' if len(who) == 1 else 'wait'} in {at}" for at, who in by_place.items()]
         if self._ended:
-            sentences.append(f"ended: {', '.join(sorted(self._ended))}")
+            sentences.append(f"ended: {_listed(sorted(self._ended))}")
         return "; ".join(sentences)
 
     def _notice(self) -> None:
         if len(self._waiting) + len(self._ended) == self._threads and self._waiting:
             self.is_stuck = True
             self.changed.notify_all()
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name.replace(",", "") for name in names)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..terms.errors import CapacityError
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -20,17 +18,18 @@ class HbmPlaces:
 
     places: list[_Place] = field(default_factory=list)
 
-    def take(self, low: int, nbytes: int, what: str) -> None:
+    def take(self, low: int, nbytes: int, what: str) -> str | None:
         """Place ``what`` at bytes ``low`` to ``low + nbytes`` (exclusive).
 
-        Raises:
-            CapacityError: if another placed tensor overlaps it. How long a tensor in HBM is needed is not known.
+        Returns:
+            What is wrong, if another placed tensor overlaps it: how long a tensor in HBM is needed is not known.
         """
         mine = _Place(low, low + nbytes, what)
-        for other in self.places:
-            if other.low < mine.high and mine.low < other.high:
-                raise CapacityError(
-                    f"nl.ndarray: {what} at bytes {mine.low} to {mine.high} overlaps {other.what} at bytes "
-                    f"{other.low} to {other.high}: place them apart, or make both views of one tensor"
-                )
+        clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)
         self.places.append(mine)
+        if clash is None:
+            return None
+        return (
+            f"nl.ndarray: {what} at bytes {mine.low} to {mine.high} overlaps {clash.what} at bytes {clash.low} to "
+            f"{clash.high}: place them apart, or make both views of one tensor"
+        )

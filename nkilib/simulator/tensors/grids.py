@@ -121,10 +121,11 @@ class NkiGrid:
                 f"(is_data_representable is False); index it down to neighbouring {self._cell}s"
                 + (", of one row where some are cut off" if self.buffer in ON_CHIP else "")
             )
-        if layout == self._tensor.layout and layout.shape == self.element_shape:
+        is_packed = self._is_packed()
+        if layout == self._tensor.layout and not is_packed:
             return self._tensor
         data = self._tensor.with_layout(layout)
-        if layout.shape != self.element_shape:
+        if is_packed:
             slabs = [len(axis.tiles) for axis in self._axes if not axis.is_tiled]
             data.mark_rows_of_tiles(prod(slabs) * len(self._tiled[0].tiles))
         return data
@@ -182,7 +183,7 @@ class NkiGrid:
 
     def _layout(self) -> Layout | None:
         """The layout of all elements, or None if there is none; see :attr:`data`."""
-        if self.buffer in ON_CHIP and not self._axes[0].follows_partitions():
+        if self._is_packed():
             return self._packed_layout()
         spans = [axis.span() for axis in self._axes]
         found = [span for span in spans if span is not None]
@@ -190,6 +191,10 @@ class NkiGrid:
             return None
         offset = self._offset + sum(span.offset for span in found)
         return Layout(tuple(span.size for span in found), tuple(span.stride for span in found), offset)
+
+    def _is_packed(self) -> bool:
+        """Whether several rows of tiles, or slabs of them, lie in the same partitions."""
+        return self._tensor.buffer in ON_CHIP and not self._axes[0].follows_partitions()
 
     def _packed_layout(self) -> Layout | None:
         """That of whole tiles which lie one beside the other in the same partitions."""
@@ -207,7 +212,7 @@ class NkiGrid:
     def _keys(self, key: Any) -> list[Any]:
         """One index for each coordinate: those that are left out are whole slices."""
         keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
-        missing = len(self.shape) - len(keys)
+        missing = sum(not axis.is_consumed for axis in self._axes) - len(keys)
         dots = [at for at, item in enumerate(keys) if item is Ellipsis]
         if missing + len(dots) < 0 or len(dots) > 1:
             raise GridValueError(f"{self} has {len(self.shape)} coordinates, got the index {key!r}")

@@ -119,14 +119,42 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     """
     if error.place:
         return
+    place = _last_line(error)
+    error.place = place or "<unknown>"
+    error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
+
+
+def add_core(error: Exception, core: str) -> None:
+    """Put behind the message of an exception that is not the simulator's on which core, and where, it was raised.
+
+    For cores whose thread is not the caller's: all run the same lines. An exception that makes its message of
+    something else than one string, as KeyError does, gets a note instead, from Python 3.11 on.
+    """
+    place = _last_line(error)
+    where = f"on {core}, {place}" if place else f"on {core}"
+    before = error.args
+    message = before[0] if len(before) == 1 else ""
+    if len(before) < 2 and isinstance(message, str) and str(error) == message:
+        if message.endswith(where) or message.endswith(f"{where})"):  # an object that is raised again
+            return
+        said = f"{message} ({where})" if message else where
+        error.args = (said,)
+        if str(error) == said:
+            return
+        error.args = before
+    if hasattr(error, "add_note"):
+        error.add_note(where)
+
+
+def _last_line(error: BaseException) -> str:
+    """``file:line`` of the innermost frame of a traceback that is not the simulator's; empty if there is none."""
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
         if not _is_simulator(traceback.tb_frame):
             place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
-    error.place = place or "<unknown>"
-    error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
+    return place
 
 
 def add_location(error: NkiValidationError, what: str) -> None:

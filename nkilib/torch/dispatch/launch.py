@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nkilib.lnc import library_launch
 from nkilib.torch.dispatch.devices import Place
-from nkilib.torch.dispatch.memory import address
+from nkilib.torch.dispatch.memory import address, is_traced
 from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
@@ -87,15 +87,12 @@ def _write_over(given: Tensor, result: Tensor, place: Place) -> None:
     A framework may return another tensor of the same memory: copied, all logits would be read and written once more for
     nothing. One without writing in place, as XLA, returns other memory.
     """
-    if result is given:
+    is_known_to_framework = place.declares_writes and is_traced(given)
+    if result is given or is_known_to_framework:
         return
-    own, other = address(given), address(result)
-    if own is not None and other is not None:
-        if own == other:
-            return
-    elif place.declares_writes:  # a graph is traced: the framework knows what the kernel writes
-        return
-    given.copy_(result)
+    own = address(given)
+    if own is None or own != address(result):
+        given.copy_(result)
 
 
 def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> dict[str, Any]:

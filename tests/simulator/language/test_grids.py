@@ -9,7 +9,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.nki import nisa, nl
-from nkilib.simulator import CapacityError, NkiValidationError
+from nkilib.simulator import CapacityError, NkiValidationError, SimulatorWarning
 from nkilib.simulator.terms.errors import GridTypeError, GridValueError
 from tests.simulator.frame import counted, refused, run
 
@@ -259,6 +259,8 @@ def test_a_tensor_is_placed_in_hbm_by_its_first_byte() -> None:
     message = refused(CapacityError, lambda: run(kernel))
     assert "at bytes 63 to 95 overlaps tensor 'second' [2, 4] float32 in private_hbm at bytes 32 to 64" in message
     run(kernel, capacity="ignore")
+    with pytest.warns(SimulatorWarning, match="at bytes 63 to 95 overlaps"):
+        run(kernel, capacity="warn")
 
 
 def test_both_cores_place_a_shared_tensor_once() -> None:

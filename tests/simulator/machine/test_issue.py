@@ -127,7 +127,11 @@ def test_parameters_bind_as_python_binds_them(call: Any) -> None:
     ("call", "message"),
     [
         (lambda: nisa.reciprocal(tile(2, 2)), "nisa.reciprocal: missing a required argument: 'data'"),
-        (lambda: nisa.reciprocal(data=tile(2, 2)), "nisa.reciprocal: missing a required argument: 'dst'"),
+        (
+            lambda: nisa.reciprocal(data=tile(2, 2)),
+            "nisa.reciprocal: missing a required argument: 'dst'; an instruction writes into dst and returns no tile: "
+            "make one with nl.ndarray",
+        ),
         (lambda: nisa.reciprocal(1, 2, 3, 4), "nisa.reciprocal: too many positional arguments"),
         (
             lambda: nisa.reciprocal(tile(2, 2), tile(2, 2), engine=ENGINE.vector),
@@ -135,14 +139,37 @@ def test_parameters_bind_as_python_binds_them(call: Any) -> None:
         ),
         (
             lambda: nisa.reciprocal(tile(2, 2), src=tile(2, 2)),
-            "nisa.reciprocal: missing a required argument: 'data'",
+            "nisa.reciprocal: got an unexpected keyword argument 'src'; did you mean 'data'?",
+        ),
+        (
+            lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), op=nl.add, operand=1.0),
+            "nisa.tensor_scalar: got an unexpected keyword argument 'op'; did you mean 'op0'? And 'operand'; did you "
+            "mean 'operand0'?",
+        ),
+        (
+            lambda: nisa.activation(op=nl.exp, data=tile(2, 2), bais=tile(2, 1)),
+            "nisa.activation: got an unexpected keyword argument 'bais'; did you mean 'bias'?",
+        ),
+        (
+            lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), dtype=nl.bfloat16),
+            "nisa.tensor_copy: got an unexpected keyword argument 'dtype'; the result has the type of dst",
         ),
         (
             lambda: nisa.reciprocal(tile(2, 2), tile(2, 2), dst=tile(2, 2)),
             "nisa.reciprocal: multiple values for argument 'dst'",
         ),
     ],
-    ids=["missing", "missing first", "too many", "unknown", "missing and unknown", "twice"],
+    ids=[
+        "missing",
+        "missing first",
+        "too many",
+        "unknown",
+        "missing and unknown",
+        "older",
+        "misspelt",
+        "typed",
+        "twice",
+    ],
 )
 def test_a_wrong_call_is_a_type_error_with_the_instruction(call: Any, message: str) -> None:
     with pytest.raises(TypeError) as caught:

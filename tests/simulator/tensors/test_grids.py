@@ -149,6 +149,7 @@ def test_blocks_with_a_gap_keep_their_tiles() -> None:
     tiles = nl.tiles(grid)
     assert grid.shape == (2,) and tiles.shape == (1, 3)
     assert [tiles[0, number].data.array[0, 0] for number in range(3)] == [0, 256, 1024]
+    assert np.array_equal(tiles[:, :2].data.array, ARRAY[:128, :512])  # the two before the gap
     assert not grid.is_data_representable
 
 

@@ -184,7 +184,9 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
     assert nkilib.torch.__all__ == [
         "CrossEntropyLoss",
         "CrossEntropyOutputs",
+        "TokenScores",
         "cross_entropy",
         "int32_targets",
+        "token_scores",
         "vocab_parallel_cross_entropy",
     ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nkilib.torch import cross_entropy
 from nkilib.torch.functions.chunks import chunked_loss
@@ -35,16 +36,19 @@ def new_head(dtype: torch.dtype = torch.float32) -> nn.Linear:
 
 
 class Seen(nn.Module):
-    """An output layer that knows how many tokens it was given."""
+    """An output layer that knows how many tokens it was given, and that their logits are gone before the next ones."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
         self.tokens: list[int] = []
+        self.logits: list[StorageWeakRef] = []
 
     def forward(self, hidden: Tensor) -> Tensor:
         self.tokens.append(hidden.shape[0])
+        assert all(each.expired() for each in self.logits)
         logits: Tensor = self.layer(hidden)
+        self.logits.append(StorageWeakRef(logits.untyped_storage()))
         return logits
 
 

@@ -190,7 +190,8 @@ def _perform(
         Operation(
             what,
             place.members,
-            (*srcs, *dsts),
+            srcs,
+            dsts,
             (shown(place.lists), *terms, *described("srcs", srcs), *described("dsts", dsts)),
             lambda: contents(call.core, "srcs", srcs),
             store,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import REGISTRY
+from ...machine.partial_writes import PartialWrites
 from ...machine.world import Comer, Term
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import BarrierError, kernel_location
@@ -36,7 +37,7 @@ class Operation:
     Attributes:
         what: its name, with which the ranks must agree.
         members: the ranks among which it runs.
-        tensors: all of them.
+        srcs, dsts: the tensors that are read, and those that are written.
         terms: what else the ranks must agree on.
         bring: what this rank has for the others; not called where tensors have no data.
         store: puts its share of what all brought, by rank, into the results; not called either.
@@ -46,12 +47,17 @@ class Operation:
 
     what: str
     members: tuple[int, ...]
-    tensors: tuple[NkiTensor, ...]
+    srcs: tuple[NkiTensor, ...]
+    dsts: tuple[NkiTensor, ...]
     terms: tuple[Term, ...]
     bring: Callable[[], Any]
     store: Callable[[Mapping[int, Any]], None]
     besides: tuple[NkiTensor, ...] = ()
     of_cores: tuple[object, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[NkiTensor, ...]:
+        return *self.srcs, *self.dsts
 
 
 def is_of_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
@@ -88,8 +94,13 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
         terms = (what, *operation.terms, *_terms_of(operation.tensors))
         place = kernel_location()
         brought = seat.world.meet(Comer(seat.rank, number, operation.members, operation.what, place, terms, item))
-    if not core.is_abstract:
-        operation.store(brought)
+    if core.is_abstract:
+        return
+    operation.store(brought)
+    writes = core.observers.find(PartialWrites)
+    for dst in operation.dsts:
+        if writes is not None and not dst.storage.written.is_full:
+            writes.note(dst)
 
 
 def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:

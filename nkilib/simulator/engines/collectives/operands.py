@@ -94,7 +94,7 @@ def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor
             raise NkiValidationError(
                 f"{name} must be all in private_hbm or all in shared_hbm, got {', '.join(map(str, group))}"
             )
-    if call.core.launch.cores > 1 or _is_of_0_6():
+    if call.core.launch.cores > 1 or not call.core.is_traced:
         return
     remedy = "kernels for NKI 0.6, which had no such rule, run with NKI_COMPILER_FRONTEND=custom"
     if srcs[0].buffer is MemoryRegion.shared_hbm:
@@ -107,11 +107,6 @@ def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor
             f"dsts must be in private_hbm where a rank is one core, unless NKI_LNC1_SHARED_HBM=1 is set, got "
             f"{dsts[0]}; {remedy}"
         )
-
-
-def _is_of_0_6() -> bool:
-    """Whether the environment asks for the front end that older kernels are written for."""
-    return os.environ.get("NKI_COMPILER_FRONTEND") == "custom"
 
 
 def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:

@@ -74,7 +74,7 @@ def collective_permute(
 
     terms = (Term("source_target_pairs", pairs), *described("srcs", inputs), *described("dsts", outputs))
     bring = lambda: contents(core, "srcs", inputs)  # noqa: E731
-    perform(call, Operation("collective_permute", members, (*inputs, *outputs), terms, bring, store))
+    perform(call, Operation("collective_permute", members, inputs, outputs, terms, bring, store))
 
 
 def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
@@ -206,7 +206,7 @@ def _round_the_ring(
             write(call.core, dst, brought[predecessor][channel], brought_in(dst.dtype))
 
     agreed = (shown(place.lists), *terms, *described("sources", srcs), *described("results", dsts))
-    perform(call, Operation(what, place.members, (*srcs, *dsts), agreed, bring, store))
+    perform(call, Operation(what, place.members, srcs, dsts, agreed, bring, store))
 
 
 def collective_permute_implicit_current_processing_rank_id(

@@ -42,6 +42,15 @@ _GATHER_RANKS, _GATHER_CORES = 4, 2
 
 
 @dataclass(frozen=True)
+class _Given:
+    """The tensors as the kernel gives them, not yet checked."""
+
+    srcs: Any
+    dsts: Any
+    metadata_tensor: Any
+
+
+@dataclass(frozen=True)
 class _Parcel:
     """What a rank brings: for each position in the list what it sends there, flat.
 
@@ -125,8 +134,8 @@ def all_gather_v(
     Raises:
         BarrierError: if another rank of the group comes to something else, or does not come.
     """
-    tensors_given = srcs, dsts, metadata_tensor
-    _run(call, _prepare(call, _GATHER, tensors_given, replica_group, recv_counts_known, has_rdispls, priority))
+    given = _Given(srcs, dsts, metadata_tensor)
+    _run(call, _prepare(call, _GATHER, given, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -149,8 +158,8 @@ def all_to_all_v(
     Raises:
         BarrierError: if another rank of the group comes to something else, or does not come.
     """
-    tensors_given = srcs, dsts, metadata_tensor
-    _run(call, _prepare(call, _TO_ALL, tensors_given, replica_group, recv_counts_known, has_rdispls, priority))
+    given = _Given(srcs, dsts, metadata_tensor)
+    _run(call, _prepare(call, _TO_ALL, given, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
@@ -182,8 +191,8 @@ def all_gather_v_prepare(
     Raises:
         NkiValidationError: if something is prepared already that no trigger has run.
     """
-    tensors_given = srcs, dsts, metadata_tensor
-    _keep(call, _prepare(call, _GATHER, tensors_given, replica_group, recv_counts_known, has_rdispls, priority))
+    given = _Given(srcs, dsts, metadata_tensor)
+    _keep(call, _prepare(call, _GATHER, given, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 @_with_handle
@@ -203,8 +212,8 @@ def all_to_all_v_prepare(
     Raises:
         NkiValidationError: if something is prepared already that no trigger has run.
     """
-    tensors_given = srcs, dsts, metadata_tensor
-    _keep(call, _prepare(call, _TO_ALL, tensors_given, replica_group, recv_counts_known, has_rdispls, priority))
+    given = _Given(srcs, dsts, metadata_tensor)
+    _keep(call, _prepare(call, _TO_ALL, given, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -268,20 +277,19 @@ def _take(call: Call, what: str, handle: Any) -> _Prepared:
 def _prepare(
     call: Call,
     what: str,
-    tensors_given: tuple[Any, Any, Any],
+    given: _Given,
     replica_group: Any,
     recv_counts_known: Any,
     has_rdispls: Any,
     priority: int | None,
 ) -> _Prepared:
     core, place = call.core, place_in(call.core, replica_group)
-    srcs, dsts, metadata_tensor = tensors_given
     check_priority(core, priority)
     for name, flag in (("recv_counts_known", recv_counts_known), ("has_rdispls", has_rdispls)):
         if not isinstance(flag, bool):
             raise NkiValidationError(f"{name} must be True or False, got {flag!r}")
-    inputs = tensors(call, "srcs", srcs, regions=HBM)
-    outputs = tensors(call, "dsts", dsts, regions=HBM, is_output=True)
+    inputs = tensors(call, "srcs", given.srcs, regions=HBM)
+    outputs = tensors(call, "dsts", given.dsts, regions=HBM, is_output=True)
     if len(inputs) != 1 or len(outputs) != 1:
         raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)} and {len(outputs)}")
     check_same_types(inputs, outputs)
@@ -293,7 +301,7 @@ def _prepare(
         _check_gather(core, place, has_rdispls)
     if not has_rdispls and dst.size % place.size:
         raise NkiValidationError(f"dsts[0] is cut into {place.size} equal slots, got {dst.size} elements in {dst}")
-    by_row = _rows_of(call, metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
+    by_row = _rows_of(call, given.metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
     metadata = None if core.is_abstract else _read(core, what, by_row, has_rdispls)
     return _Prepared(what, place, src, dst, metadata, by_row, not recv_counts_known)
 
@@ -382,7 +390,7 @@ def _operation(
     place = prepared.place
     terms = (shown(place.lists), Term("the type of the tensors", str(prepared.src.dtype)))
     besides = (prepared.metadata_tensor,) if prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm else ()
-    return Operation(prepared.what, place.members, (prepared.src, prepared.dst), terms, bring, store, besides, said)
+    return Operation(prepared.what, place.members, (prepared.src,), (prepared.dst,), terms, bring, store, besides, said)
 
 
 def _piece(core: Core, src: NkiTensor, count: int, start: int) -> npt.NDArray[Any]:

@@ -23,6 +23,9 @@ from ..blocks import ResultRows, SourceRows, column, row_blocks
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
 
+# Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
+_RESET_REDUCE = commands.reset_reduce
+
 # Of ``tensor_scalar_reduce`` and ``exponential``.
 _RANK_MAX = 4
 
@@ -123,7 +126,8 @@ def scalar_tensor_tensor(
     key = operator_key("op1", op1)
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
-    reduction = _optional_reduction(call, data, reduce_cmd, reduce_op, reduce_res)
+    is_plain = reduce_op is ... and reduce_res is None and reduce_cmd is _RESET_REDUCE
+    reduction = None if is_plain else _reduction(call, data, reduce_cmd, reduce_op, reduce_res)
     source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
     result = ResultRows(call.core, "result", dst)
     for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
@@ -137,18 +141,17 @@ def scalar_tensor_tensor(
             reduction.add_rows(rows, out)
         result.store(rows, out)
     if reduction is None:
-        call.core.vector_accumulators.forget(lanes_of(data))
+        if not call.core.vector_accumulators.is_blank:
+            call.core.vector_accumulators.forget(lanes_of(data))
         return
     reduction.finish()
     read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res)
 
 
-def _optional_reduction(
+def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
-) -> RegisterReduction | None:
-    """The reduction of ``scalar_tensor_tensor``; None where nobody asks for one, as no kernel did before NKI 0.7."""
-    if op is ... and destination is None and command is commands.reset_reduce:
-        return None
+) -> RegisterReduction:
+    """The reduction of ``scalar_tensor_tensor``, where a call asks for one."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
     reduction = RegisterReduction(call.core, data, command, key, allowed)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nkilib.simulator.api import nki as simulated
+from nkilib.simulator.launch.settings import check_nested
+from nkilib.simulator.machine.core import current_core_or_none
 
 from ._boundary import to_kernel, to_simulator
 
@@ -23,7 +25,11 @@ class Kernel:
         return Kernel(self._function, self._launched[cores])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._launched(*args, **kwargs)
+        core = current_core_or_none()
+        if core is None:
+            return self._launched(*args, **kwargs)
+        check_nested(self._launched.__name__, self._launched.settings, core)
+        return self._function(*args, **kwargs)
 
     def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: Any = None) -> Kernel:
         """The kernel with extra order between instructions, given by their names."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import NkiValidationError, per_rank, ranks
+from nkilib.simulator import NkiValidationError, UninitializedReadError, per_rank, ranks, using
 from tests.simulator.frame import refused
 from tests.simulator.ranked import Array, all_of, integers, ncc
 
@@ -241,3 +241,17 @@ def test_counts_that_do_not_fit(counts: list[list[int]], message: str) -> None:
         lambda: ranks(2)(kernel)(per_rank(integers(0, 2, 4)), per_rank(metadata_of(np.array(counts)))),
     )
     assert "nki.collectives.all_to_all_v on rank 0: " + message in found
+
+
+def test_who_wrote_beside_what_nobody_wrote() -> None:
+    def kernel(metadata: Any) -> Any:
+        src, dst = nl.zeros((4,), nl.float32, nl.private_hbm), nl.ndarray((4,), nl.float32, nl.shared_hbm)
+        ncc.all_to_all_v([src], [dst], all_of(2), metadata, recv_counts_known=True)
+        return dst
+
+    line = kernel.__code__.co_firstlineno + 2
+    metadata = metadata_of(np.array([[1, 1], [1, 1]]))
+    with using(uninitialized="error"), pytest.raises(UninitializedReadError) as caught:
+        ranks(2)(kernel)(per_rank(metadata))
+    assert "of which 2 of 4 elements were never written: the first is [1], the last [3]; " in str(caught.value)
+    assert str(caught.value).endswith(f"{__file__}:{line} was the last to write near it")

@@ -128,6 +128,12 @@ ONLY_SCALAR_REDUCES = (
         target="trn3",
     ),
     Rule(
+        "the name, ninth until NKI 0.6",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), None, 1.0, None, None, COMMAND.idle, "the name"),
+        "nisa.activation: engine must be a member of nki.isa.engine, got 'the name'",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), None, 1.0, None, None, COMMAND.idle, name="the name"),
+    ),
+    Rule(
         "another engine",
         lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.vector),
         "nisa.activation: engine must be one of nki.isa.engine.scalar, nki.isa.engine.gpsimd, got "

@@ -259,7 +259,7 @@ def test_a_core_that_fails_ends_the_waiting_one_and_its_error_is_raised(failing:
         meet(shared(2, 2))
 
     error = error_of_cores(kernel)
-    assert type(error) is AssertionError and str(error) == "rows must be positive"
+    assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -273,7 +273,7 @@ def test_a_core_that_fails_ends_one_that_works(failing: int) -> None:
             tile(1, 1)
 
     error = error_of_cores(kernel)
-    assert type(error) is AssertionError and str(error) == "rows must be positive"
+    assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
 def test_a_kernel_cannot_swallow_the_end_of_the_other_core() -> None:
@@ -288,7 +288,7 @@ def test_a_kernel_cannot_swallow_the_end_of_the_other_core() -> None:
             tile(1, 1)
 
     error = error_of_cores(kernel)
-    assert type(error) is AssertionError and str(error) == "rows must be positive"
+    assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
 def test_a_launch_after_a_failed_one_is_sound() -> None:

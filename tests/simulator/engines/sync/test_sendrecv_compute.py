@@ -14,7 +14,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
 from ...frame import error_of_cores
-from ...kernels import execute, hbm, hbm_zeros, normal, refusal, sbuf, tile
+from ...kernels import execute, hbm, hbm_zeros, normal, refusal, sbuf, tile, without_where
 
 BARRIER = nkilib.simulator.BarrierError
 NUMPY = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
@@ -174,7 +174,7 @@ def test_rules(message: str, broken: Any, corrected: Any) -> None:
     with pytest.raises(nisa.NkiValidationError) as caught:
         execute(lambda: broken(1 - nl.program_id(0)), cores=2)
     text = str(caught.value).partition(": nisa.sendrecv_compute on core ")[2]
-    assert text in {f"{core}: " + message.format(core=core, other=1 - core) for core in range(2)}
+    assert without_where(text) in {f"{core}: " + message.format(core=core, other=1 - core) for core in range(2)}
     execute(lambda: corrected(1 - nl.program_id(0)), cores=2)
 
 
