@@ -6,7 +6,7 @@ import inspect
 import re
 
 import nkilib.torch
-from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
+from nkilib.torch import cross_entropy, token_scores, vocab_parallel_cross_entropy
 from nkilib.torch.dispatch.native import _ALLOWED
 from nkilib.torch.dispatch.register import OPERATORS
 from tests.fresh_python import CHECKOUT
@@ -37,9 +37,9 @@ def test_tensors_of_the_operators_are_called_tensors_and_their_options_constants
 
 
 def test_every_argument_of_the_functions_has_its_row() -> None:
-    functions = (cross_entropy, vocab_parallel_cross_entropy)
+    functions = (cross_entropy, vocab_parallel_cross_entropy, token_scores)
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
-    tensors = {"input", "logits_shard", "target", "weight", "normalizer"}
+    tensors = {"input", "logits", "logits_shard", "target", "weight", "normalizer"}
     assert named("tensor", 0) == tensors
     assert named("constant", 0) == arguments - tensors - {"group"}
 
