@@ -63,6 +63,13 @@ class _Input:
             np.copyto(self._array, self._data, casting="unsafe")
 
 
+def has_specs(value: Any) -> bool:
+    """Whether there is a shape without data among the leaves of ``value``."""
+    leaves: list[Any] = []
+    map_leaves(value, "", lambda leaf, path: leaves.append(leaf))
+    return any(isinstance(leaf, Spec) for leaf in leaves)
+
+
 class Arguments:
     """The arguments of one launch, converted; ``args`` and ``kwargs`` are what the kernel function gets.
 
@@ -90,9 +97,7 @@ class Arguments:
         if error is not None:
             raise error
         bound = signature.bind(*args, **kwargs)
-        leaves: list[Any] = []
-        map_leaves(bound.arguments, "", lambda leaf, path: leaves.append(leaf))
-        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves)
+        self.is_abstract = has_specs(bound.arguments)
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args

@@ -25,7 +25,7 @@ from ..terms.enums import nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
 from ..terms.signatures import call_error
 from ..terms.spec import DataNeeded
-from .arguments import Arguments
+from .arguments import Arguments, has_specs
 from .schedule import Edge, check_names, checked_edges
 
 # Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
@@ -52,7 +52,6 @@ class Kernel:
         self.func = func
         self.cores = cores
         self.schedule = tuple(schedule)
-        self._signature = inspect.signature(func)
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -75,6 +74,10 @@ class Kernel:
         if wrong_call is not None:
             raise wrong_call
         return self.func(*args, **kwargs)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.func)
 
     def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
         """This kernel with extra order between instructions, given by their ``name=``.
@@ -125,7 +128,7 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
 
 def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     func, options = kernel.func, current_options()
-    count = _cores_of(kernel, options)
+    count = _cores_of(kernel, options, args, kwargs)
     arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
     # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
     barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None and count == 1 else 1
@@ -146,8 +149,11 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return arguments.results(running[0].result, options, cores[0].observers.find(PartialWrites))
 
 
-def _cores_of(kernel: Kernel, options: Options) -> int:
+def _cores_of(kernel: Kernel, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
+
+    A launch on shapes alone asks what a launch somewhere would do: of the cores that it names, this environment is no
+    judge.
 
     Raises:
         NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
@@ -156,7 +162,9 @@ def _cores_of(kernel: Kernel, options: Options) -> int:
     try:
         count = lnc.launch_cores(_name_of(kernel.func), kernel.cores, compiler_default=None)
     except lnc.CoresDisagreeError as error:
-        raise NkiValidationError(str(error)) from None
+        if kernel.cores is None or not has_specs((args, kwargs)):
+            raise NkiValidationError(str(error)) from None
+        count = kernel.cores
     if count > 1 and options.generation.version is nc_version.gen2:
         launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
         raise NkiValidationError(
