@@ -21,6 +21,10 @@ help:
 demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
 
+# Two processes on two cores, in which PyTorch's threads would only wait for each other; and the many short processes of
+# the tests compile nkilib once.
+test: export OMP_NUM_THREADS = 1
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
 	$(RUN) -m pytest -n 2
 

@@ -1,4 +1,4 @@
-"""Who imports whom in nkilib: in layers, in no circle, and torch in one place.
+"""Who imports whom in nkilib: in layers, in no circle, torch in one place and jax in another.
 
 The layers are those of ``[tool.importlinter]`` in pyproject.toml, which import-linter holds too where it runs. Here
 every file is read, so that imports for annotations only and imports inside functions count like all others.
@@ -61,16 +61,29 @@ def circle_in(graph: Graph) -> list[str]:
 
 
 def arrows_up(graph: Graph, layers: Sequence[str]) -> list[tuple[str, str]]:
-    """The imports from a layer to a higher one; ``layers`` start with the highest."""
-    depth_of = {
-        module: depth for module in graph for depth, layer in enumerate(layers) if f"{module}.".startswith(f"{layer}.")
+    """The imports from a layer to a higher one, or to one beside it; ``layers`` start with the highest."""
+    place_of = {
+        module: (depth, name)
+        for module in graph
+        for depth, layer in enumerate(layers)
+        for name in packages_of(layer)
+        if f"{module}.".startswith(f"{name}.")
     }
     return [
         (module, other)
-        for module, depth in depth_of.items()
+        for module, place in place_of.items()
         for other in sorted(graph[module])
-        if depth_of.get(other, depth) < depth
+        if not _may_import(place, place_of.get(other, place))
     ]
+
+
+def _may_import(place: tuple[int, str], other: tuple[int, str]) -> bool:
+    return other == place or other[0] > place[0]
+
+
+def packages_of(layer: str) -> list[str]:
+    """``a | b`` are two that do not know each other."""
+    return layer.split(" | ")
 
 
 def simulator_layers() -> list[str]:
@@ -89,7 +102,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: Graph) -> None:
 
 @pytest.mark.parametrize("layers", [LIBRARY["layers"], simulator_layers()], ids=["library", "simulator"])
 def test_imports_go_down(graph: Graph, layers: list[str]) -> None:
-    assert all(layer in graph for layer in layers)
+    assert all(name in graph for layer in layers for name in packages_of(layer))
     assert arrows_up(graph, layers) == []
 
 
@@ -98,13 +111,19 @@ def test_every_package_and_module_is_in_a_layer() -> None:
     for folder, layers in (("nkilib", LIBRARY["layers"]), ("nkilib/simulator", simulator_layers())):
         found = {_name(ROOT, path) for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"}
         found |= {_name(ROOT, path.parent) for path in (ROOT / folder).glob("*/__init__.py")}
-        assert found - ignored == set(layers)
+        assert found - ignored == {name for layer in layers for name in packages_of(layer)}
 
 
-def test_only_the_torch_side_imports_torch(graph: Graph) -> None:
-    with_torch = {name for name, others in graph.items() if any(other.split(".")[0] == "torch" for other in others)}
-    assert with_torch
-    assert {name for name in with_torch if not name.startswith("nkilib.torch")} == set()
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_only_the_side_of_a_framework_imports_it(graph: Graph, framework: str) -> None:
+    users = {name for name, others in graph.items() if any(other.split(".")[0] == framework for other in others)}
+    assert users
+    assert {name for name in users if not name.startswith(f"nkilib.{framework}")} == set()
+
+
+def test_packages_of_one_layer_do_not_know_each_other() -> None:
+    graph = {"p.low": {"p.left.a"}, "p.left.a": {"p.right", "p.left.b"}, "p.left.b": {"p.low"}, "p.right": set[str]()}
+    assert arrows_up(graph, ["p.left | p.right", "p.low"]) == [("p.low", "p.left.a"), ("p.left.a", "p.right")]
 
 
 @pytest.mark.parametrize(

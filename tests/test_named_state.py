@@ -17,8 +17,8 @@ from tests.fresh_python import CHECKOUT
 PACKAGE = CHECKOUT / "nkilib"
 KERNELS = [*sorted((PACKAGE / "core").rglob("*.py")), *sorted((PACKAGE / "experimental").rglob("*.py"))]
 TRACED = [path for path in KERNELS if "host" not in path.parts]
-TORCH = sorted((PACKAGE / "torch").rglob("*.py"))
-OTHERS = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in KERNELS and path not in TORCH]
+WRAPPERS = [*sorted((PACKAGE / "torch").rglob("*.py")), *sorted((PACKAGE / "jax").rglob("*.py"))]
+OTHERS = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in KERNELS and path not in WRAPPERS]
 
 # A rule finds what breaks it in a module.
 Rule = Callable[[ast.Module], Iterator[ast.AST]]
@@ -143,7 +143,7 @@ RULES: list[tuple[Rule, list[Path]]] = [
     (evasions, TRACED),
     (lookups_by_string, TRACED),
     (comparisons_with_none, KERNELS),
-    (asserts, [*KERNELS, *TORCH]),
+    (asserts, [*KERNELS, *WRAPPERS]),
     (asserts_of_input, OTHERS),
 ]
 # What each rule has to find, and what it has to let pass.

@@ -9,6 +9,7 @@ import nkilib._unmixed  # noqa: F401
 from ..work import Work, states_work
 from .install import install
 from .language.explain import explain_index
+from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
 from .target.options import Options, using
@@ -23,6 +24,7 @@ from .terms.errors import (
     SimulatorWarning,
     UninitializedReadError,
 )
+from .terms.packed_arrays import packed
 from .terms.spec import Spec, spec
 from .timing.parameters import ModelParameters
 
@@ -34,8 +36,11 @@ __all__ = [
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
+    "PerRank",
     "Profile",
     "RaceError",
+    "RankedKernel",
+    "Ranks",
     "Record",
     "RegisterTypeError",
     "SimulatorWarning",
@@ -44,7 +49,10 @@ __all__ = [
     "Work",
     "explain_index",
     "install",
+    "packed",
+    "per_rank",
     "profile",
+    "ranks",
     "recording",
     "spec",
     "states_work",

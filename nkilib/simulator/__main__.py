@@ -9,13 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from .install import install
-from .target.options import CHECKS, LEVELS, using
+from .target.limits import TARGETS
+from .target.options import CHECKS, FRONTENDS, LEVELS, using
 from .xla_stand_in import NotInStandInError, advice, install_stand_in
 
 _CHOICES = {
-    "target": ("trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4"),
+    "target": TARGETS,
     **dict.fromkeys(CHECKS, LEVELS),
     "uninitialized": (*LEVELS, "nan"),
+    "frontend": FRONTENDS,
 }
 
 

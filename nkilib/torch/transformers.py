@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nkilib.core.host.keywords import shows
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.keywords import shows
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,13 @@ VARIABLES = (
 )
 
 
+STAND_INS = CHECKOUT / "tests" / "cli" / "site"
+
+
 def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
     """Exit code, and what the report says by what was looked at."""
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    path = os.pathsep.join(map(str, (*before, CHECKOUT)))
+    path = os.pathsep.join(map(str, (*before, STAND_INS, CHECKOUT)))
     process = subprocess.run(
         [sys.executable, "-m", "nkilib", "doctor"],
         env=kept | {"PYTHONPATH": path} | environment,
@@ -59,6 +64,9 @@ def test_where_there_is_no_neuron_software() -> None:
     assert report["python"].startswith(f"{sys.version.split()[0]}, {sys.executable}, ")
     for name in ("numpy", "ml_dtypes"):
         assert report[name][0].isdigit()
+    for name in ("torch", "jax"):
+        assert report[name] == (metadata.version(name) if find_spec(name) else "not installed")
+    assert report["jax-neuronx"] == report["libneuronxla"] == "not installed"
     assert not set(VARIABLES) & report.keys()
 
 

@@ -126,7 +126,7 @@ def test_the_budgets_see_a_missing_shift_and_padding_that_counts(dtype: torch.dt
         assert _difference(ours, stock) > 100 * GRADIENT_BUDGET[dtype]
 
 
-@MODELS
+@pytest.mark.parametrize("make", [_llama, pytest.param(_qwen, marks=pytest.mark.sweep)], ids=["llama", "qwen"])
 @TYPES
 def test_ten_steps_follow_the_stock_trajectory(make: Any, dtype: torch.dtype) -> None:
     trajectories = []
@@ -166,7 +166,7 @@ class _Windows(torch.utils.data.Dataset):
         return {name: values[row % BATCH] for name, values in _padded_batch(seed=1 + row // BATCH).items()}
 
 
-@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("inplace", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_the_trainer_follows_the_stock_loss_under_gradient_accumulation(inplace: bool, tmp_path: Path) -> None:
     """It counts the targets of all micro-batches of a step, and hands the number on."""
     stock, ours = _pair(_llama)

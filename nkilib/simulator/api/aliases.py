@@ -1,4 +1,4 @@
-"""Names that older public NKI kernels use and NKI 0.6 does not document. Nothing here is needed by new code.
+"""Names that older public NKI kernels use and NKI does not document, 0.7 included. Nothing here is needed by new code.
 
 Each comes from a kernel that somebody published: ``nki.dtype`` as a type in annotations and as a module of types,
 ``nki.typing.tensor`` in annotations, ``nki.isa.constants`` as the home of the enumerations, and ``nl.bool`` and

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..launch.kernel import Kernel, jit, simulate
 from ..terms.dtypes import DType
-from . import collectives, isa, language
+from . import collectives, compiler, isa, language
 from .aliases import alias, offer
 
-__all__ = ["DType", "Kernel", "collectives", "isa", "jit", "language", "simulate"]
+__all__ = ["DType", "Kernel", "collectives", "compiler", "isa", "jit", "language", "simulate"]
 
 offer("nki", __all__)
 offer("nki.collectives", collectives.__all__)

@@ -64,12 +64,13 @@ class PartialWrites(Observer):
         for _, position in call.definition.outputs:
             view = call.values[position]
             if view is not None and not view.storage.written.is_full:
-                self._note(view)
+                self.note(view)
         for operand in call.indirect:
             if operand.is_output and not operand.base.storage.written.is_full:
-                self._note(operand.base)
+                self.note(operand.base)
 
-    def _note(self, view: View) -> None:
+    def note(self, view: View) -> None:
+        """The running instruction has written in ``view``, whose tensor has unwritten elements left."""
         storage = view.storage
         if view.indirect_access is None:
             box = _box_of(storage, view.layout, storage.width_of(view.dtype))

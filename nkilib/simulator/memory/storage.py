@@ -50,7 +50,8 @@ class Storage:
         deferred: what the elements of a part of it are instead of what its memory holds; see deferred.py.
         number: its own in this process; those who watch a core keep what they know of storages by their numbers.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
-        address: first partition and first byte in a partition where the kernel places it itself, or None.
+        address: where the kernel places it itself: on chip first partition and first byte in a partition, in HBM the
+            first byte; or None.
     """
 
     __slots__ = (
@@ -88,7 +89,7 @@ class Storage:
         is_abstract: bool = False,
         is_poisoned: bool = False,
         scope: tuple[int, ...] = (),
-        address: tuple[int, int] | None = None,
+        address: tuple[int, ...] | None = None,
     ) -> None:
         self.number = next(_NUMBERS)
         self.name = name

@@ -20,6 +20,18 @@ CHECKS = ("uninitialized", "capacity", "races", "identical_writes")
 # What ``uninitialized="ignore"`` was called before it was a level like the others.
 _NAN = "nan"
 
+# The rules for loops and registers.
+Frontend = Literal["tracer", "custom"]
+FRONTENDS: tuple[Frontend, ...] = get_args(Frontend)
+# AWS's variable for the way in which kernels are specialized, and what its values mean; unset is the tracer.
+_FRONTEND_VARIABLE = "NKI_COMPILER_FRONTEND"
+_FRONTENDS: dict[str, Frontend] = {
+    "": "tracer",
+    "tracer": "tracer",
+    "custom": "custom",
+    "parser": "custom",  # the same under the name that it had in 0.6
+}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,6 +40,7 @@ class Options:
     Attributes:
         target: generation to simulate: ``trn1|inf2|gen2``, ``trn2|gen3`` or ``trn3|gen4``. The environment variable
             ``NEURON_PLATFORM_TARGET_OVERRIDE`` sets it; unset means ``trn2`` (AWS's simulator takes trn3).
+            ``trn3_a0|trn3pre`` is the first silicon of trn3.
         precise_fp: store bfloat16 and float8 in their own width. ``NKI_PRECISE_FP=0`` keeps them in float32, so that
             an error of the algorithm can be told from a rounding.
         uninitialized: a read of an element that was never written: ``"error"`` (:class:`UninitializedReadError`),
@@ -40,8 +53,11 @@ class Options:
             there is then what the memory holds at that moment.
         identical_writes: both cores write the same values to the same elements without a barrier in between, which is
             no race, and one of them works for nothing: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``.
+        frontend: the rules for loops and registers: ``"tracer"``, those of NKI 0.7, where no run-time value steers
+            Python; or ``"custom"``, those of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
+            environment variable ``NKI_COMPILER_FRONTEND`` sets it.
 
-    The last four are set by ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES`` and
+    The four checks are set by ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES`` and
     ``NKILIB_IDENTICAL_WRITES``. ``"warn"`` is a :class:`SimulatorWarning`, one for each line of a kernel and process.
     """
 
@@ -51,6 +67,7 @@ class Options:
     capacity: Level = "error"
     races: Level = "error"
     identical_writes: Level = "ignore"
+    frontend: Frontend = "tracer"
 
     def __post_init__(self) -> None:
         generation(self.target)
@@ -60,6 +77,8 @@ class Options:
             object.__setattr__(self, "uninitialized", "ignore")
         for name in CHECKS:
             _check_level(f"Options.{name}", getattr(self, name))
+        if self.frontend not in FRONTENDS:
+            raise ValueError(f"Options.frontend must be one of {', '.join(FRONTENDS)}, got {self.frontend!r}")
 
     @property
     def generation(self) -> Generation:
@@ -83,8 +102,11 @@ class Options:
         if precise not in ("0", "1"):
             raise ValueError(f"NKI_PRECISE_FP must be 0 or 1, got {precise!r}")
         target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or cls.target
+        frontend = os.environ.get(_FRONTEND_VARIABLE, "")
+        if frontend not in _FRONTENDS:
+            raise ValueError(f"{_FRONTEND_VARIABLE} must be tracer or custom, got {frontend!r}")
         try:
-            return cls(target=target, precise_fp=precise == "1", **levels)
+            return cls(target=target, precise_fp=precise == "1", frontend=_FRONTENDS[frontend], **levels)
         except ValueError as error:
             raise ValueError(f"NEURON_PLATFORM_TARGET_OVERRIDE: {error}") from None
 
@@ -120,3 +142,14 @@ def using(**changes: Any) -> Iterator[Options]:
         yield current_options()
     finally:
         _CHANGES.reset(token)
+
+
+@contextmanager
+def preferring(target: str | None) -> Iterator[None]:
+    """Simulate a kernel's own target, if it has one and neither :func:`using` nor the environment names another."""
+    changes = _CHANGES.get() or {}
+    if target is None or "target" in changes or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
+        yield
+        return
+    with using(target=target):
+        yield

@@ -19,6 +19,8 @@ def describe(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegi
 
 def describe_stranger(value: Any) -> str:
     """What came where a tensor of the kernel belongs: an array in one line, without its elements, and what to do."""
+    if hasattr(value, "is_data_representable"):
+        return f"{value!r}: a grid is no operand, its tensor is grid.data"
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple) or hasattr(value, "buffer") or not hasattr(value, "dtype"):
         return repr(value)

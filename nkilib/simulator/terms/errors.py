@@ -18,7 +18,7 @@ class NkiValidationError(Exception):
     Attributes:
         place: ``file:line`` of the kernel, once it is known.
         refusal: the message behind the place and the function of ``nki.language``.
-        core: `` on core 1`` where a function of ``nki.language`` refused on one of two cores.
+        core: `` on core 1`` where a function of ``nki.language`` refused on one of several cores.
     """
 
     place = ""
@@ -35,7 +35,15 @@ class UninitializedReadError(NkiValidationError):
 
 
 class RegisterTypeError(NkiValidationError, TypeError):
-    """Python is asked to compute with a register, whose value only the device knows."""
+    """Python is asked to go by a register or a scalar, whose value only the device knows, or to compute with it."""
+
+
+class GridTypeError(NkiValidationError, TypeError):
+    """A shape or an index of a grid of tiles is of the wrong type."""
+
+
+class GridValueError(NkiValidationError, ValueError):
+    """A shape or an index of a grid of tiles cannot be."""
 
 
 class CapacityError(NkiValidationError):
@@ -59,7 +67,7 @@ class IdenticalWritesError(RaceError):
 
 
 class BarrierError(NkiValidationError):
-    """A core waits at a barrier that the other core cannot reach any more."""
+    """A core or a rank waits for another one that cannot come any more, or that comes to something else."""
 
 
 class SimulatorWarning(UserWarning):
@@ -116,14 +124,14 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
 
 
-def add_core(error: Exception, core: int) -> None:
+def add_core(error: Exception, core: str) -> None:
     """Put behind the message of an exception that is not the simulator's on which core, and where, it was raised.
 
-    For the core whose thread is not the caller's: both run the same lines. An exception that makes its message of
+    For cores whose thread is not the caller's: all run the same lines. An exception that makes its message of
     something else than one string, as KeyError does, gets a note instead, from Python 3.11 on.
     """
     place = _last_line(error)
-    where = f"on core {core}, {place}" if place else f"on core {core}"
+    where = f"on {core}, {place}" if place else f"on {core}"
     before = error.args
     message = before[0] if len(before) == 1 else ""
     if len(before) < 2 and isinstance(message, str) and str(error) == message:
@@ -158,7 +166,7 @@ def add_location(error: NkiValidationError, what: str) -> None:
     error.args = (f"{error.place}: {error.refusal}",)
 
 
-def add_function(error: NkiValidationError, function: str, core: int | None) -> None:
+def add_function(error: NkiValidationError, function: str, core: str) -> None:
     """Put kernel location and a function of ``nki.language`` in front of ``error``'s message.
 
     The name of an instruction inside it that refused stays, behind that of the function; of functions that call each
@@ -167,10 +175,10 @@ def add_function(error: NkiValidationError, function: str, core: int | None) -> 
     Args:
         error: what the function, or an instruction inside it, raises.
         function: as the kernel calls it.
-        core: number of the core where there are two; an instruction has named it already.
+        core: what tells the core from others that run, or empty; an instruction has named it already.
     """
     if not error.place:
         error.place = kernel_location()
         error.refusal = str(error)
-        error.core = "" if core is None else f" on core {core}"
+        error.core = f" on {core}" if core else ""
     error.args = (f"{error.place}: {function}{error.core}: {error.refusal}",)

@@ -1,6 +1,6 @@
 """How an operator is described, registered with PyTorch and launched, whichever function it serves.
 
-From the bottom up: ``options`` and ``operator`` describe, ``launch`` runs a description on a device, ``register`` makes
+From the bottom up: ``operator`` describes, ``launch`` runs a description on a device, ``register`` makes
 ``torch.ops.nkilib`` of it, ``autograd`` its derivative. What public functions share stands beside them: ``checks``,
-``keywords``, ``layout``. Nothing here knows a loss.
+``layout``. Nothing here knows a loss.
 """

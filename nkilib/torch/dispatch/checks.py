@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from nkilib.core.host.reductions import check_reduction
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.devices import check_device
 from nkilib.torch.dispatch.operator import TILE_DTYPES
-from nkilib.torch.dispatch.reductions import check_reduction
 
 _SHARDED: Final = {
     "DTensor": "pass .full_tensor() for the whole tensor, or .to_local() where every rank shall see its own part",

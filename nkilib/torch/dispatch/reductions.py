@@ -1,24 +1,8 @@
-"""The reductions that PyTorch's losses have."""
+"""The reductions of :mod:`nkilib.core.host.reductions`, of tensors."""
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 from torch import Tensor
-
-from nkilib.torch.dispatch.caller import Caller
-
-REDUCTIONS: Final = ("mean", "sum", "none")
-
-
-def check_reduction(caller: Caller, reduction: Any) -> None:
-    """Refuse another.
-
-    Raises:
-        ValueError: always then.
-    """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")
 
 
 def reduced(values: Tensor, reduction: str, shape: tuple[int, ...], divisor: Tensor | int | None = None) -> Tensor:

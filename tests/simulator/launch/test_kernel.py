@@ -151,14 +151,12 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_keywords_of_older_releases() -> None:
-    """``mode`` is ignored with a warning, as the migration guide says of NKI; the target has its own variable."""
+    """``mode`` is ignored with a warning, as the migration guide says of NKI."""
     with pytest.warns(DeprecationWarning, match=r"nki.jit\(mode=...\) is deprecated and ignored"):
         kernel = nki.jit(add, mode="jax")
     np.testing.assert_array_equal(kernel(X), nki.jit(add)(X))
     with pytest.warns(DeprecationWarning):
         assert nki.jit(mode="trace")(add)(X) is not None
-    message = refused(TypeError, lambda: nki.jit(add, platform_target="trn1"))
-    assert message == ("nki.jit() has no keyword 'platform_target'; set NEURON_PLATFORM_TARGET_OVERRIDE instead")
     assert refused(TypeError, lambda: nki.jit(debug=True)) == "nki.jit() has no keyword 'debug'"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from nkilib.core.host.keywords import refuse_unknown, shows
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
-from nkilib.torch.dispatch.keywords import refuse_unknown, shows
 from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs

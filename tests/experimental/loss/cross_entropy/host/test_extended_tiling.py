@@ -138,7 +138,9 @@ def _launch_everything(logits: Any, dtype: Any, chunk_size: int, is_probable: bo
 
 
 @pytest.mark.parametrize("is_probable", [False, True])
-@pytest.mark.parametrize("num_chunks", [1, 8, 16, 43, 64, 128, 129])
+@pytest.mark.parametrize(
+    "num_chunks", [1, 16, 128, 129, *(pytest.param(number, marks=pytest.mark.sweep) for number in (8, 43, 64))]
+)
 def test_small_tiles_fit_what_is_set_aside_for_them(num_chunks: int, is_probable: bool) -> None:
     """With every option, whatever number of batches shares the statistics."""
     chunk_size = 10

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.torch.dispatch.options import options_of, taken, values_of
+from nkilib.core.host.options import options_of, taken, values_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import fields
 from inspect import Parameter
 from typing import Any, TypeVar
 
-from nkilib.torch.dispatch.options import Dataclass, Group, options_of
+from nkilib.core.host.options import Dataclass, Group, options_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,0 +1,6 @@
+"""What the public functions of every framework share, and none of them is needed for. Never traced.
+
+- :mod:`.options`: options as fields of a dataclass;
+- :mod:`.keywords`: those fields as keywords of public functions;
+- :mod:`.reductions`: what a loss of rows may be reduced to.
+"""

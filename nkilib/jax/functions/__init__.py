@@ -1,0 +1,1 @@
+"""The functions of :mod:`nkilib.jax`, a file or a folder each."""

@@ -1,0 +1,156 @@
+"""The loss of rows and its derivative, for ``jax.grad``: the kernels' by the logits, XLA's by probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from nkilib.jax.dispatch.batching import Arrays, batched_by_rows
+from nkilib.jax.functions.cross_entropy import kernels
+from nkilib.jax.functions.cross_entropy.kernels import Recipe
+from nkilib.jax.functions.cross_entropy.soft_targets import scaled_distances, target_gradient, weight_gradient
+from nkilib.jax.functions.cross_entropy.targets import IGNORED, OUT_OF_RANGE
+
+_NAME: Final = "cross_entropy"
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Needed:
+    """By which arguments the loss is differentiated."""
+
+    logits: bool
+    target: bool
+    class_weight: bool
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Saved:
+    """What the backward takes of the forward.
+
+    Attributes:
+        logits: [N, V].
+        target: [N] int32, as ``targets.class_indices`` gives them, or [N, V] class probabilities.
+        class_weight: [V] float32, or None.
+        maximum, log_sum: [N] float32.
+        target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
+        needed: which gradients.
+    """
+
+    logits: jax.Array
+    target: jax.Array
+    class_weight: jax.Array | None
+    maximum: jax.Array
+    log_sum: jax.Array
+    target_weight: jax.Array | None
+    needed: Needed
+
+
+# ``kernels.forward`` or ``kernels.backward``.
+KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
+
+
+def is_soft(target: jax.Array) -> bool:
+    """Whether targets are class probabilities."""
+    return jnp.issubdtype(target.dtype, jnp.floating)
+
+
+def _launched(call: KernelCall, recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    return batched_by_rows(partial(call, recipe))(rows, shared)
+
+
+def _refuse_second(call: KernelCall, recipe: Recipe, rows: Arrays, shared: Arrays) -> NoReturn:
+    raise NotImplementedError(
+        f"{_NAME}: the gradient of the loss has no derivative here, neither forward nor reverse; for second "
+        f"derivatives use optax.softmax_cross_entropy_with_integer_labels"
+    )
+
+
+# What a kernel returns, with a derivative that raises: without one, the error would be that of a callback.
+_kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
+_kernel_results.defvjp(_refuse_second, _refuse_second)
+
+
+def _results(
+    recipe: Recipe, logits: jax.Array, target: jax.Array, class_weight: jax.Array | None
+) -> dict[str, jax.Array]:
+    """Of the forward kernel, with the log-probability of the target in place of its logit."""
+    rows = {"logits": logits, "target": _kernel_target(target)}
+    found = _kernel_results(kernels.forward, recipe, rows, {"class_weight": class_weight})
+    target_logit = found.pop("target_logit")
+    if is_soft(target):
+        return found
+    logprob = jnp.where(target == IGNORED, 0.0, (target_logit - found["maximum"]) - found["log_sum"])
+    is_wrong = target == OUT_OF_RANGE
+    return {**found, "loss": _nan_where(is_wrong, found["loss"]), "logprob": _nan_where(is_wrong, logprob)}
+
+
+def _kernel_target(target: jax.Array) -> jax.Array:
+    """Some class stands for one that does not exist; what comes of it is made NaN."""
+    return target if is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
+
+
+def _nan_where(is_wrong: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.where(is_wrong, jnp.nan, values)
+
+
+def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tuple[dict[str, jax.Array], Saved]:
+    """With ``symbolic_zeros``, JAX tells of every argument whether it is differentiated by."""
+    weight = None if class_weight is None else class_weight.value
+    needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)
+    if needed.class_weight and not is_soft(target.value):
+        raise NotImplementedError(
+            f"{_NAME}: weight is differentiated by, and there is a derivative by class weights for class probabilities "
+            f"only; pass jax.lax.stop_gradient(weight)"
+        )
+    results = _results(recipe, logits.value, target.value, weight)
+    target_weight = results["position_weight"] if is_soft(target.value) else None
+    saved = Saved(logits.value, target.value, weight, results["maximum"], results["log_sum"], target_weight, needed)
+    return results, saved
+
+
+def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.Array | None, ...]:
+    """Gradients of logits, target and class weights; None for no gradient."""
+    upstream = {
+        name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]
+        for name in ("loss", "lse", "logprob")
+    }
+    grad_loss = jnp.zeros_like(saved.maximum) if upstream["loss"] is None else upstream["loss"]
+    needed = saved.needed
+    grad_target = grad_weight = None
+    if needed.target or needed.class_weight:
+        softcap = recipe.options.logit_softcap
+        distances = scaled_distances(saved.logits, saved.maximum, saved.log_sum, grad_loss, softcap)
+        if needed.target:
+            grad_target = target_gradient(distances, saved.class_weight, recipe.options).astype(saved.target.dtype)
+        if needed.class_weight:
+            grad_weight = weight_gradient(distances, saved.target, recipe.options)
+    if not needed.logits or all(each is None for each in upstream.values()):
+        return None, grad_target, grad_weight
+    if not is_soft(saved.target):
+        grad_loss = _nan_where(saved.target == OUT_OF_RANGE, grad_loss)
+    rows = {
+        "logits": saved.logits,
+        "target": _kernel_target(saved.target),
+        "maximum": saved.maximum,
+        "log_sum": saved.log_sum,
+        "target_weight": saved.target_weight,
+        "grad_loss": grad_loss,
+        "grad_lse": upstream["lse"],
+        "grad_logprob": upstream["logprob"],
+    }
+    found = _kernel_results(kernels.backward, recipe, rows, {"class_weight": saved.class_weight})
+    return found["grad_logits"], grad_target, grad_weight
+
+
+# From the recipe, logits [N, V], targets and class weights to the forward's results by name, [N] each: loss, lse,
+# logprob (not of class probabilities), position_weight, maximum, log_sum, and with outputs argmax and entropy.
+loss_of_rows: Final = jax.custom_vjp(_results, nondiff_argnums=(0,))
+loss_of_rows.defvjp(_forward, _backward, symbolic_zeros=True)

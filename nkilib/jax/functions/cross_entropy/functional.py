@@ -1,0 +1,176 @@
+"""``cross_entropy``: softmax cross-entropy on the kernels, and what large-vocabulary training adds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nkilib.core.host.keywords import shows
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
+from nkilib.jax.dispatch.launch import simulator_options
+from nkilib.jax.dispatch.layout import as_rows, axis_of, rows_shape
+from nkilib.jax.functions.cross_entropy.checks import (
+    check_arguments,
+    check_outputs,
+    check_range,
+    checked_options,
+)
+from nkilib.jax.functions.cross_entropy.derivative import loss_of_rows
+from nkilib.jax.functions.cross_entropy.kernels import Recipe
+from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
+from nkilib.jax.functions.cross_entropy.targets import IGNORED, Array, class_indices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@overload
+def cross_entropy(
+    input: Array,
+    target: Array,
+    weight: Array | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    *,
+    normalizer: Array | float | None = ...,
+    return_outputs: Literal[False] = ...,
+    axis: int = ...,
+    **recipe: Unpack[RecipeOptions],
+) -> jax.Array: ...
+
+
+@overload
+def cross_entropy(
+    input: Array,
+    target: Array,
+    weight: Array | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    *,
+    normalizer: Array | float | None = ...,
+    return_outputs: Literal[True],
+    axis: int = ...,
+    **recipe: Unpack[RecipeOptions],
+) -> CrossEntropyOutputs: ...
+
+
+@overload
+def cross_entropy(
+    input: Array,
+    target: Array,
+    weight: Array | None = ...,
+    ignore_index: int = ...,
+    reduction: str = ...,
+    label_smoothing: float = ...,
+    *,
+    normalizer: Array | float | None = ...,
+    return_outputs: bool = ...,
+    axis: int = ...,
+    **recipe: Unpack[RecipeOptions],
+) -> jax.Array | CrossEntropyOutputs: ...
+
+
+@shows(RecipeOptions, defaults=LossOptions)
+def cross_entropy(
+    input: Array,
+    target: Array,
+    weight: Array | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    normalizer: Array | float | None = None,
+    return_outputs: bool = False,
+    axis: int = -1,
+    **recipe: Unpack[RecipeOptions],
+) -> jax.Array | CrossEntropyOutputs:
+    """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
+
+    With z = softcap(input), w the class weights (1 without any) and e = ``label_smoothing``, the loss of a position of
+    target t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale * lse ** 2``.
+    Without options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by default. Options
+    mean what they mean in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32 whatever the type of
+    the logits, and the gradient has the type of the logits, rounded once.
+
+    It works under ``jax.jit``, ``jax.grad``, ``jax.vmap`` (one launch for the whole batch) and ``jax.shard_map``.
+    Derivatives are first ones in reverse mode. A class that does not exist is an IndexError where the targets are known
+    (numpy arrays, and on the CPU arrays that are not being traced); else the loss of its position and its row of the
+    gradient are NaN.
+
+    Args:
+        input: logits, bfloat16 or float32, [V] or [..., V], or with the classes along another ``axis``.
+        target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
+            the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, there are
+            derivatives by ``target`` and ``weight`` too; XLA computes those, and takes the memory.
+        weight: [V] floating, a factor for each class, used in float32; None means 1.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count (by the number of
+            positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
+            As in Gemma 2, arXiv 2408.00118.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
+        normalizer: number that replaces the divisor of the mean, for instance that of the targets on all devices. It
+            may be traced; no derivative is taken by it.
+        return_outputs: return :class:`CrossEntropyOutputs`.
+        axis: that of the classes.
+
+    Returns:
+        The loss, float32: without dimensions, or for ``"none"`` of the shape of class indices. If every position is
+        ignored the mean is NaN and the gradient 0.
+
+    Raises:
+        TypeError: an argument has the wrong Python type or dtype (float16, float64 and integer logits are refused), or
+            a number that is compiled in is traced.
+        ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; ``normalizer``
+            without a mean; ``return_outputs`` with more than 2^24 classes.
+        IndexError: a target out of range, where targets are known.
+        NotImplementedError: arrays are not where kernels run; a derivative by class weights with class indices, in
+            forward mode through the gradient, or a second one.
+    """
+    options = checked_options(cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe)
+    check_arguments(input, target, weight, options, reduction, normalizer, axis)
+    classes = input.shape[axis_of(input.shape, axis)]
+    if return_outputs:
+        check_outputs(classes)
+    if target.shape != input.shape:
+        check_range(target, options.ignore_index, classes)
+        if isinstance(target, np.ndarray):  # before JAX makes int32 of 64 bits
+            target, options = (
+                class_indices(target, options.ignore_index, classes),
+                replace(options, ignore_index=IGNORED),
+            )
+    recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
+    return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled(
+    recipe: Recipe,
+    reduction: str,
+    axis: int,
+    input: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None,
+    normalizer: jax.Array | None,
+) -> jax.Array | CrossEntropyOutputs:
+    """:func:`cross_entropy` of checked arguments, compiled: on its own, each small operation would be a program."""
+    logits, options = as_rows(input, axis), recipe.options
+    if target.shape == input.shape:
+        exact = target.dtype in (jnp.float32, jnp.bfloat16)
+        rows_target, valid = as_rows(target if exact else target.astype(jnp.float32), axis), None
+    else:
+        rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
+        valid = rows_target != IGNORED
+    class_weight = None if weight is None else weight.astype(jnp.float32)
+    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
+    results = loss_of_rows(recipe, logits, rows_target, class_weight)
+    shape = rows_shape(input.shape, axis)
+    return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)

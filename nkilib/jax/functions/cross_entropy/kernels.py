@@ -1,0 +1,132 @@
+"""The launches of the two kernels, over rows: positions.
+
+``rows`` have an entry for each position, ``shared`` what all have in common: the class weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from nkilib.core.host.options import values_of
+from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.jax.dispatch.batching import Arrays
+from nkilib.jax.dispatch.host_call import Result
+from nkilib.jax.dispatch.launch import Kernel, launch
+from nkilib.jax.functions.cross_entropy.targets import IGNORED
+from nkilib.nki import nl
+from nkilib.simulator.target.options import Options
+
+# What kernels take as logits; tiles have its type.
+TILE_DTYPES: Final = {jnp.dtype(jnp.bfloat16): nl.bfloat16, jnp.dtype(jnp.float32): nl.float32}
+
+_FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
+_FORWARD: Final = Kernel("cross_entropy_forward", extended_cross_entropy_forward)
+_BACKWARD: Final = Kernel("cross_entropy_backward", extended_cross_entropy_backward)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is compiled into the kernels.
+
+    Attributes:
+        options: of the loss.
+        with_outputs: argmax and entropy are asked for.
+        simulator: its options; None on the real NKI.
+    """
+
+    options: LossOptions
+    with_outputs: bool
+    simulator: Options | None
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernels' arguments; targets have one number for what is to be ignored."""
+        return {**values_of(self.options), "ignore_index": IGNORED}
+
+
+def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """Results of the kernel, [N] each.
+
+    Args:
+        recipe: compiled in.
+        rows: ``logits`` [N, V]; ``target``, [N] int32, each a class or ``IGNORED``, or [N, V] class probabilities.
+        shared: ``class_weight``, [V] float32 or None.
+
+    Returns:
+        loss, lse, target_logit, position_weight, maximum and log_sum, float32, as the kernel names them; with outputs
+        ``argmax``, int32, and ``entropy``, float32.
+    """
+    logits = _given(rows, "logits")
+    names = ["loss", "lse", "target_logit", "position_weight"]
+    names += [*(["argmax", "entropy"] if recipe.with_outputs else []), "maximum", "log_sum"]
+    results = {name: Result(logits.shape[:1], _INT32 if name == "argmax" else _FLOAT32) for name in names}
+    if logits.size == 0:  # a kernel needs an element
+        return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
+    constants = {"with_argmax": recipe.with_outputs, "with_entropy": recipe.with_outputs, "with_log_sum": True}
+    return launch(
+        _FORWARD,
+        _arrays(rows, shared),
+        {**recipe.constants, **_cut(logits, "forward"), **constants},
+        results,
+        recipe.simulator,
+    )
+
+
+def backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
+    """The gradient of the logits, ``grad_logits``, [N, V] in their type.
+
+    Args:
+        recipe: that of the forward.
+        rows: as in the forward, and [N] float32 each: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
+            ``grad_lse`` and ``grad_logprob``, None for no gradient, the first always; ``target_weight``, the forward's
+            position_weight for class probabilities, else None.
+        shared: as in the forward.
+    """
+    logits = _given(rows, "logits")
+    if logits.size == 0:
+        return {"grad_logits": jnp.zeros_like(logits)}
+    lse = _given(rows, "maximum") + _given(rows, "log_sum")
+    further = {f"{name}_hbm": rows[name] for name in _OF_BACKWARD}
+    return launch(
+        _BACKWARD,
+        {**_arrays(rows, shared), "lse_hbm": lse, **further},
+        {**recipe.constants, **_cut(logits, "backward")},
+        {"grad_logits": Result(logits.shape, logits.dtype)},
+        recipe.simulator,
+    )
+
+
+_OF_BACKWARD: Final = ("maximum", "log_sum", "grad_loss", "grad_lse", "grad_logprob", "target_weight")
+
+
+def _given(arrays: Arrays, name: str) -> jax.Array:
+    """An array that is not optional.
+
+    Raises:
+        KeyError: it was not given.
+    """
+    array = arrays[name]
+    if array is None:
+        raise KeyError(f"{name} must be given")
+    return array
+
+
+def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
+    return {
+        "logits_hbm": rows["logits"],
+        "targets_hbm": rows["target"],
+        "class_weight_hbm": shared["class_weight"],
+    }
+
+
+def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
+    """How the kernel cuts the logits up, and the type of its tiles."""
+    positions, classes = logits.shape
+    tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
+    return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}

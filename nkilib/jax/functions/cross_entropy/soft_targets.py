@@ -1,0 +1,53 @@
+"""Gradients of class probabilities and of their class weights: XLA computes them, the kernels do not.
+
+They take memory of several times the logits, in float32, so nothing here runs unless one of the two is differentiated.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+
+
+def scaled_distances(
+    logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, softcap: float | None
+) -> jax.Array:
+    """[N, V] float32: ``grad_loss * (lse - z)`` with the capped logits z; what both gradients are made of.
+
+    Args:
+        logits: [N, V], before the cap.
+        maximum, log_sum: [N] float32, the summands of lse.
+        grad_loss: [N] float32.
+        softcap: c of the cap; None for none.
+    """
+    z = logits.astype(jnp.float32)
+    if softcap is not None:
+        z = jnp.where(jnp.isneginf(z), z, softcap * jnp.tanh(z / softcap))
+    log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
+    return ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
+
+
+def target_gradient(distances: jax.Array, class_weight: jax.Array | None, options: LossOptions) -> jax.Array:
+    """[N, V] float32, of the class probabilities.
+
+    Args:
+        distances: from :func:`scaled_distances`.
+        class_weight: [V] float32; None means 1.
+        options: of the loss.
+    """
+    weighted = distances if class_weight is None else distances * class_weight
+    return (1.0 - options.label_smoothing) * weighted
+
+
+def weight_gradient(distances: jax.Array, target: jax.Array, options: LossOptions) -> jax.Array:
+    """[V] float32, of the class weights.
+
+    Args:
+        distances: from :func:`scaled_distances`.
+        target: [N, V] class probabilities.
+        options: of the loss.
+    """
+    kept, spread = 1.0 - options.label_smoothing, options.label_smoothing / target.shape[1]
+    return ((kept * target.astype(jnp.float32) + spread) * distances).sum(0)

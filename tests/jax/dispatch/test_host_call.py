@@ -1,0 +1,58 @@
+"""Python functions in programs of JAX, by both kinds of callback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nkilib.jax.dispatch import host_call as module
+from nkilib.jax.dispatch.host_call import Result, host_call
+from tests.fresh_python import run_fresh
+
+
+def doubled_and_count(x: np.ndarray, y: np.ndarray) -> Sequence[np.ndarray]:
+    """A pure function of two arrays."""
+    assert not x.flags.writeable and type(x) is type(y) is np.ndarray
+    return 2 * x, np.asarray(np.count_nonzero(y), np.int32)
+
+
+def called(x: Any, y: Any) -> list[jax.Array]:
+    results = [Result(x.shape, x.dtype), Result((), np.dtype(np.int32))]
+    return host_call(doubled_and_count, results, x, y)
+
+
+@pytest.mark.parametrize("is_buffered", [True, False], ids=["buffer_callback", "pure_callback"])
+def test_arrays_in_and_out(is_buffered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_buffered:
+        monkeypatch.setattr(module, "BUFFER_CALLBACK", None)
+    elif module.BUFFER_CALLBACK is None:
+        pytest.skip("this JAX has no buffer_callback")
+    x, y = jnp.asarray([[1.5, -2.0]], jnp.bfloat16), jnp.asarray([0, 1, 2])
+    for run in (called, jax.jit(called)):
+        found, count = run(x, y)
+        assert found.dtype == jnp.bfloat16 and found.tolist() == [[3.0, -4.0]]
+        assert count.dtype == jnp.int32 and count == 2
+
+
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax.numpy as jnp, numpy as np
+from nkilib.jax.dispatch.host_call import Result, host_call
+x = jnp.ones((512, 512))  # a megabyte, of which a copy waits for the thread that waits for it
+for _ in range(3):
+    x, = host_call(lambda x: [x + 1], [Result(x.shape, x.dtype)], x * 1)
+print(x.max())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="takes a core away, as Linux can")
+def test_large_arrays_on_one_core_do_not_wait_for_each_other() -> None:
+    outcome = run_fresh(ON_ONE_CORE)
+    assert (outcome.output, outcome.error) == ("4.0", "")
