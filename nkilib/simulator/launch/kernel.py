@@ -55,7 +55,6 @@ class Kernel:
         self.cores = cores
         self.schedule = tuple(schedule)
         self.settings = settings or Settings()
-        self._signature = inspect.signature(func)
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -80,6 +79,10 @@ class Kernel:
             raise wrong_call
         check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.func)
 
     def with_schedule(
         self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: dependency | None = None

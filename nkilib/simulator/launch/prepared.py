@@ -18,7 +18,9 @@ from ..machine.world import Seat
 from ..target.options import Options, current_options
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError
+from ..terms.spec import Spec
 from .arguments import Arguments
+from .containers import leaves_of
 from .running import CoreRun
 from .schedule import Edge, check_issued
 from .settings import Settings
@@ -41,8 +43,11 @@ class Launchable(Protocol):
     settings: Settings
 
 
-def cores_of(kernel: Launchable, options: Options) -> int:
+def cores_of(kernel: Launchable, options: Options, arguments: object = ()) -> int:
     """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
+
+    A launch on shapes alone asks what a launch somewhere would do: of the cores that it names, this environment is no
+    judge.
 
     Raises:
         NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
@@ -51,7 +56,9 @@ def cores_of(kernel: Launchable, options: Options) -> int:
     try:
         count = lnc.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)
     except lnc.CoresDisagreeError as error:
-        raise NkiValidationError(str(error)) from None
+        if kernel.cores is None or not any(isinstance(leaf, Spec) for leaf in leaves_of(arguments)):
+            raise NkiValidationError(str(error)) from None
+        count = kernel.cores
     if count > 1 and options.generation.version is nc_version.gen2:
         launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
         raise NkiValidationError(
@@ -86,7 +93,7 @@ class PreparedLaunch:
         unwritable: frozenset[int] = frozenset(),
     ) -> None:
         func, self._options = kernel.func, current_options()
-        options, count = self._options, cores_of(kernel, self._options)
+        options, count = self._options, cores_of(kernel, self._options, (args, kwargs))
         self._kernel = kernel
         self._arguments = Arguments(
             func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp, unwritable=unwritable

@@ -119,6 +119,8 @@ def test_a_grid_that_is_not_the_environments_is_refused(monkeypatch: pytest.Monk
             "each_core with NEURON_LOGICAL_NC_CONFIG=2: trn1 has no logical NeuronCores of two; launch on one core or "
             "set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
+    shape = nkilib.simulator.spec(X.shape, nl.float32)
+    assert nki.jit(each_core)[1](shape) == shape, "a launch on shapes alone is a question about any machine"
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "3")
     assert refused(ValueError, lambda: nki.jit(each_core)(X)).startswith("NEURON_LOGICAL_NC_CONFIG must be 1 or 2, ")
 

@@ -27,7 +27,8 @@ def cross_entropy_forward(
     """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
 
     Equivalent to ``F.cross_entropy(logits, targets, reduction="none")`` and ``torch.logsumexp(logits, 1)`` in PyTorch.
-    Launch with ``cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores, without ``[2]`` on one core.
+    Launch with ``cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the
+    cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
         N: positions, that is tokens (N > 0).
