@@ -8,6 +8,7 @@ import importlib
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
@@ -27,6 +28,7 @@ _PACKAGES = {
 _SYSFS = "sys/devices/virtual/neuron_device"
 _VARIABLES = (
     "NKILIB_BACKEND",
+    "NKILIB_TORCH_OPS",
     "NKILIB_FORCE_BUNDLED_LIBRARY",
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     "NKI_COMPILER_FRONTEND",
@@ -80,6 +82,7 @@ def examine() -> Iterator[Finding]:
     yield from _backend()
     for module, distribution in _PACKAGES.items():
         yield Finding(distribution, _importable(module, distribution))
+    yield from _torch_operators()
     yield from _devices()
     yield _cores_of_a_launch()
     for name in _VARIABLES:
@@ -126,6 +129,21 @@ def _backend() -> Iterator[Finding]:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:
             yield Finding("simulated target", options.generation.name)
+
+
+def _torch_operators() -> Iterator[Finding]:
+    """What registered the operators for the native device, where there is a torch-neuronx, or somebody has chosen."""
+    if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the line repeats them
+            importlib.import_module("nkilib.torch")
+    except Exception as error:
+        yield Finding("operators on neuron", f"cannot be used: {type(error).__name__}: {error}")  # kernels can
+        return
+    registrar = importlib.import_module("nkilib.torch.dispatch.native").registrar
+    yield Finding("operators on neuron", f"{registrar.name}, because {registrar.reason}")
 
 
 def _cores_of_a_launch() -> Finding:

@@ -9,38 +9,50 @@ import nkilib._unmixed  # noqa: F401
 from ..work import Work, states_work
 from .install import install
 from .language.explain import explain_index
+from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
 from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
 from .target.options import Options, using
 from .terms.errors import (
     BarrierError,
     CapacityError,
+    IdenticalWritesError,
     NkiValidationError,
     OutOfRangeError,
     RaceError,
     RegisterTypeError,
+    SimulatorWarning,
     UninitializedReadError,
 )
+from .terms.packed_arrays import packed
 from .terms.spec import Spec, spec
 from .timing.parameters import ModelParameters
 
 __all__ = [
     "BarrierError",
     "CapacityError",
+    "IdenticalWritesError",
     "ModelParameters",
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
+    "PerRank",
     "Profile",
     "RaceError",
+    "RankedKernel",
+    "Ranks",
     "Record",
     "RegisterTypeError",
+    "SimulatorWarning",
     "Spec",
     "UninitializedReadError",
     "Work",
     "explain_index",
     "install",
+    "packed",
+    "per_rank",
     "profile",
+    "ranks",
     "recording",
     "spec",
     "states_work",

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from .install import install
-from .target.options import using
+from .target.limits import TARGETS
+from .target.options import CHECKS, FRONTENDS, LEVELS, using
+from .xla_stand_in import NotInStandInError, advice, install_stand_in
 
 _CHOICES = {
-    "target": ("trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4"),
-    "uninitialized": ("nan", "error"),
-    "capacity": ("error", "ignore"),
-    "races": ("error", "ignore"),
+    "target": TARGETS,
+    **dict.fromkeys(CHECKS, LEVELS),
+    "uninitialized": (*LEVELS, "nan"),
+    "frontend": FRONTENDS,
 }
 
 
@@ -27,7 +29,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="An option that is left out keeps what the environment says, or its default: see docs/simulator.md.",
     )
     for name, choices in _CHOICES.items():
-        parser.add_argument(f"--{name}", choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
     parser.add_argument(
         "-m", dest="module", metavar="module", nargs=argparse.REMAINDER, help="run a module, as python -m"
     )
@@ -37,7 +40,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Install the simulator as ``nki`` and run what the command line names; ``None`` means that of this process."""
+    """Install the simulator as ``nki`` and run what the command line names; ``None`` means that of this process.
+
+    A script that lacks a part of the Neuron software ends with one line that says what to do.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     if (options.script is None) == (not options.module):
@@ -45,17 +51,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.script is not None and not os.path.exists(options.script):
         parser.error(f"there is no script {options.script!r}")
     install()
+    install_stand_in()
     changes = {name: getattr(options, name) for name in _CHOICES if getattr(options, name) is not None}
-    with using(**changes):
-        if options.module:
-            name, *rest = options.module
-            sys.argv = [name, *rest]
-            sys.path.insert(0, "")
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = [options.script, *options.arguments]
-            sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
-            runpy.run_path(options.script, run_name="__main__")
+    try:
+        with using(**changes):
+            _run(options)
+    except (ImportError, NotInStandInError) as error:
+        line = advice(error)
+        if line is None:
+            raise
+        raise SystemExit(f"{parser.prog}: {line}") from None
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.module:
+        name, *rest = options.module
+        sys.argv = [name, *rest]
+        sys.path.insert(0, "")
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [options.script, *options.arguments]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+        runpy.run_path(options.script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
+from .terms.packed_arrays import register_names
+
 
 def install() -> None:
-    """Make ``import nki``, ``nki.isa``, ``nki.language`` and ``nki.collectives`` give the simulator, in this process.
+    """Make ``import nki``, ``nki.isa`` and its other modules give the simulator, in this process.
 
     The modules of older releases in :mod:`nkilib.simulator.api.aliases` come with them, those in the package of the
     compiler (``neuronxcc.nki.typing``) only where that is not installed. Calling it again changes nothing.
+    Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the real NKI.
     ``python -m nkilib.simulator script.py`` does this and runs a script.
 
     Raises:
@@ -35,13 +38,15 @@ def install() -> None:
             f"simulate beside it, set NKILIB_BACKEND=simulator and say 'from nkilib.nki import nki, nisa, nl'"
         )
     sys.modules.update(modules)
+    register_names()
 
 
 def _modules() -> dict[str, ModuleType]:
     """What stands for every module of NKI, by its name. Imported here: the package itself must not need all of it."""
-    from .api import aliases, collectives, isa, language, nki
+    from .api import aliases, collectives, compiler, isa, language, nki
 
-    documented = {"nki": nki, "nki.isa": isa, "nki.language": language, "nki.collectives": collectives}
+    documented = {"nki": nki, "nki.isa": isa, "nki.language": language}
+    documented |= {"nki.collectives": collectives, "nki.compiler": compiler}
     has_compiler = "neuronxcc" in sys.modules or _place_of("neuronxcc", "nki")
     return documented | aliases.MODULES | ({} if has_compiler else aliases.COMPILER_MODULES)
 

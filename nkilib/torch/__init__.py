@@ -1,12 +1,23 @@
 """Cross-entropy on the kernels for PyTorch: on a Neuron device, and on the CPU through the simulator.
 
-Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``.
+Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``;
+where the native torch-neuronx is loaded, also ``torch.ops.nkilib_neuron``.
 """
 
 import nkilib._unmixed  # noqa: F401
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 
-__all__ = ["CrossEntropyLoss", "CrossEntropyOutputs", "cross_entropy", "vocab_parallel_cross_entropy"]
+__all__ = [
+    "CrossEntropyLoss",
+    "CrossEntropyOutputs",
+    "TokenScores",
+    "cross_entropy",
+    "int32_targets",
+    "token_scores",
+    "vocab_parallel_cross_entropy",
+]

@@ -93,7 +93,18 @@ UNDOCUMENTED: Final = (
         ("AttributeError", "no attribute 'write'"),
         "nisa.register_move(register, 2)",
     ),
-    Case("attribute of an instruction", "load.line", ("AttributeError", "no attribute"), "load.depends_on()"),
+    Case(
+        "attribute of an instruction",
+        "load.line",
+        ("AttributeError", "no attribute"),
+        "load.depends_on(kind=nisa.dependency.runtime)",
+    ),
+    Case(
+        "order without a kind",
+        "load.depends_on()",
+        ("DeprecationWarning", "depends_on() without kind= is deprecated"),
+        "load.depends_on(kind=nisa.dependency.schedule)",
+    ),
     Case(
         "limit of the target",
         "nl.tile_size.fmax",
@@ -111,6 +122,25 @@ UNDOCUMENTED: Final = (
         "for _ in nl.dynamic_range(3):\n    times += 1",
         ("TypeError", "nki.language.dynamic_range was removed in NKI 0.7"),
         _LOOP,
+    ),
+    Case(
+        "operator of a scalar",
+        "nl.fori_loop(0, 2, lambda i: i // 2)",
+        ("TypeError", "unsupported operand type(s) for //"),
+        "def body(i):\n    nisa.dma_copy(dst=tile, src=rows[nl.ds(i * 2 - 2 * i, 4)])\nnl.fori_loop(0, 2, body)",
+    ),
+    Case(
+        "use of a comparison of scalars",
+        "def body(i):\n    nl.fori_loop(0, i < 2, body)\nnl.fori_loop(0, 2, body)",
+        ("RegisterTypeError", "is the result of a comparison of scalars"),
+        "nl.fori_loop(0, 2, lambda i: nl.fori_loop(0, i * i, lambda j: None))",
+    ),
+    Case(
+        "number for a scalar",
+        "word = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)\nnisa.scalar_store(word, 3)",
+        ("NkiValidationError", "operand 'value' must be an NkiScalar, got 3"),
+        "word = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)\nnisa.register_store(word, register)\n"
+        "nisa.scalar_store(word, nisa.scalar_load(word) + 3)",
     ),
     Case(
         "the simulator",

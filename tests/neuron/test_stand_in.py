@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.neuron import machine
 from tests.neuron.planted import CASES
+from tests.simulator.api.documented import DOCUMENTED
 
 SHOW_API = """
 import inspect, json
@@ -38,7 +38,6 @@ print(json.dumps({
     "enumerations": {name: [member.name for member in getattr(nki.isa, name)] for name in ("engine", "dependency")},
 }))
 """
-DATA = Path(__file__).parents[1] / "simulator" / "api" / "documented_api.json"
 OPERATORS_OF_PYTHON = {"__bool__", "__contains__", "__float__", "__index__", "__int__", "__iter__", "__len__"}
 OF_EVERY_CLASS = {
     "__firstlineno__",
@@ -57,14 +56,11 @@ def api() -> dict[str, Any]:
 
 
 def test_its_names_are_the_documented_ones(api: dict[str, Any]) -> None:
-    documented = json.loads(DATA.read_text())
-    changes = json.loads((Path(__file__).parent / "changes_of_0_7.json").read_text())
     modules = {"collectives", "compiler", "isa", "language"}
     assert api["version"] == "0.7.0"
     for module, names in api["public"].items():
-        known = {*documented.get(module, ()), *changes.get(module, ())}
         of_nki = modules if module == "nki" else set()
-        assert set(names) == {name for name in known if not name.startswith("_")} | of_nki
+        assert set(names) == {name for name in DOCUMENTED[module] if not name.startswith("_")} | of_nki
 
 
 def test_names_of_0_7_are_there(api: dict[str, Any]) -> None:
@@ -76,8 +72,8 @@ def test_names_of_0_7_are_there(api: dict[str, Any]) -> None:
 
 
 def test_a_tensor_has_the_documented_attributes_and_methods_only(api: dict[str, Any]) -> None:
-    documented = json.loads(DATA.read_text())["nki.language"]["NkiTensor"]
-    known = {*documented["attributes"], *documented["methods"], "data"} - {"__init__"}
+    documented = DOCUMENTED["nki.language"]["NkiTensor"]
+    known = {*documented["attributes"], *documented["methods"]} - {"__init__"}
     public = {name for name in api["tensor"] if not name.startswith("_") or name.startswith("__")}
     assert public - OPERATORS_OF_PYTHON - OF_EVERY_CLASS == known
 
@@ -101,20 +97,48 @@ def test_signatures_are_those_of_0_7(api: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("call", "names"),
-    [
-        ("nl.tiles(None)", "nki.language.tiles"),
-        ("nisa.scalar_load(None)", "nki.isa.scalar_load"),
-        ("nki.collectives.rank_id()", "nki.collectives.rank_id"),
-        ("nki.jit(print, compile_config=nki)", "compile_config"),
-        ("nki.compiler.CompileConfig()", "nki.compiler.CompileConfig"),
-    ],
-)
-def test_what_is_documented_and_not_simulated_says_so(call: str, names: str) -> None:
-    done = machine.run("-c", f"import nki, nki.isa as nisa, nki.language as nl\n{call}")
-    error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith("NotImplementedError: ") and names in error
+GRIDS_AND_CONFIGURATIONS = """
+import numpy as np
+import nki, nki.isa as nisa, nki.language as nl
+from nki.compiler import AddressRotation, CompileConfig, SpecializationConfig
+
+config = CompileConfig(address_rotation=AddressRotation.DISABLE)
+assert config.address_rotation is AddressRotation.DISABLE and config.nki_alloc_fallback
+
+@nki.jit(compile_config=config, specialization_config=SpecializationConfig(allow_nested_config_override=True))
+def kernel(x):
+    result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    source, target = nl.tiles(x, tile_shape=(2, 4)), nl.blocks(result, tile_shape=(2, 4), block_shape=(1, 2))
+    assert isinstance(source, nl.NkiTileGrid) and isinstance(source, nl.NkiGrid) and isinstance(target, nl.NkiBlockGrid)
+    assert source.shape == (2, 3) and target.shape == (2, 2) and target.block_shape == (1, 2)
+    assert source[1, -1].is_remainder and source[1, -1].element_shape == (1, 2)
+    for row in range(source.shape[0]):
+        held = nl.empty_like(source[row], buffer=nl.sbuf)
+        nisa.dma_copy(dst=held.data, src=source[row].data)
+        for column in range(target.shape[1]):
+            block = target[row, column]
+            nisa.dma_copy(dst=block.data, src=held[2 * column : 2 * column + nl.tiles(block).shape[1]].data)
+    return result
+
+@nki.jit
+def caller(x):
+    return kernel(x)
+
+x = np.arange(30, dtype=np.float32).reshape(3, 10)
+assert (kernel(x) == x).all()
+try:
+    caller(x)
+except nisa.NkiValidationError as error:
+    assert "kernel kernel asks for another CompileConfig" in str(error)
+else:
+    raise SystemExit("a kernel that disagrees was inlined")
+assert (nki.jit(lambda x: kernel(x), compile_config=config)(x) == x).all()
+"""
+
+
+def test_grids_and_configurations_are_those_of_the_simulator() -> None:
+    done = machine.run("-c", GRIDS_AND_CONFIGURATIONS)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
 from nkilib.simulator.terms.regions import MemoryRegion
 
-from .kernels import load
+from .kernels import load, without_where
 
 View = Callable[[Any, Any], Any]
 
@@ -78,7 +78,7 @@ def refused(error: type[BaseException], action: Callable[[], Any]) -> str:
     with pytest.raises(error) as caught:
         action()
     assert type(caught.value) is error
-    return str(caught.value)
+    return without_where(str(caught.value))
 
 
 def in_time(action: Callable[[], Any], seconds: float = 20.0) -> BaseException | None:

@@ -20,10 +20,11 @@ from nki.language import NKIObject
 from nki.isa.constants import dge_mode, oob_mode
 from nki.typing import tensor
 import nki.collectives as collectives
+from nki.compiler import CompileConfig
 import nki.dtype as types
 
 
-@nki.jit
+@nki.jit(compile_config=CompileConfig())
 def double(x: tensor, dtype: nki.dtype = nl.float32):
     tile = nl.ndarray(x.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=x)

@@ -1,4 +1,4 @@
-"""Names that older public NKI kernels use and NKI 0.6 does not document. Nothing here is needed by new code.
+"""Names that older public NKI kernels use and NKI does not document, 0.7 included. Nothing here is needed by new code.
 
 Each comes from a kernel that somebody published: ``nki.dtype`` as a type in annotations and as a module of types,
 ``nki.typing.tensor`` in annotations, ``nki.isa.constants`` as the home of the enumerations, and ``nl.bool`` and
@@ -8,6 +8,8 @@ else take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, wher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -77,11 +79,22 @@ _REMOVED: dict[str, dict[str, str]] = {
 }
 
 
+# What each documented module has, as it says itself, and what kernels call the module.
+_OFFERED: dict[str, Sequence[str]] = {}
+_CALLED = {"nki": "nki", "nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "nki.collectives"}
+
+
+def offer(module: str, names: Sequence[str]) -> None:
+    """Say what a module has, for those who misspell it or look for it in another one."""
+    _OFFERED[module] = names
+
+
 def alias(module: str, name: str) -> Any:
     """The object that older kernels know as ``module.name``.
 
     Raises:
-        AttributeError: if there is none; for a name that was removed, with what took its place.
+        AttributeError: if there is none; for a name that was removed, with what took its place, for one that is
+            misspelt or of another module, with what was likely meant.
     """
     submodule = MODULES.get(f"{module}.{name}")
     if submodule is not None:
@@ -91,4 +104,20 @@ def alias(module: str, name: str) -> Any:
     instead = _REMOVED[module].get(name)
     if instead is not None:
         raise AttributeError(f"{module}.{name} was removed from NKI before release 0.6; use {instead}")
-    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{_likely(module, name)}")
+
+
+def _likely(module: str, name: str) -> str:
+    """What was likely meant: the name in another module, or one that is spelt like it, in this one before others."""
+    if name.startswith("_"):
+        return ""
+    others = [other for other in _OFFERED if other != module]
+    for other in others:
+        if name in _OFFERED[other]:
+            return f"; it is {_CALLED[other]}.{name}"
+    for each in (module, *others):
+        spelt = {candidate.lower(): candidate for candidate in _OFFERED.get(each, ())}
+        close = get_close_matches(name.lower(), spelt, 1, cutoff=0.6 if each == module else 0.8)
+        if close:
+            return f"; did you mean {_CALLED[each]}.{spelt[close[0]]}?"
+    return ""

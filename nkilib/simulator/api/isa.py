@@ -1,4 +1,4 @@
-"""Stands for the module ``nki.isa``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+"""Stands for the module ``nki.isa``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ from ..engines.scalar.activate2 import activate2
 from ..engines.scalar.activation import activation, activation_reduce
 from ..engines.sync.barrier import core_barrier
 from ..engines.sync.registers import register_load, register_move, register_store
+from ..engines.sync.scalars import scalar_load, scalar_store
 from ..engines.sync.sendrecv import sendrecv
+from ..engines.sync.sendrecv_compute import sendrecv_compute
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
 from ..engines.tensor.mx import nc_matmul_mx, quantize_mx
-from ..engines.vector.accumulating import exponential, select_reduce, tensor_scalar_reduce
+from ..engines.vector.accumulating import (
+    exponential,
+    scalar_tensor_tensor,
+    select_reduce,
+    tensor_scalar_reduce,
+)
 from ..engines.vector.arithmetic import (
     memset,
     reciprocal,
-    scalar_tensor_tensor,
     tensor_copy,
     tensor_reduce,
     tensor_scalar,
@@ -48,9 +54,19 @@ from ..isa.handle import NkiInstruction
 from ..language.programs import get_nc_sub_version, get_nc_version
 from ..language.registers import register_alloc
 from ..tensors.registers import VirtualRegister
-from ..terms.enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
+from ..tensors.scalars import NkiScalar
+from ..terms.enums import (
+    dependency,
+    dge_mode,
+    dma_engine,
+    engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+)
 from ..terms.errors import NkiValidationError
-from .aliases import alias
+from .aliases import alias, offer
 
 # Deprecated names of the members of ``engine``.
 tensor_engine = engine.tensor
@@ -62,6 +78,7 @@ unknown_engine = engine.unknown
 
 __all__ = [
     "NkiInstruction",
+    "NkiScalar",
     "NkiValidationError",
     "VirtualRegister",
     "activate2",
@@ -71,6 +88,7 @@ __all__ = [
     "bn_aggr",
     "bn_stats",
     "core_barrier",
+    "dependency",
     "dge_mode",
     "dma_compute",
     "dma_copy",
@@ -110,9 +128,12 @@ __all__ = [
     "register_store",
     "rng",
     "scalar_engine",
+    "scalar_load",
+    "scalar_store",
     "scalar_tensor_tensor",
     "select_reduce",
     "sendrecv",
+    "sendrecv_compute",
     "sequence_bounds",
     "set_rng_seed",
     "tensor_copy",
@@ -129,6 +150,8 @@ __all__ = [
     "unknown_engine",
     "vector_engine",
 ]
+
+offer("nki.isa", __all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

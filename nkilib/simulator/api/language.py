@@ -1,13 +1,15 @@
-"""Stands for the module ``nki.language``: every public name of NKI 0.6, implemented or raising NotImplementedError."""
+"""Stands for the module ``nki.language``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ..language.constants import shared_constant, shared_identity_matrix
-from ..language.creation import empty_like, full, ndarray, ones, zeros, zeros_like
+from ..language.creation import full, ndarray, ones, zeros, zeros_like
 from ..language.elementwise import logical_not, negative
 from ..language.functions import OPERATORS
+from ..language.grids import alloc_blocks, alloc_tiles, blocks, tiles
+from ..language.like import empty_like
 from ..language.linear import matmul, transpose
 from ..language.normalization import rms_norm, softmax
 from ..language.printing import device_print
@@ -15,15 +17,16 @@ from ..language.programs import num_programs, program_id, program_ndim
 from ..language.random import dropout, rand, random_seed
 from ..language.ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
 from ..language.reductions import all_over as all
-from ..language.reductions import mean, var
 from ..language.reductions import prod_over as prod
+from ..language.reductions import var
 from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
 from ..language.shapes import broadcast_to, expand_dims, where
 from ..language.transfer import gather_flattened, load, load_transpose2d, store
 from ..language.trigonometry import cos, tan
 from ..target.tile_size import TileSize
+from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexing import DynamicSlice
-from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import (
     DType,
@@ -41,6 +44,7 @@ from ..terms.dtypes import (
     int8,
     int16,
     int32,
+    int64,
     tfloat32,
     uint8,
     uint16,
@@ -48,7 +52,7 @@ from ..terms.dtypes import (
 )
 from ..terms.objects import NKIObject
 from ..terms.regions import MemoryRegion, is_hbm, is_on_chip, is_psum, is_sbuf
-from .aliases import alias
+from .aliases import alias, offer
 
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
@@ -94,6 +98,7 @@ logical_or = OPERATORS["logical_or"]
 logical_xor = OPERATORS["logical_xor"]
 max = OPERATORS["max"]
 maximum = OPERATORS["maximum"]
+mean = OPERATORS["mean"]
 min = OPERATORS["min"]
 minimum = OPERATORS["minimum"]
 mish = OPERATORS["mish"]
@@ -118,7 +123,7 @@ sum = OPERATORS["sum"]
 tanh = OPERATORS["tanh"]
 
 
-def ds(start: int | VirtualRegister, size: int) -> DynamicSlice:
+def ds(start: int | DeviceInteger, size: int) -> DynamicSlice:
     """The slice of ``size`` elements from ``start``, for use in an index expression."""
     return DynamicSlice(start, size)
 
@@ -127,19 +132,25 @@ __all__ = [
     "DType",
     "MemoryRegion",
     "NKIObject",
+    "NkiBlockGrid",
+    "NkiGrid",
     "NkiTensor",
+    "NkiTileGrid",
     "abs",
     "abs_max",
     "abs_min",
     "add",
     "affine_range",
     "all",
+    "alloc_blocks",
+    "alloc_tiles",
     "arctan",
     "average",
     "bfloat16",
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",
+    "blocks",
     "bool_",
     "broadcast_to",
     "bypass",
@@ -182,6 +193,7 @@ __all__ = [
     "int8",
     "int16",
     "int32",
+    "int64",
     "invert",
     "is_hbm",
     "is_on_chip",
@@ -248,6 +260,7 @@ __all__ = [
     "tanh",
     "tfloat32",
     "tile_size",
+    "tiles",
     "transpose",
     "trunc",
     "uint8",
@@ -259,6 +272,8 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+offer("nki.language", __all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

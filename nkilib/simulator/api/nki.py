@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..launch.kernel import Kernel, jit, simulate
 from ..terms.dtypes import DType
-from . import collectives, isa, language
-from .aliases import alias
+from . import collectives, compiler, isa, language
+from .aliases import alias, offer
 
-__all__ = ["DType", "Kernel", "collectives", "isa", "jit", "language", "simulate"]
+__all__ = ["DType", "Kernel", "collectives", "compiler", "isa", "jit", "language", "simulate"]
+
+offer("nki", __all__)
+offer("nki.collectives", collectives.__all__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 

@@ -1,4 +1,4 @@
-"""Names of NKI 0.6 that exist here but are not implemented yet."""
+"""Names of NKI that exist here but are not implemented yet."""
 
 from __future__ import annotations
 

@@ -72,3 +72,19 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
             f"packed types are copied bit by bit and never cast: 'dst' and 'src' must have one type, got {first} and "
             f"{second}; view one as the type of the other"
         )
+
+
+def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
+    """Require that tensors have at most ``limit`` dimensions, the partitions included.
+
+    NKI 0.7 writes a smaller limit than that of engine accesses for some instructions.
+
+    Raises:
+        NkiValidationError: naming the operand and its shape.
+    """
+    for name in names:
+        if len(values[name].shape) > limit:
+            raise NkiValidationError(
+                f"operand {name!r} must have at most {limit} dimensions, {limit - 1} of them free, got {values[name]}; "
+                "flatten some with flatten_dims or reshape"
+            )

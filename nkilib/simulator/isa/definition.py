@@ -28,7 +28,7 @@ class Definition:
     """A registered instruction.
 
     Attributes:
-        name: without ``nisa.``.
+        name: without its module.
         function: ``function(call, **parameters)``: checks what is special to it, computes and stores.
         operands: its tensor parameters.
         engines: engines that a caller may ask for.
@@ -40,6 +40,8 @@ class Definition:
         is_matmul: whether a later matmul may add to what it leaves in PSUM.
         cost: the cycles that it is modelled to take; None for what takes none, and for transfers.
         is_transfer: whether the DMA engines do the work.
+        is_untimed: whether the model of time lets it take none, because nothing is known of how long it takes.
+        module: under which kernels know it.
         names: the parameters of ``signature``.
     """
 
@@ -55,6 +57,8 @@ class Definition:
     is_matmul: bool
     cost: Cost | None
     is_transfer: bool
+    is_untimed: bool
+    module: str
     names: tuple[str, ...] = field(init=False)
     # Worked out once, because every call needs them: defaults, and positions in ``names``.
     _defaults: tuple[Any, ...] = field(init=False)
@@ -72,7 +76,7 @@ class Definition:
         positions = {name: position for position, name in enumerate(parameters)}
         known: dict[str, Any] = {
             "since_number": self.since.value,
-            "label": f"nisa.{self.name}",
+            "label": f"{self.module}.{self.name}",
             "names": tuple(parameters),
             "_defaults": tuple(item.default for item in parameters.values()),
             "_orders": {},

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..numerics.casts import store_float
 from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import int64
 from ..terms.errors import NkiValidationError
 
 
@@ -21,6 +22,11 @@ def fill(tensor: NkiTensor, value: Any) -> None:
             a packed type.
     """
     require_number("value", value)
+    if tensor.dtype == int64:
+        raise NkiValidationError(
+            f"no instruction writes a constant into int64, got {tensor}; fill a tensor of nl.int32 with twice as many "
+            f"columns and view it as nl.int64"
+        )
     if tensor.dtype.is_integer:
         if not math.isfinite(value) or value != int(value):  # 0.0 is an integer, as public kernels write it
             raise NkiValidationError(f"value must be an integer for {tensor.dtype}, got {value!r}")

@@ -3,52 +3,84 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
+from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError, add_location
 from ..terms.objects import NKIObject
 
 # Numbers instructions in the order in which they are issued.
 _NUMBERS = itertools.count()
 
+# The dynamic loops around an instruction, a number for each iteration; see loops.py.
+Scope = tuple[int, ...]
+
+_NO_KIND = (
+    "depends_on() without kind= is deprecated since NKI 0.7, and a later release will require it: pass "
+    "kind=nki.isa.dependency.runtime for what it has meant so far, or kind=nki.isa.dependency.schedule"
+)
+
+
+def check_kind(kind: Any) -> None:
+    """Require a member of ``nki.isa.dependency``, or None.
+
+    Raises:
+        NkiValidationError: for anything else.
+    """
+    if kind is not None and not isinstance(kind, dependency):
+        raise NkiValidationError(f"kind must be a member of nki.isa.dependency, got {kind!r}")
+
+
+def is_around(producer: Scope, consumer: Scope) -> bool:
+    """Whether an instruction in one scope has run whenever one in the other runs: it is the same one, or around it."""
+    return consumer[: len(producer)] == producer
+
 
 class NkiInstruction(NKIObject):
     """The handle that every instruction returns; orders it after others with :meth:`depends_on`."""
 
-    # The dynamic loops around the instruction; see loops.py.
-    _scope: tuple[int, ...] = ()
+    _scope: Scope = ()
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.producers: tuple[NkiInstruction, ...] = ()
         self._number = next(_NUMBERS)
 
-    def issued_in(self, scope: tuple[int, ...]) -> NkiInstruction:
+    def issued_in(self, scope: Scope) -> NkiInstruction:
         """This instruction, which remembers the dynamic loops in whose bodies it was issued. For the simulator."""
         self._scope = scope
         return self
 
-    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+    def depends_on(self, *producers: NkiInstruction, kind: dependency | None = None) -> NkiInstruction:
         """Run after every producer. Here instructions run in program order, so this only checks and remembers.
+
+        Args:
+            producers: instructions that were issued before.
+            kind: ``runtime`` makes the hardware wait, ``schedule`` only keeps the compiler from issuing them the other
+                way round. None means ``runtime`` and is deprecated since NKI 0.7.
 
         Returns:
             This instruction, so that calls chain.
 
         Raises:
             NkiValidationError: if a producer is no instruction, was not issued before this one, so that the simulator
-                has run the two the other way round, or is in a dynamic loop, or an iteration of one, that this one is
-                not in.
+                has run the two the other way round, or, unless ``kind`` is ``schedule``, is in a dynamic loop, or an
+                iteration of one, that this one is not in; or if ``kind`` is something else.
         """
+        if kind is None:
+            warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)
         try:
+            check_kind(kind)
             for producer in producers:
-                self._check_producer(producer)
+                self._check_producer(producer, kind)
         except NkiValidationError as error:
             add_location(error, "NkiInstruction.depends_on")
             raise
         self.producers += producers
         return self
 
-    def _check_producer(self, producer: Any) -> None:
+    def _check_producer(self, producer: Any, kind: dependency | None) -> None:
         if not isinstance(producer, NkiInstruction):
             raise NkiValidationError(f"a producer must be an instruction, got {producer!r}")
         if producer._number >= self._number:
@@ -56,7 +88,8 @@ class NkiInstruction(NKIObject):
                 f"{self} cannot wait for {producer}, which is not issued before it: the simulator runs instructions in "
                 f"program order"
             )
-        if self._scope[: len(producer._scope)] != producer._scope:
+        # The order that a compiler keeps waits for nothing on the device.
+        if kind is not dependency.schedule and not is_around(producer._scope, self._scope):
             raise NkiValidationError(
                 f"{self} cannot wait for {producer}, which is in a dynamic loop, or an iteration of one, that {self} "
                 f"is not in; both must be in the same iteration, or the producer in an enclosing scope"

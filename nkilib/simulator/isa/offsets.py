@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ..tensors.partitions import partition_elements
 from ..tensors.tensor import NkiTensor
+from ..tensors.view import Indirect
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout, extent
+from ..terms.spec import DataNeeded
 
 
 def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
-    """The static view to which a view with a scalar offset points now.
+    """The static view to which a view with a scalar offset points now; in a launch without data, to which it may point.
 
     Raises:
         OutOfRangeError: if it points outside the tensor.
@@ -19,10 +21,10 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
     assert indirect is not None
     if indirect.kind == "vector":
         raise NkiValidationError(f"operand {name!r}: only DMA accepts a view with a vector offset, got {view}")
-    (index,) = indirect.read()
+    index = _index(indirect)
     if not 0 <= index < indirect.limit:
-        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(0, int(index))}")
-    target = Layout(view.shape, view.strides, view.offset + int(index) * indirect.stride)
+        raise OutOfRangeError(f"operand {name!r}: {indirect.out_of_range(0, index)}")
+    target = Layout(view.shape, view.strides, view.offset + index * indirect.stride)
     low, high = extent(target)
     elements = view.storage.elements_of(view.dtype)
     if low < 0 or high >= elements:
@@ -30,8 +32,17 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
             f"operand {name!r}: index {index} moves {view} to elements {low} to {high} of a storage of {elements}"
         )
     if view.is_on_chip():
-        _check_stays_in_partitions(name, view, int(index), target.offset)
+        _check_stays_in_partitions(name, view, index, target.offset)
     return view.with_layout(target)
+
+
+def _index(indirect: Indirect) -> int:
+    """What the index is; 0 where nothing is known of it, since every place has the same shape, checks and costs."""
+    try:
+        (index,) = indirect.read()
+    except DataNeeded:
+        return 0
+    return int(index)
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:

@@ -19,13 +19,13 @@ from ..terms.errors import NkiValidationError
 _SINCE_TRN3 = frozenset({"abs_max", "abs_min"})
 
 # nl.max and nl.min are functions of the language; the instructions' texts also name them as operators.
-_ALIASES = {"max": "maximum", "min": "minimum", "sum": "add"}
+# The mean over partitions is an operator of ``tensor_partition_reduce`` alone: ``average`` until NKI 0.6.
+MEAN = "mean"
+
+_ALIASES = {"max": "maximum", "min": "minimum", "sum": "add", "average": MEAN}
 
 # Where an instruction may leave out a step, the operator that says so.
 BYPASS = "bypass"
-
-# The mean over partitions: an operator of ``tensor_partition_reduce`` alone.
-AVERAGE = "average"
 
 
 class Operator:
@@ -82,7 +82,7 @@ OPERATORS: dict[str, Operator] = {
             *PARAMETRIC,
             *_ALIASES,
             BYPASS,
-            AVERAGE,
+            MEAN,
         }
     )
 }

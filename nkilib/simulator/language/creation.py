@@ -14,13 +14,14 @@ from ..engines.vector.arithmetic import memset
 from ..isa.fill import fill
 from ..machine.core import Core, current_core
 from ..machine.issue import report
+from ..machine.levels import refuse
 from ..memory.storage import Storage
 from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..tensors.partitions import allowed_starts
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe
 from ..terms.dtypes import DType, as_dtype
-from ..terms.errors import NkiValidationError, add_location
+from ..terms.errors import CapacityError, NkiValidationError, add_location, kernel_location
 from ..terms.regions import HBM, ON_CHIP, MemoryRegion, as_region
 from ..terms.spec import DataNeeded
 from .located import language_function
@@ -34,7 +35,7 @@ def ndarray(
     dtype: Any,
     buffer: MemoryRegion | str = MemoryRegion.sbuf,
     name: str = "",
-    address: tuple[int, int] | None = None,
+    address: tuple[int, ...] | None = None,
 ) -> NkiTensor:
     """A new tensor whose elements are unwritten.
 
@@ -45,9 +46,9 @@ def ndarray(
         buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore make
             them in the same order.
         name: for messages.
-        address: where the kernel places the tensor itself: the first partition, and the first byte in a partition.
-            The simulator gives every tensor its own memory; it refuses two placed ones that overlap while both are
-            needed (:class:`CapacityError`).
+        address: where the kernel places the tensor itself: on chip the first partition, and the first byte in a
+            partition; in HBM ``(first byte,)``. The simulator gives every tensor its own memory; it refuses two placed
+            ones that overlap, on chip while both are needed, in HBM at all (:class:`CapacityError`).
 
     Raises:
         NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
@@ -83,9 +84,14 @@ def _allocate(
     dtype: DType,
     region: MemoryRegion,
     name: str,
-    address: tuple[int, int] | None,
+    address: tuple[int, ...] | None,
 ) -> Storage:
     def make() -> Storage:
+        if address is not None and region in HBM:
+            places = core.launch.hbm_places if is_shared else core.hbm_places
+            clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
+            if clash is not None:
+                refuse(core.options.capacity, CapacityError(clash), kernel_location())
         return Storage(
             shape,
             dtype,
@@ -93,7 +99,7 @@ def _allocate(
             name,
             precise_fp=core.options.precise_fp,
             is_abstract=core.launch.is_abstract,
-            is_poisoned=core.options.uninitialized == "error",
+            is_poisoned=core.options.uninitialized != "ignore",
             # Both cores make a shared tensor, each in an iteration of its own.
             scope=() if is_shared and core.launch.cores > 1 else core.loops.scope,
             address=address,
@@ -125,16 +131,21 @@ def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memor
 
 def _checked_address(
     core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
-) -> tuple[int, int]:
-    """``address`` as two integers, if a tensor of this shape may lie there."""
+) -> tuple[int, ...]:
+    """``address`` as integers, if a tensor of this shape may lie there."""
+    form = "(first byte,)" if region in HBM else "(first partition, first byte in a partition)"
     try:
-        partition, low = (index(part) for part in address)
-    except (TypeError, ValueError):
-        raise NkiValidationError(
-            f"address must be (first partition, first byte in a partition), got {address!r}"
-        ) from None
+        place = tuple(map(index, address))
+    except TypeError:
+        place = ()
+    if len(place) != (1 if region in HBM else 2):
+        where = " of a tensor in HBM" if region in HBM else ""
+        raise NkiValidationError(f"address{where} must be {form}, got {address!r}")
     if region in HBM:
-        raise NkiValidationError(f"address is for tensors in sbuf and psum, got one in {region}")
+        if place[0] < 0:
+            raise NkiValidationError(f"address must not be negative, got {address!r}")
+        return place
+    partition, low = place
     starts = allowed_starts(shape[0])
     if partition not in starts:
         raise NkiValidationError(
@@ -199,9 +210,3 @@ def ones(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRe
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """A new tensor of zeros with the shape of ``x``, and its type unless another is given; in SBUF by default."""
     return zeros(x.shape, dtype or x.dtype, buffer or MemoryRegion.sbuf, name)
-
-
-@language_function
-def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    """A new unwritten tensor with the shape of ``x``, and its type and buffer unless others are given."""
-    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)

@@ -5,17 +5,23 @@ Importing this module gives each operator its function; the operators themselves
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ..isa.operators import OPERATORS
 from . import elementwise, reductions, shapes, trigonometry
 
-for _name, _function in {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **elementwise.FUNCTIONS,
     "copy": shapes.copy,
     "max": reductions.max_over,
+    "mean": reductions.mean,
     "min": reductions.min_over,
     "sin": trigonometry.sin,
     "sum": reductions.sum_over,
-}.items():
+}
+
+for _name, _function in _FUNCTIONS.items():
     OPERATORS[_name].bind(_function)
 
 __all__ = ["OPERATORS"]

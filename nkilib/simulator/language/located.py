@@ -30,7 +30,7 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
         except NkiValidationError as error:
             core = current_core_or_none()
             if core is not None:  # outside a kernel there is no line of one to name
-                add_function(error, f"nl.{located.__name__}", core.number if core.launch.cores > 1 else None)
+                add_function(error, f"nl.{located.__name__}", core.name)
             raise
         except TypeError:
             wrong_call = call_error(f"nl.{located.__name__}", signature, args, kwargs)

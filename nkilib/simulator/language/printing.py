@@ -23,6 +23,6 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
         raise NkiValidationError(f"tensor must be in sbuf or HBM, got {tensor!r}; bring it there with nl.copy")
     if tensor.is_indirect():
         tensor = resolve_scalar_offset("tensor", tensor)
-    place = f" (core {core.number})" if core.launch.cores > 1 else ""
+    place = f" ({core.name})" if core.name else ""
     # In one piece: the other core may print at the same time.
     print(f"{print_prefix}{place}: {tensor!s}\n", end="", flush=True)

@@ -39,5 +39,5 @@ def get_nc_version() -> nc_version:
 
 
 def get_nc_sub_version() -> int:
-    """Silicon revision within the generation: the simulator models the first one, 0."""
-    return 0
+    """Silicon revision within the generation, from 0: 1 on trn3, of which ``trn3_a0`` is the first one."""
+    return current_generation().revision

@@ -1,6 +1,6 @@
 """The type of a result for which the caller gives none.
 
-The documentation of NKI 0.6 says what a result of one tile has (the tile's type), and leaves two tiles of unlike types
+The documentation of NKI says what a result of one tile has (the tile's type), and leaves two tiles of unlike types
 open. Here they give the narrowest type that holds the values of both, as in PyTorch and in the rules of earlier NKI.
 """
 

@@ -1,7 +1,8 @@
-"""Loops of ``nki.language``. All run as Python loops, eagerly; those of the device count in registers.
+"""Loops of ``nki.language``. All run as Python loops, eagerly; those of the device count in scalars or registers.
 
-Sources: docstrings of the loops, ``nki/deep-dives/nki-dynamic-loops.rst``, ``nki/get-started/nki-language-guide.rst``
-(Dynamic Control Flow) and ``nki/migration/index.rst`` (Rules for migrated loops).
+Sources: docstrings of the loops and page of ``fori_loop`` (2.33), ``nki/deep-dives/nki-dynamic-loops.rst``,
+``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow) and ``nki/migration/index.rst`` (Rules for migrated
+loops; what 0.7 removed).
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from ..machine.core import Core, current_core, current_core_or_none
+from ..target.current import is_traced
 from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import DeviceInteger, NkiScalar, int32_of
 from ..tensors.tensor import NkiTensor
-from ..terms.errors import NkiValidationError
+from ..terms.dtypes import int32
+from ..terms.errors import NkiValidationError, RegisterTypeError
 
 _INT32 = np.iinfo(np.int32)
 
-Bound = int | VirtualRegister
+Bound = int | DeviceInteger
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
@@ -28,18 +32,25 @@ def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
 
 
 def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """A loop that runs on the device, from ``start`` (0 if only one bound is given) to ``stop``, exclusive.
+    """Removed in NKI 0.7; with the front end of 0.6 (``NKI_COMPILER_FRONTEND=custom``) a loop that runs on the device.
 
-    Bounds are integers or registers, read when the loop starts. The loop's value is a frozen register. Deprecated since
-    NKI 0.6 in favour of :func:`fori_loop`.
+    It runs from ``start`` (0 if only one bound is given) to ``stop``, exclusive. Bounds are integers or registers, read
+    when the loop starts. The loop's value is a frozen register.
 
     Raises:
+        RegisterTypeError: by the rules of 0.7.
         NkiValidationError: if ``step`` is no positive integer, a bound is no int32, or the loop is in
             ``nl.no_reorder``.
         UninitializedReadError: if a bound is a register that was never set.
     """
+    what = "nl.dynamic_range"
+    if is_traced():
+        raise RegisterTypeError(
+            f"{what} was removed in NKI 0.7: give the body to nl.fori_loop(lower, upper, body), or to "
+            f"nl.while_loop(register, body). NKI_COMPILER_FRONTEND=custom runs the loops of NKI 0.6"
+        )
     lower, upper = (0, start) if stop is None else (start, stop)
-    return _iterate(*_checked_loop("nl.dynamic_range", lower, upper, step, ("start", "stop")))
+    return _iterate(*_checked_loop(what, lower, upper, step, ("start", "stop")))
 
 
 def _iterate(core: Core, values: range) -> Iterator[VirtualRegister]:
@@ -48,23 +59,30 @@ def _iterate(core: Core, values: range) -> Iterator[VirtualRegister]:
             yield VirtualRegister(value, frozen=True)
 
 
-def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[VirtualRegister], Any], step: int = 1) -> None:
-    """``for i in range(lower, upper, step): body_fun(i)`` on the device; ``i`` is a register.
+def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
+    """``for i in range(lower, upper, step): body_fun(i)`` on the device.
 
-    Bounds are integers or registers, read when the loop starts. Each iteration gets a register of its own, so that the
-    body may write it without an effect on the loop.
+    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar`` unless a
+    bound is a register; then it is a register, one for each iteration, so that the body may write it without an effect
+    on the loop. With the front end of NKI 0.6 it always is a register.
 
     Raises:
-        NkiValidationError: if ``step`` is no positive integer, a bound is no int32, the body returns a value, or the
-            loop is in ``nl.no_reorder``.
+        NkiValidationError: if ``step`` is no positive integer, a bound is no int32, the body returns a value or does
+            not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end of the
+            kernel, if two cores ran it unequally often.
         UninitializedReadError: if a bound is a register that was never set.
     """
     what = "nl.fori_loop"
     core, values = _checked_loop(what, lower, upper, step, ("lower", "upper"))
     _check_body(what, body_fun)
+    counts_in_register = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
+    counts_in_register |= not core.is_traced
+    turns = core.loops.started(what)
     for value in values:
-        with core.loops.iteration():
-            result = body_fun(VirtualRegister(value))
+        with core.loops.iteration() as ran:
+            index = VirtualRegister(value) if counts_in_register else NkiScalar.holding(value, int32)
+            result = body_fun(index)
+        turns.ended_iteration(ran, is_compared=core.is_traced)
         if result is not None:
             raise NkiValidationError(
                 f"{what}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
@@ -78,17 +96,20 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     The body gets a copy of the condition: ``init`` keeps its value, whatever the body writes.
 
     Raises:
-        NkiValidationError: if ``init`` or what the body returns is no register that holds an integer, or the loop is in
-            ``nl.no_reorder``.
+        NkiValidationError: if ``init`` or what the body returns is no register that holds an integer, the body does not
+            run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end of the kernel,
+            if two cores ran it unequally often.
         UninitializedReadError: if the condition is a register that was never set.
     """
     what = "nl.while_loop"
     core = _start_loop(what)
     _check_body(what, body_fun)
     condition = _condition(f"{what}: init", init)
+    turns = core.loops.started(what)
     while condition:
-        with core.loops.iteration():
+        with core.loops.iteration() as ran:
             result = body_fun(VirtualRegister(condition))
+        turns.ended_iteration(ran, is_compared=core.is_traced)
         condition = _condition(f"{what}: what body_fun returns", result)
 
 
@@ -114,17 +135,21 @@ def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str
 
 
 def _bound(what: str, bound: Any) -> int:
-    if isinstance(bound, VirtualRegister):
-        return bound.value(what)
+    if isinstance(bound, DeviceInteger):
+        return int32_of(what, bound)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
-        remedy = "; nisa.register_load it into a register" if isinstance(bound, NkiTensor) else ""
-        raise NkiValidationError(f"{what} must be an int32 or a register, got {bound!r}{remedy}")
+        remedy = "; nisa.scalar_load reads a scalar from it" if isinstance(bound, NkiTensor) else ""
+        raise NkiValidationError(f"{what} must be an int32, a register or a scalar, got {bound!r}{remedy}")
     return int(bound)
 
 
 def _condition(what: str, register: Any) -> int:
     if not isinstance(register, VirtualRegister):
-        raise NkiValidationError(f"{what} must be a register of nisa.register_alloc, got {register!r}")
+        remedy = "; nisa.scalar_store it, and nisa.register_load it from there"
+        raise NkiValidationError(
+            f"{what} must be a register of nisa.register_alloc, got {register!r}"
+            f"{remedy if isinstance(register, NkiScalar) else ''}"
+        )
     return register.value(what)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import copysign, inf
 from typing import Any
 
-from ..engines.vector.arithmetic import reciprocal, scalar_tensor_tensor, tensor_scalar, tensor_tensor
+from ..engines.vector.accumulating import scalar_tensor_tensor
+from ..engines.vector.arithmetic import reciprocal, tensor_scalar, tensor_tensor
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,7 +80,10 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
     if predicate.dtype not in _PREDICATES:
         predicate = binary("not_equal", predicate, 0, dt.uint8)
     result = _filled(y, shape, wanted)
-    source = broadcast(x if x.dtype == wanted else cast_copy(x, wanted), shape) if isinstance(x, NkiTensor) else x
+    if isinstance(x, NkiTensor):
+        source: Any = broadcast(x if x.dtype == wanted else cast_copy(x, wanted), shape)
+    else:  # an instruction takes a number of the kind that dst is
+        source = round(float(x)) if wanted.is_integer and math.isfinite(x) else float(x)
     tensor_copy_predicated(result, source, broadcast(in_sbuf(predicate), shape))
     return result
 

@@ -11,7 +11,8 @@ from math import pi
 from typing import Any
 
 from ..engines.scalar.activation import activation
-from ..engines.vector.arithmetic import scalar_tensor_tensor, tensor_scalar
+from ..engines.vector.accumulating import scalar_tensor_tensor
+from ..engines.vector.arithmetic import tensor_scalar
 from ..isa.operators import OPERATORS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt

@@ -11,14 +11,19 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..machine.levels import refuse
+from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
 from ..target.options import Options
+from ..tensors.grids import NkiGrid
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
+from ..terms.packed_arrays import ARRAY_TYPES, words_of
 from ..terms.regions import HBM, MemoryRegion
+from ..terms.signatures import call_error
 from ..terms.spec import Spec
-from .containers import map_leaves
+from .containers import leaves_of, map_leaves
 
 # torch types that torch's numpy bridge does not know, by the integer type of the same width that it does.
 _TORCH_BITS = {
@@ -32,11 +37,18 @@ _TORCH_BITS = {
 class _Input:
     """An array that came in: the caller's object, and the storage that stands for it in the kernel."""
 
-    def __init__(self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool) -> None:
+    def __init__(
+        self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool, is_unwritable: bool
+    ) -> None:
         self.original = original
         what = f"{kernel}: argument {name!r}"
-        self._array = _as_numpy(original, what)
-        self.dtype = _input_dtype(self._array, what)
+        array = as_numpy(original, what)
+        self.dtype = _input_dtype(array, what)
+        self.array_type = array.dtype
+        self._array = words_of(array, self.dtype)
+        if is_unwritable and self._array.flags.writeable:
+            self._array = self._array.view()
+            self._array.flags.writeable = False
         widened = not precise_fp and self.dtype in LOW_PRECISION
         # In native byte order: a storage is read as bytes.
         data = np.ascontiguousarray(self._array, np.float32 if widened else self._array.dtype.newbyteorder("="))
@@ -64,7 +76,7 @@ class Arguments:
     """The arguments of one launch, converted; ``args`` and ``kwargs`` are what the kernel function gets.
 
     Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
-    passes through unchanged.
+    passes through unchanged. Arrays whose ids are in ``unwritable`` are only to be read.
     """
 
     def __init__(
@@ -75,30 +87,35 @@ class Arguments:
         *,
         is_shared: bool,
         precise_fp: bool,
+        unwritable: frozenset[int] = frozenset(),
     ) -> None:
         self._kernel = getattr(func, "__name__", type(func).__name__)
+        self._place = _definition_of(func)
         self._is_shared = is_shared
         self._region = MemoryRegion.shared_hbm if is_shared else MemoryRegion.private_hbm
         self._precise_fp = precise_fp
+        self._unwritable = unwritable
         self._inputs: dict[int, _Input] = {}
-        try:
-            bound = inspect.signature(func).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self._kernel}: {error}") from None
-        leaves: list[Any] = []
-        map_leaves(bound.arguments, "", lambda leaf, path: leaves.append(leaf))
-        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves)
+        signature = inspect.signature(func)
+        error = call_error(self._kernel, signature, args, kwargs)
+        if error is not None:
+            raise error
+        bound = signature.bind(*args, **kwargs)
+        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of(bound.arguments))
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args
         self.kwargs = bound.kwargs
 
     def _convert(self, value: Any, name: str) -> Any:
-        if self.is_abstract and _is_array(value):
+        if self.is_abstract and is_array(value):
             value = Spec(tuple(value.shape), as_dtype(value.dtype))
-        if _is_array(value):
+        if is_array(value):
             if id(value) not in self._inputs:
-                self._inputs[id(value)] = _Input(value, self._kernel, name, self._region, self._precise_fp)
+                is_unwritable = id(value) in self._unwritable
+                self._inputs[id(value)] = _Input(
+                    value, self._kernel, name, self._region, self._precise_fp, is_unwritable
+                )
             return self._inputs[id(value)].tensor
         if isinstance(value, Spec):
             storage = Storage(
@@ -120,8 +137,13 @@ class Arguments:
         for converted in self._inputs.values():
             converted.write_back()
 
-    def results(self, value: Any, options: Options) -> Any:
+    def results(self, value: Any, options: Options, writes: PartialWrites | None = None) -> Any:
         """What the kernel returned, with tensors as torch tensors if any argument was one, else as numpy arrays.
+
+        Args:
+            value: what it returned on core 0.
+            options: of the launch.
+            writes: what is known of its writes, for the message about elements that it has not written.
 
         Raises:
             NkiValidationError: if the kernel returns something that is not in HBM or was never written.
@@ -129,11 +151,13 @@ class Arguments:
         as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
 
         def converted(leaf: Any, path: str) -> Any:
-            return self._tensor_result(leaf, options, as_torch) if isinstance(leaf, NkiTensor) else leaf
+            if isinstance(leaf, NkiGrid):
+                raise NkiValidationError(f"{self._kernel}: a kernel returns tensors, got {leaf}; return grid.data")
+            return self._tensor_result(leaf, options, writes, as_torch) if isinstance(leaf, NkiTensor) else leaf
 
         return map_leaves(value, "", converted)
 
-    def _tensor_result(self, tensor: NkiTensor, options: Options, as_torch: bool) -> Any:
+    def _tensor_result(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None, as_torch: bool) -> Any:
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
         if tensor.buffer not in HBM:
@@ -150,19 +174,33 @@ class Arguments:
             )
         if tensor.storage.is_abstract:
             return Spec(tensor.shape, tensor.dtype)
-        self._check_written(tensor, options)
-        array = tensor.array
-        return _to_torch(array, tensor.dtype) if as_torch else array
+        self._check_written(tensor, options, writes)
+        if as_torch:
+            return _to_torch(tensor.array, tensor.dtype)
+        return tensor.array.view(self._packed_type(tensor.dtype)) if tensor.dtype.is_packed else tensor.array
 
-    def _check_written(self, tensor: NkiTensor, options: Options) -> None:
+    def _packed_type(self, dtype: DType) -> np.dtype[Any]:
+        """The numpy type of a result of a packed type: that of its words, unless an argument was of a packed type."""
+        types = {given.dtype: given.array_type for given in self._inputs.values() if given.dtype.is_packed}
+        return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy
+
+    def _check_written(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None) -> None:
         missing = tensor.storage.count_unwritten(tensor.layout, tensor.dtype)
-        if missing and options.uninitialized == "error":
-            raise UninitializedReadError(
+        if not missing:
+            return
+        if options.uninitialized != "ignore":
+            what = (
                 f"{self._kernel}: the kernel returns {tensor}, of which {missing} of {tensor.size} elements were never "
-                f"written"
+                f"written: {where_unwritten(writes, tensor)}"
             )
-        if missing:
-            tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
+            refuse(options.uninitialized, UninitializedReadError(what), self._place)
+        tensor.storage.fill_unwritten(tensor.layout, tensor.dtype)
+
+
+def _definition_of(func: Callable[..., Any]) -> str:
+    """``file:line`` where a kernel begins; of a callable that is no function, its name."""
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _is_torch(value: Any) -> bool:
@@ -171,11 +209,11 @@ def _is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or _is_torch(value)
 
 
-def _as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
+def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
     """A numpy array that shares the memory of ``value``; read-only if autograd tracks it and would miss a write."""
     if isinstance(value, np.ndarray):
         return value

@@ -32,3 +32,10 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
             object.__setattr__(rebuilt, field, map_leaves(item, f"{path}.{field}", function))
         return rebuilt
     return function(value, path)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of ``value``, as :func:`map_leaves` walks through it."""
+    leaves: list[Any] = []
+    map_leaves(value, "", lambda leaf, path: leaves.append(leaf))
+    return leaves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import threading
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,18 +12,16 @@ import numpy as np
 
 from nkilib import lnc
 
-from ..machine.barrier import CoreBarrier
-from ..machine.core import Core, Launch, current_core_or_none
-from ..machine.lives import Lives
-from ..machine.observer import Watcher, active_watchers
-from ..machine.races import RaceWatch
-from ..target.current import enter
-from ..target.options import Options, current_options
-from ..terms.enums import nc_version
-from ..terms.errors import CoreAbortedError, NkiValidationError, add_location_of_traceback
-from ..terms.spec import DataNeeded
-from .arguments import Arguments
-from .schedule import Edge, check_names, checked_edges
+from ..machine.core import current_core_or_none
+from ..target.options import preferring
+from ..terms.compilation import CompileConfig, SpecializationConfig
+from ..terms.enums import dependency
+from ..terms.errors import NkiValidationError
+from ..terms.signatures import call_error
+from .prepared import PreparedLaunch
+from .running import run_cores
+from .schedule import Edge, checked_edges
+from .settings import Settings, check_nested
 
 # Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
 _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_compiler_tb"})
@@ -39,9 +37,16 @@ class Kernel:
         func: the Python function.
         cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
         schedule: extra order between instructions, from :meth:`with_schedule`.
+        settings: what else ``nki.jit`` was told.
     """
 
-    def __init__(self, func: Callable[..., Any], cores: int | None = None, schedule: Sequence[Edge] = ()) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        cores: int | None = None,
+        schedule: Sequence[Edge] = (),
+        settings: Settings | None = None,
+    ) -> None:
         if not callable(func):
             raise TypeError(f"nki.jit decorates a function, got {func!r}")
         functools.update_wrapper(self, func)
@@ -49,6 +54,8 @@ class Kernel:
         self.func = func
         self.cores = cores
         self.schedule = tuple(schedule)
+        self.settings = settings or Settings()
+        self._signature = inspect.signature(func)
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
@@ -56,30 +63,39 @@ class Kernel:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
-        return Kernel(self.func, int(cores), self.schedule)
+        return Kernel(self.func, int(cores), self.schedule, self.settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
         if core is None:
-            return _run(self, args, kwargs)
+            with preferring(self.settings.platform_target):
+                return _run(self, args, kwargs)
         if self.cores not in (None, core.launch.cores):
             raise NkiValidationError(
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
-                f"called by a kernel runs on the caller's cores"
+                f"called by a kernel is part of it and runs on the caller's cores; leave the brackets out"
             )
+        wrong_call = call_error(f"{self.__name__}, called inside a kernel", self._signature, args, kwargs)
+        if wrong_call is not None:
+            raise wrong_call
+        check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
 
-    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+    def with_schedule(
+        self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: dependency | None = None
+    ) -> Kernel:
         """This kernel with extra order between instructions, given by their ``name=``.
 
         Args:
             schedule: pairs ``(name, after)``; ``after`` is a name or a list of names that run before ``name``.
+            kind: whether the hardware waits, as in ``depends_on``, or the compiler alone keeps the order.
 
         Raises:
             NkiValidationError: if the pairs have another form or run in a circle; when the kernel runs, if an
-                instruction of that name does not exist.
+                instruction of that name does not exist, or if the hardware is to wait for one in a dynamic loop that
+                the waiting one is not in.
         """
-        return Kernel(self.func, self.cores, checked_edges(schedule))
+        return Kernel(self.func, self.cores, checked_edges(schedule, kind), self.settings)
 
     def __repr__(self) -> str:
         grid = "" if self.cores is None else f"[{self.cores}]"
@@ -91,21 +107,41 @@ def _name_of(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-    """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit()``; calling it simulates it on the CPU.
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    compile_config: CompileConfig | None = None,
+    specialization_config: SpecializationConfig | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit(...)``; calling it simulates it on the CPU.
 
-    The keyword ``mode`` of older releases is ignored with a warning, as NKI does; those for the compiler
-    (``debug_kernel``, ``experimental_flags``, ``show_compiler_tb``) are ignored, since nothing is compiled.
+    Args:
+        fn: the function; without one, what is returned takes it.
+        compile_config: what the kernel asks of the compiler; kernels that it calls may not ask for something else.
+        specialization_config: whether they may nevertheless.
+        kwargs: what published kernels pass. ``platform_target`` is simulated unless
+            ``NEURON_PLATFORM_TARGET_OVERRIDE`` or ``using(target=...)`` names another one. ``grid``, ``[2]`` or ``2``,
+            gives calls without brackets that many cores. The keyword ``mode`` of older releases is ignored with a
+            warning, as NKI does; ``debug_kernel``, ``experimental_flags`` and ``show_compiler_tb`` are ignored, since
+            nothing is compiled.
 
     Raises:
-        TypeError: for any other keyword; the documentation names none.
+        TypeError: for any other keyword, or a configuration that is none.
+        ValueError: if ``platform_target`` is no target.
+        NkiValidationError: if ``grid`` is no number of cores.
     """
     if "mode" in kwargs:
         warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
-    for name in kwargs.keys() - {"mode"} - _COMPILER_KEYWORDS:
-        remedy = "; set NEURON_PLATFORM_TARGET_OVERRIDE instead" if name == "platform_target" else ""
-        raise TypeError(f"nki.jit() has no keyword {name!r}{remedy}")
-    return jit if fn is None else Kernel(fn)
+    for name in kwargs.keys() - {"mode", "platform_target", "grid"} - _COMPILER_KEYWORDS:
+        raise TypeError(f"nki.jit() has no keyword {name!r}")
+    settings, grid = Settings(compile_config, specialization_config, kwargs.get("platform_target")), kwargs.get("grid")
+
+    def made(function: Callable[..., Any]) -> Kernel:
+        kernel = Kernel(function, settings=settings)
+        return kernel if grid is None else kernel[tuple(grid) if isinstance(grid, list) else grid]
+
+    return made if fn is None else made(fn)
 
 
 def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
@@ -117,108 +153,12 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
 
 
 def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    func, options = kernel.func, current_options()
-    count = _cores_of(kernel, options)
-    arguments = Arguments(func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp)
-    # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
-    barrier, grid_dimensions = CoreBarrier(count), 0 if kernel.cores is None and count == 1 else 1
-    launch = Launch(options, count, grid_dimensions, barrier, arguments.is_abstract)
-    cores = [Core(number, launch) for number in range(count)]
-    watchers = _watch(cores, options)
-    running = [_CoreRun(func, arguments, core) for core in cores]
+    launched = PreparedLaunch(kernel, args, kwargs)
     has_ended = False
     try:
-        _run_cores(running, launch)
+        run_cores(launched.running)
+        launched.check_turns()
         has_ended = True
     finally:
-        arguments.write_back()
-        for watcher in watchers:
-            watcher.conclude(has_ended)
-    if kernel.schedule:
-        check_names(kernel.__name__, kernel.schedule, set().union(*(core.names for core in cores)))
-    return arguments.results(running[0].result, options)
-
-
-def _cores_of(kernel: Kernel, options: Options) -> int:
-    """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
-
-    Raises:
-        NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
-        ValueError: if the environment has a number of cores that does not exist.
-    """
-    try:
-        count = lnc.launch_cores(_name_of(kernel.func), kernel.cores, compiler_default=None)
-    except lnc.CoresDisagreeError as error:
-        raise NkiValidationError(str(error)) from None
-    if count > 1 and options.generation.version is nc_version.gen2:
-        launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
-        raise NkiValidationError(
-            f"{_name_of(kernel.func)}{launch}: {options.generation.name} has no logical NeuronCores of two; launch on "
-            f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
-        )
-    return count
-
-
-def _watch(cores: Sequence[Core], options: Options) -> list[Watcher]:
-    """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
-    asking = active_watchers()
-    is_checked = options.capacity == "error"
-    watchers = [RaceWatch()] if len(cores) > 1 and options.races == "error" else []
-    for core in cores:
-        if is_checked or asking:
-            core.observers.add(Lives(core.generation, is_checked=is_checked, finds_peaks=bool(asking)))
-        for watcher in (*watchers, *asking):
-            core.observers.add(watcher.watch(core.number, core.observers))
-    return [*watchers, *asking]
-
-
-class _CoreRun:
-    """One core's execution of the kernel function."""
-
-    def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
-        self._func = func
-        self._arguments = arguments
-        self.core = core
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def __call__(self) -> None:
-        barrier = self.core.launch.barrier
-        enter(self.core)
-        try:
-            # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
-            with np.errstate(all="ignore"):
-                self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
-            self.core.observers.end()
-            self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
-            barrier.finish()
-        except CoreAbortedError:
-            pass
-        except BaseException as error:
-            if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
-                error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
-            if isinstance(error, NkiValidationError):
-                add_location_of_traceback(error, f"core {self.core.number}: " if self.core.launch.cores > 1 else "")
-            self.error = error
-            barrier.abort()
-        finally:
-            enter(None)
-
-
-def _run_cores(running: list[_CoreRun], launch: Launch) -> None:
-    """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
-    threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
-    for thread in threads:
-        thread.start()
-    running[0]()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:  # an interrupt while waiting: do not leave the other core running behind
-        launch.barrier.abort()
-        for thread in threads:
-            thread.join()
-        raise
-    for run in running:
-        if run.error is not None:
-            raise run.error
+        launched.conclude(has_ended)
+    return launched.results()

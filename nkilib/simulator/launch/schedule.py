@@ -1,35 +1,56 @@
 """``kernel.with_schedule``: extra order between named instructions, for the compiler's scheduler.
 
 The edges only narrow a scheduler's choice, which data dependencies limit already; results do not depend on them. The
-simulator runs in program order and checks what can be checked: the form, cycles, and that the names exist.
+simulator runs in program order and checks what can be checked: the form, cycles, that the names exist, and, where the
+hardware is to wait, that it can.
 
 Source: ``nki/guides/how-to-scheduling-apis.rst``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from ..isa.handle import Scope, check_kind, is_around
+from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
 
-# (instruction, the instructions that it runs after), by the ``name=`` of each.
-Edge = tuple[str, tuple[str, ...]]
+
+@dataclass(frozen=True)
+class Edge:
+    """An instruction, and those that it runs after, by the ``name=`` of each.
+
+    Attributes:
+        consumer: which one runs after the others.
+        producers: the others.
+        kind: what the order is for; None for what it meant before NKI 0.7, which the documentation does not say.
+    """
+
+    consumer: str
+    producers: tuple[str, ...]
+    kind: dependency | None = None
 
 
-def checked_edges(schedule: Any) -> tuple[Edge, ...]:
+def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
     """``schedule`` as edges: a list of pairs (name, name) or (name, [names]); the first runs after the second.
 
     Raises:
-        NkiValidationError: if it has another form, or if the edges run in a circle.
+        NkiValidationError: if it has another form, if the edges run in a circle, or if ``kind`` is no member of
+            ``nki.isa.dependency``.
     """
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
         raise NkiValidationError(f"with_schedule: the schedule must be a list of pairs of names, got {schedule!r}")
-    edges = tuple(_checked_edge(edge) for edge in schedule)
+    try:
+        check_kind(kind)
+    except NkiValidationError as error:
+        raise NkiValidationError(f"with_schedule: {error}") from None
+    edges = tuple(_checked_edge(edge, kind) for edge in schedule)
     after: dict[str, set[str]] = {}
-    for consumer, producers in edges:
-        after.setdefault(consumer, set()).update(producers)
+    for edge in edges:
+        after.setdefault(edge.consumer, set()).update(edge.producers)
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:
@@ -38,27 +59,47 @@ def checked_edges(schedule: Any) -> tuple[Edge, ...]:
     return edges
 
 
-def _checked_edge(edge: Any) -> Edge:
+def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
     is_pair = isinstance(edge, tuple | list) and len(edge) == 2 and isinstance(edge[0], str)
     producers = (edge[1],) if is_pair and isinstance(edge[1], str) else edge[1] if is_pair else None
     if not isinstance(producers, tuple | list) or not all(isinstance(name, str) for name in producers):
         raise NkiValidationError(
             f"with_schedule: an edge must be (name, name) or (name, [names]), the names= of instructions; got {edge!r}"
         )
-    return edge[0], tuple(producers)
+    return Edge(edge[0], tuple(producers), kind)
 
 
-def check_names(kernel: str, edges: Iterable[Edge], issued: set[str]) -> None:
-    """Require that every instruction of a schedule was issued.
+def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
+    """Require that every instruction of a schedule was issued, on a core at least, and where the hardware can wait.
+
+    Args:
+        kernel: its name.
+        edges: the schedule.
+        cores: for each core the scopes in which an instruction of a name was issued.
 
     Raises:
-        NkiValidationError: naming the first one that was not, and what names there are.
+        NkiValidationError: naming the first one that was not, and what names there are; or a producer for which the
+            hardware is to wait, and which is in a dynamic loop that its consumer is not in.
     """
-    for consumer, producers in edges:
-        for name in (consumer, *producers):
+    issued = {name for scopes in cores for name in scopes}
+    for edge in edges:
+        for name in (edge.consumer, *edge.producers):
             if name not in issued:
                 known = ", ".join(map(repr, sorted(issued))) or "none"
                 raise NkiValidationError(
                     f"{kernel}: with_schedule names {name!r}, but no instruction has that name=; names in this launch: "
                     f"{known}"
+                )
+        if edge.kind is dependency.runtime:
+            for scopes in cores:
+                _check_scopes(kernel, edge, scopes)
+
+
+def _check_scopes(kernel: str, edge: Edge, scopes: Mapping[str, set[Scope]]) -> None:
+    for name in edge.producers:
+        for consumer in scopes.get(edge.consumer, ()):
+            if not any(is_around(producer, consumer) for producer in scopes.get(name, ((),))):
+                raise NkiValidationError(
+                    f"{kernel}: with_schedule: {edge.consumer!r} cannot wait for {name!r}, which is in a dynamic loop "
+                    f"that {edge.consumer!r} is not in; both must be in the same loop, or the producer around it"
                 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from threading import Condition
 from typing import Any
 
 from ..terms.errors import BarrierError, CoreAbortedError
+from .waits import Wait, Waits
 
 
 @dataclass
@@ -16,12 +16,14 @@ class _Meeting:
     Attributes:
         place: what the cores call it.
         brought: one item for each core that has come, in the order of their coming.
+        waits: of those that came before the last one.
         is_complete: whether all cores have come.
         elsewhere: where another core waits instead, so that this meeting never takes place; else empty.
     """
 
     place: str
     brought: list[Any] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
     is_complete: bool = False
     elsewhere: str = ""
 
@@ -29,16 +31,21 @@ class _Meeting:
 class CoreBarrier:
     """Cores meet here; a core that ends, fails or waits elsewhere releases those that wait for it, with an error.
 
+    Args:
+        cores: how many meet.
+        waits: of these cores and of others on which they depend; by default of these alone.
+
     Attributes:
         is_aborted: whether a core has failed; a plain attribute, because every instruction asks.
     """
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, waits: Waits | None = None) -> None:
         self.is_aborted = False
         self._cores = cores
         self._meeting: _Meeting | None = None  # the one that waits for further cores
         self._finished = 0
-        self._changed = Condition()
+        self._waits = waits or Waits(cores)
+        self._changed = self._waits.changed
 
     def wait(self) -> None:
         """Wait until all cores have called this.
@@ -71,6 +78,7 @@ class CoreBarrier:
                     self._check_can_complete(meeting)
                     self._changed.wait()
             except BaseException:  # one that has left must not be counted when the next one comes
+                self._waits.withdraw(meeting.waits[own : own + 1])
                 if self._meeting is meeting:
                     self._meeting = None
                 raise
@@ -89,7 +97,9 @@ class CoreBarrier:
         if len(meeting.brought) == self._cores:
             meeting.is_complete = True
             self._meeting = None
-            self._changed.notify_all()
+            self._waits.release(meeting.waits)
+        else:
+            meeting.waits.append(self._waits.begin(place))
         return meeting
 
     def _check_can_complete(self, meeting: _Meeting) -> None:
@@ -99,12 +109,14 @@ class CoreBarrier:
             raise CoreAbortedError
         if self._finished:
             raise BarrierError(f"{meeting.place}: the other core ended without reaching this barrier")
+        if self._waits.is_stuck:
+            raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
     def finish(self) -> None:
         """A core has come to its end."""
         with self._changed:
             self._finished += 1
-            self._changed.notify_all()
+            self._waits.finish()
 
     def abort(self) -> None:
         """A core has failed: end the others at their next instruction or where they wait."""

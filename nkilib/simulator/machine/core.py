@@ -6,23 +6,28 @@ import itertools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..memory.hbm_places import HbmPlaces
 from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
 from ..target.current import THREAD
 from ..target.generation import Generation
 from ..target.limits import PARTITIONS
 from ..target.options import Options
+from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError
 from .barrier import CoreBarrier
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
+from .world import Seat
+
+State = TypeVar("State")
 
 
 @dataclass
@@ -31,6 +36,11 @@ class Launch:
 
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
+        hbm_places: the tensors in shared HBM that the kernel has placed.
+        kernel: name of the launched kernel.
+        compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
+        allows_other_configs: whether these may ask for something else, in vain.
+        seat: which rank it is where launches run side by side; None for a launch by itself.
     """
 
     options: Options
@@ -38,9 +48,26 @@ class Launch:
     grid_dimensions: int
     barrier: CoreBarrier
     is_abstract: bool = False
+    seat: Seat | None = None
     shared: list[Storage] = field(default_factory=list)
+    hbm_places: HbmPlaces = field(default_factory=HbmPlaces)
+    kernel: str = ""
+    compile_config: CompileConfig = field(default_factory=CompileConfig)
+    allows_other_configs: bool = False
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def name_of(self, core: int) -> str:
+        """How messages tell a core from the others that run: by its rank, its number or both; empty if it is alone."""
+        named = [] if self.seat is None else [f"rank {self.seat.rank}"]
+        return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
+
+    def abort(self) -> None:
+        """A core has failed: end those that depend on it."""
+        if self.seat is None:
+            self.barrier.abort()
+        else:
+            self.seat.world.abort()
 
     def shared_storage(
         self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
@@ -70,20 +97,27 @@ class Launch:
 
 
 class Accumulators:
-    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value."""
+    """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
+
+    Attributes:
+        is_blank: whether none does; a plain attribute, because instructions that only forget ask first.
+    """
 
     def __init__(self) -> None:
         self.values = np.full(PARTITIONS, np.nan, np.float32)
         self.known = np.zeros(PARTITIONS, np.bool_)
+        self.is_blank = True
 
     def forget(self, lanes: slice) -> None:
         """The registers of ``lanes`` hold something that the documentation does not define."""
         self.values[lanes] = np.nan
         self.known[lanes] = False
+        self.is_blank = not self.known.any()
 
     def set(self, lanes: slice, values: Any) -> None:
         self.values[lanes] = values
         self.known[lanes] = True
+        self.is_blank = False
 
 
 class Core:
@@ -93,12 +127,15 @@ class Core:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
         numbers: of the instructions to come.
-        names: the ``name=`` of every instruction that had one.
+        names: by the ``name=`` of every instruction that had one, in which dynamic loops it ran; see loops.py.
         observers: who watches it.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
         random: the random number generators of its engines.
         defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
         loads: the tiles whose contents come from HBM and may not be made yet.
+        hbm_places: the tensors in private HBM that the kernel has placed.
+        name: how messages tell it from the others that run; empty if it is alone.
+        at_end: checks that instructions want made when the kernel has come to its end.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -108,18 +145,44 @@ class Core:
         self.options = launch.options
         self.generation: Generation = launch.options.generation
         self.version_number: int = self.generation.version.value
-        self.names: set[str] = set()
+        self.names: dict[str, set[tuple[int, ...]]] = {}
         self.observers = Observers()
         self.defers_results = True
         self.loads = DeferredLoads()
+        self.hbm_places = HbmPlaces()
         self.scalar_accumulators = Accumulators()
         self.vector_accumulators = Accumulators()
         self.loops = Loops()
-        self.random = RandomState(number)
+        rank = 0 if launch.seat is None else launch.seat.rank
+        self.random = RandomState(rank * launch.cores + number)
         self.numbers = itertools.count(1)
+        self.name = launch.name_of(number)
+        self.at_end: list[Callable[[], None]] = []
+        self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0
         self._shared_constants = 0
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
+
+    def state(self, kind: type[State]) -> State:
+        """What some instructions keep of this core: an object of a class of theirs, made when it is first asked for."""
+        if kind not in self._states:
+            self._states[kind] = kind()
+        found: State = self._states[kind]
+        return found
+
+    def add_name(self, name: str) -> None:
+        """An instruction of that ``name=`` stands here, for those who want an order between names."""
+        self.names.setdefault(name, set()).add(self.loops.scope)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the rules of the tracer hold: no run-time value steers Python."""
+        return self.options.frontend == "tracer"
+
+    @property
+    def loop_scope(self) -> tuple[int, ...]:
+        """The iterations of dynamic loops that it is in."""
+        return self.loops.scope
 
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""

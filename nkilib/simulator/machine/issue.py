@@ -42,10 +42,13 @@ def instruction(
     is_matmul: bool = False,
     cost: Cost | None = None,
     is_transfer: bool = False,
+    is_untimed: bool = False,
+    module: str = "nisa",
 ) -> Callable[[Callable[..., None]], Callable[..., NkiInstruction]]:
     """Register ``function(call, <documented parameters>)`` as the instruction of its name.
 
-    Unless there is another ``default``, the first engine of ``on`` runs it where the caller leaves that open.
+    Unless there is another ``default``, the first engine of ``on`` runs it where the caller leaves that open. Those of
+    another ``module`` than ``nki.isa`` are not entered in ``REGISTRY``.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
@@ -63,8 +66,11 @@ def instruction(
             is_matmul,
             cost,
             is_transfer,
+            is_untimed,
+            module,
         )
-        REGISTRY[definition.name] = definition
+        if module == "nisa":
+            REGISTRY[definition.name] = definition
 
         def public(*args: Any, **kwargs: Any) -> NkiInstruction:
             return issue(definition, args, kwargs)
@@ -96,15 +102,19 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
         _execute(call)
     except NkiValidationError as error:
         label = f" (name={name!r})" if name else ""
-        cores = f" on core {core.number}" if core.launch.cores > 1 else ""
-        add_location(error, f"{definition.label}{label}{cores}")
+        where = f" on {core.name}" if core.name else ""
+        add_location(error, f"{definition.label}{label}{where}")
         raise
     for tell in core.observers.issued:
         tell(call)
     handle = NkiInstruction(f"{definition.label} {name}" if name else definition.label)
     if name:
-        core.names.add(name)
-    return handle.issued_in(core.loops.scope) if core.loops.scope else handle
+        core.add_name(name)
+    loops = core.loops
+    if not loops.scope:
+        return handle
+    loops.ran.append(definition.label)
+    return handle.issued_in(loops.scope)
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:

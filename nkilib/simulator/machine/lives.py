@@ -6,7 +6,10 @@ from ..memory.capacity import Peak, check_capacity
 from ..memory.lives import LiveRange
 from ..memory.storage import Storage
 from ..target.generation import Generation
+from ..target.options import Level
+from ..terms.errors import CapacityError
 from ..terms.regions import MemoryRegion
+from .levels import refuse
 from .observer import Issued, Observer, Observers
 
 
@@ -18,11 +21,11 @@ class Lives(Observer):
         peaks: when each region needs most and for what, known at the end if somebody asks.
     """
 
-    def __init__(self, generation: Generation, *, is_checked: bool, finds_peaks: bool) -> None:
+    def __init__(self, generation: Generation, *, level: Level, finds_peaks: bool) -> None:
         self.ranges: list[LiveRange] = []
         self.peaks: dict[MemoryRegion, Peak] = {}
         self._generation = generation
-        self._is_checked = is_checked
+        self._level = level
         self._finds_peaks = finds_peaks
         self._by_storage: dict[int, LiveRange] = {}
         self._life_of = self._by_storage.get
@@ -52,10 +55,14 @@ class Lives(Observer):
         """Refuse a kernel whose live tensors do not fit.
 
         Raises:
-            CapacityError: as :func:`check_capacity`.
+            CapacityError: as :func:`check_capacity`, at the level ``"error"``.
         """
-        if self._is_checked:
+        if self._level == "ignore":
+            return
+        try:
             self.peaks = check_capacity(self.ranges, self._generation, finds_peaks=self._finds_peaks)
+        except CapacityError as error:
+            refuse(self._level, error, error.made_at)
 
 
 def lives_of(observers: Observers) -> Lives:

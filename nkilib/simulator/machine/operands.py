@@ -15,11 +15,13 @@ from ..target.limits import PARTITIONS
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.description import describe_stranger
-from ..terms.dtypes import COMPUTABLE
-from ..terms.errors import NkiValidationError, UninitializedReadError
+from ..terms.dtypes import COMPUTABLE, int64
+from ..terms.errors import NkiValidationError, UninitializedReadError, kernel_location
 from ..terms.regions import ON_CHIP, MemoryRegion
 from .call import Call
 from .core import Core
+from .levels import refuse
+from .partial_writes import PartialWrites, where_unwritten
 
 
 def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
@@ -58,9 +60,11 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
         _check_vector(rule, value, like)
     if rule.is_output:
         if storage.is_read_only:
+            is_alone = call.core.launch.seat is None
+            several = "" if is_alone else "; an array of several ranks is one, give each rank its own"
             raise NkiValidationError(
                 f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
-                "a torch tensor that does not require grad (.detach())"
+                f"a torch tensor that does not require grad (.detach()){several}"
             )
         return value
     call.reads.append(value)
@@ -87,6 +91,11 @@ def _refuse_type(rule: Operand, value: NkiTensor) -> NoReturn:
         raise NkiValidationError(
             f"operand {rule.name!r}: engines compute with {value.dtype} in nisa.nc_matmul_mx only, got {value}; "
             f"view it as nl.{value.dtype.numpy} to work on its bits"
+        )
+    if value.dtype == int64:
+        raise NkiValidationError(
+            f"operand {rule.name!r}: engines have 32 bits for an element and take no int64, got {value}; "
+            f"nisa.dma_copy copies it, nisa.scalar_load reads one element, and viewed as nl.int32 its halves are tiles"
         )
     allowed = ", ".join(sorted(rule.dtypes))
     raise NkiValidationError(f"operand {rule.name!r} must have one of the types {allowed}, got {value}")
@@ -147,9 +156,10 @@ def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray
     if storage.written.is_full:
         return
     missing = storage.count_unwritten(tensor.layout, tensor.dtype, is_read)
-    if missing and core.options.uninitialized == "error":
-        raise UninitializedReadError(
-            f"operand {name!r}: {missing} of the {tensor.size} elements of {tensor} were never written"
-        )
-    if missing:
-        storage.fill_unwritten(tensor.layout, tensor.dtype)
+    if not missing:
+        return
+    if core.options.uninitialized != "ignore":
+        where = where_unwritten(core.observers.find(PartialWrites), tensor, is_read)
+        what = f"operand {name!r}: {missing} of the {tensor.size} elements of {tensor} were never written: {where}"
+        refuse(core.options.uninitialized, UninitializedReadError(what), kernel_location())
+    storage.fill_unwritten(tensor.layout, tensor.dtype)

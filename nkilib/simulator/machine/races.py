@@ -4,25 +4,29 @@ Every core remembers what its DMAs touch of each shared tensor until a ``core_ba
 what came before it with what comes after it on the other core. Then, and at the end of the kernel, what the two cores
 remember is compared, element for element: strided accesses that interleave without meeting are no race.
 
-Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing.
+Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing; with
+an option of its own that is found too.
 """
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..memory.byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from ..memory.storage import Storage
+from ..target.options import Level
 from ..tensors.view import View
 from ..terms.description import describe
-from ..terms.errors import RaceError, kernel_location
+from ..terms.errors import IdenticalWritesError, RaceError, kernel_location
 from ..terms.layout import Layout
 from ..terms.regions import MemoryRegion
+from .levels import refuse
 from .observer import Issued, Observer, Observers, Watcher
 
 _SHARED = MemoryRegion.shared_hbm
@@ -77,6 +81,11 @@ class _Accesses:
     def all(self) -> list[_Access]:
         return list(self._made.values())
 
+    def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
+        """The writes that ``other`` has made in just the same way, with the same values, each beside the other's."""
+        pairs = ((access, other._made.get(key)) for key, access in self._made.items())
+        return [(one, two) for one, two in pairs if two is not None and _is_same(one, two)]
+
     def unlike(self, other: _Accesses) -> list[_Access]:
         """The writes that ``other`` has not made in just the same way, with the same values."""
         return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
@@ -105,10 +114,25 @@ class Touched:
     writes: _Accesses = field(default_factory=_Accesses)
 
 
-class SharedAccesses(Observer):
-    """What one core did to each shared tensor since the last barrier on that tensor."""
+class RaceLevels(NamedTuple):
+    """What becomes of a race, and of writes of the same values, as the options say."""
 
-    def __init__(self, number: int) -> None:
+    races: Level
+    identical_writes: Level
+
+
+DEFAULT_LEVELS = RaceLevels(races="error", identical_writes="ignore")
+
+
+class SharedAccesses(Observer):
+    """What one core did to each shared tensor since the last barrier on that tensor.
+
+    Attributes:
+        levels: what becomes of what is found.
+    """
+
+    def __init__(self, number: int, levels: RaceLevels = DEFAULT_LEVELS) -> None:
+        self.levels = levels
         self._number = number
         self._touched: dict[Storage, Touched] = {}
         self._before_barrier = Touched()
@@ -125,7 +149,7 @@ class SharedAccesses(Observer):
 
     def meets(self, call: Issued, brought: Touched) -> None:
         if self._number == 0:  # one of them compares for both
-            check_races(call.values[0].storage, self._before_barrier, brought)
+            check_races(call.values[0].storage, self._before_barrier, brought, self.levels)
 
     def take(self, storage: Storage) -> Touched:
         """What the core did to a tensor, which it then forgets."""
@@ -139,11 +163,12 @@ class SharedAccesses(Observer):
 class RaceWatch(Watcher):
     """Looks for races of the two cores of a launch."""
 
-    def __init__(self) -> None:
+    def __init__(self, levels: RaceLevels) -> None:
+        self._levels = levels
         self._cores: list[SharedAccesses] = []
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        self._cores.append(SharedAccesses(number))
+        self._cores.append(SharedAccesses(number, self._levels))
         return self._cores[-1]
 
     def conclude(self, has_ended: bool) -> None:
@@ -155,42 +180,103 @@ def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
     """Compare what cores 0 and 1 did to every shared tensor.
 
     Raises:
-        RaceError: naming the tensor, and what each core did where in the kernel.
+        RaceError: naming the tensor, and what each core did where in the kernel; at the level ``"error"``.
     """
     for tensor in first.tensors():
-        check_races(tensor, first.take(tensor), second.take(tensor))
+        check_races(tensor, first.take(tensor), second.take(tensor), first.levels)
 
 
-def check_races(tensor: Storage, first: Touched, second: Touched) -> None:
+def check_races(tensor: Storage, first: Touched, second: Touched, levels: RaceLevels) -> None:
     """Compare what cores 0 and 1 did to a shared tensor.
 
     Raises:
-        RaceError: naming the tensor, and what each core did where in the kernel.
+        RaceError: naming the tensor, and what each core did where in the kernel; at the level ``"error"``.
     """
+    if levels.identical_writes != "ignore":
+        for one, other in first.writes.like(second.writes):
+            _refuse_identical(tensor, one, other, levels.identical_writes)
+    if levels.races != "ignore":
+        _check_unlike(tensor, first, second, levels.races)
+
+
+def _refuse_identical(tensor: Storage, one: _Access, other: _Access, level: Level) -> None:
+    starts = one.spans().starts
+    if not starts.size:
+        return
+    element = _element(tensor, int(starts.min()))
+    error = IdenticalWritesError(
+        f"both cores write the same values to {_described(tensor)}, from element {element} on: core 0 at {one.place} "
+        f"and core 1 at {other.place}; that is no race, but one of them works for nothing: let each write a part, by "
+        f"nl.program_id(0)"
+    )
+    refuse(level, error, one.place, other.place)
+
+
+def _check_unlike(tensor: Storage, first: Touched, second: Touched, level: Level) -> None:
+    """Compare but for the writes that both made with the same values."""
     first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
     first_writes = first.writes.all()
-    _check_pair(tensor, ("writes", first_unlike), ("writes", second.writes.all()))
+    _check_pair(tensor, _Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
     if len(first_unlike) < len(first_writes):  # else that was every pair of writes
-        _check_pair(tensor, ("writes", first_writes), ("writes", second_unlike))
-    _check_pair(tensor, ("writes", first_unlike), ("reads", second.reads.all()))
-    _check_pair(tensor, ("reads", first.reads.all()), ("writes", second_unlike))
+        _check_pair(tensor, _Side("writes", first_writes), _Side("writes", second_unlike), level)
+    _check_pair(tensor, _Side("writes", first_unlike), _Side("reads", second.reads.all()), level)
+    _check_pair(tensor, _Side("reads", first.reads.all()), _Side("writes", second_unlike), level)
 
 
-_Side = tuple[str, list[_Access]]
+class _Side(NamedTuple):
+    """What one core did, and how messages call it."""
+
+    verb: str
+    accesses: list[_Access]
+
+    def by_line(self) -> list[_Side]:
+        """The accesses of each line by themselves."""
+        lines: dict[str, list[_Access]] = {}
+        for access in self.accesses:
+            lines.setdefault(access.place, []).append(access)
+        return [_Side(self.verb, accesses) for accesses in lines.values()]
 
 
-def _check_pair(tensor: Storage, first: _Side, second: _Side) -> None:
-    (first_verb, first_accesses), (second_verb, second_accesses) = first, second
-    if not first_accesses or not second_accesses:
+def _check_pair(tensor: Storage, first: _Side, second: _Side, level: Level) -> None:
+    race = _race_of(tensor, first, second)
+    if race is None:
         return
-    meeting = first_meeting([item.spans() for item in first_accesses], [item.spans() for item in second_accesses])
+    if level == "error":
+        raise race.error
+    for one, other in product(first.by_line(), second.by_line()):  # each pair of lines is a place to warn of
+        race = _race_of(tensor, one, other)
+        if race is not None:
+            refuse(level, race.error, *race.places)
+
+
+class _Race(NamedTuple):
+    """What was found, and on which lines of cores 0 and 1."""
+
+    error: RaceError
+    places: tuple[str, str]
+
+
+def _race_of(tensor: Storage, first: _Side, second: _Side) -> _Race | None:
+    """Where accesses of cores 0 and 1 meet for the first time, if any do."""
+    if not first.accesses or not second.accesses:
+        return None
+    meeting = first_meeting([item.spans() for item in first.accesses], [item.spans() for item in second.accesses])
     if meeting is None:
-        return
+        return None
     byte, one, other = meeting
-    element = [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
-    described = describe(tensor.name, tensor.shape, tensor.dtype, tensor.region)
-    raise RaceError(
-        f"race on {described}: core 0 {first_verb} element {element} at {first_accesses[one].place} and core 1 "
-        f"{second_verb} it at {second_accesses[other].place}; let the cores use different elements, or put "
-        f"nisa.core_barrier on this tensor between the two; if it does no harm, run with using(races='ignore')"
+    places = (first.accesses[one].place, second.accesses[other].place)
+    error = RaceError(
+        f"race on {_described(tensor)}: core 0 {first.verb} element {_element(tensor, byte)} at {places[0]} and core 1 "
+        f"{second.verb} it at {places[1]}; let the cores use different elements, or put nisa.core_barrier on this "
+        f"tensor between the two; if it does no harm, using(races='ignore') or NKILIB_RACES=ignore lets it run"
     )
+    return _Race(error, places)
+
+
+def _element(tensor: Storage, byte: int) -> list[int]:
+    """The indices of the element that has a byte of a tensor."""
+    return [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
+
+
+def _described(tensor: Storage) -> str:
+    return describe(tensor.name, tensor.shape, tensor.dtype, tensor.region)

@@ -27,7 +27,7 @@ class Record:
         hbm_read_bytes: bytes that DMA read from HBM.
         hbm_written_bytes: bytes that DMA wrote to HBM.
         sbuf_peak_bytes, psum_peak_bytes: most bytes of a partition that live tensors took at one time, on any core
-            (0 with ``capacity="ignore"``).
+            (0 with ``capacity="ignore"``, and where ``"warn"`` let a kernel pass that needs more than there is).
     """
 
     instruction_counts: Counter[str] = field(default_factory=Counter)

@@ -103,7 +103,7 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
         if room.bank < room.nbytes or (_placed_height(live.values()) if are_placed else 0) + movable > peak.nbytes:
             height = _height(room, live.values())
             if height is None:
-                raise CapacityError(_overflow(room, life, list(live.values())))
+                raise CapacityError(_overflow(room, life, list(live.values())), life.place)
             if height > peak.nbytes:
                 peak = Peak(height, tuple(live.values()))
     return peak
@@ -201,7 +201,8 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
         if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
             raise CapacityError(
                 f"{life.place}: {life} at address {life.address} of {room.region} overlaps {other} at address "
-                f"{other.address}, which is used later: place them apart, or use one of them after the other"
+                f"{other.address}, which is used later: place them apart, or use one of them after the other",
+                life.place,
             )
 
 
@@ -215,6 +216,7 @@ def _overflow(room: _Room, last: LiveRange, live: Sequence[LiveRange]) -> str:
     head = (
         f"{last.place}: {room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
         f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
-        f"then, in program order (a compiler may reorder; using(capacity='ignore') runs the kernel):"
+        f"then, in program order (a compiler may reorder; using(capacity='ignore') or NKILIB_CAPACITY=ignore runs the "
+        f"kernel):"
     )
     return "\n".join([head, *lines])

@@ -49,7 +49,7 @@ class LiveRange:
         shape: tuple[int, ...],
         dtype: DType,
         name: str = "",
-        address: tuple[int, int] | None = None,
+        address: tuple[int, ...] | None = None,
     ) -> None:
         self.region = region
         self.partitions = shape[0]

@@ -50,7 +50,8 @@ class Storage:
         deferred: what the elements of a part of it are instead of what its memory holds; see deferred.py.
         number: its own in this process; those who watch a core keep what they know of storages by their numbers.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
-        address: first partition and first byte in a partition where the kernel places it itself, or None.
+        address: where the kernel places it itself: on chip first partition and first byte in a partition, in HBM the
+            first byte; or None.
     """
 
     __slots__ = (
@@ -88,7 +89,7 @@ class Storage:
         is_abstract: bool = False,
         is_poisoned: bool = False,
         scope: tuple[int, ...] = (),
-        address: tuple[int, int] | None = None,
+        address: tuple[int, ...] | None = None,
     ) -> None:
         self.number = next(_NUMBERS)
         self.name = name
@@ -163,11 +164,19 @@ class Storage:
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
         """How many elements of ``layout``, or of those ``among`` them, were never written, wholly or in part."""
-        width = self.width_of(dtype)
-        if self.written.is_written(layout, width):
+        if self.written.is_written(layout, self.width_of(dtype)):
             return 0
-        unwritten = ~self.written.mask_of(layout, width).all(axis=-1)
-        return int((unwritten if among is None else unwritten & among).sum())
+        return int(self.unwritten(layout, dtype, among).sum())
+
+    def unwritten(
+        self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Which elements of ``layout``, or of those ``among`` them, were never written, wholly or in part.
+
+        Only meaningful while the storage is not full.
+        """
+        unwritten = np.logical_not(np.all(self.written.mask_of(layout, self.width_of(dtype)), axis=-1))
+        return np.asarray(unwritten if among is None else unwritten & among)
 
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""

@@ -25,9 +25,14 @@ _NS_PER_US = 1000
 
 
 def write_trace(
-    path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife] = ()
+    path: str | PathLike[str],
+    title: str,
+    events: Sequence[Event],
+    tensors: Sequence[TensorLife] = (),
+    note: str = "modelled, not measured",
 ) -> None:
-    """Write ``events``, and the use of SBUF, to ``path``; ``title`` says what was modelled and on what."""
+    """Write ``events``, and the use of SBUF, to ``path``; ``title`` says what was modelled and on what, ``note`` what
+    the times are."""
     traced: list[dict[str, Any]] = []
     for core in sorted({event.core for event in events}):
         own = [event for event in events if event.core == core]
@@ -39,7 +44,7 @@ def write_trace(
     trace = {
         "traceEvents": traced,
         "displayTimeUnit": "ns",
-        "otherData": {"title": title, "note": "modelled, not measured"},
+        "otherData": {"title": title, "note": note},
     }
     with open(path, "w", encoding="utf-8") as file:
         json.dump(trace, file)

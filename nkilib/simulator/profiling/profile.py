@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
 from ...work import Work, stated_work
 from ..launch.kernel import Kernel
+from ..launch.ranks import RankedKernel
 from ..machine.record import recording
-from ..target.options import current_options
+from ..target.options import current_options, preferring
 from ..timing.collect import collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
@@ -21,6 +22,8 @@ from .perfetto import write_trace
 from .recorded import Recorded
 from .tensors import TensorLife
 from .work import bounds_us
+
+MODELLED = "modelled, not measured"
 
 _NS_PER_US = 1000.0
 _LISTED = 12
@@ -48,6 +51,9 @@ class Profile:
         instructions: every instruction, in the order of its core.
         parameters: what the model assumed.
         recorded: what tensors and instructions are worked out from when they are asked for.
+        untimed: by name, how many instructions take no time here because their time is not modelled: what ranks do
+            together (``nki.collectives``).
+        rank, ranks: which one of how many ranks this is, for a kernel on several; else 0 of 1.
     """
 
     kernel: str
@@ -65,6 +71,9 @@ class Profile:
     psum_peak_bytes_per_partition: int
     parameters: ModelParameters
     recorded: Recorded = field(repr=False)
+    untimed: dict[str, int] = field(default_factory=dict)
+    rank: int = 0
+    ranks: int = 1
 
     @property
     def sbuf_peak_tensors(self) -> Sequence[TensorLife]:
@@ -107,11 +116,21 @@ class Profile:
         """What was modelled, and that it was modelled."""
         plural = "s" if self.cores > 1 else ""
         where = f"{self.kernel} on {self.cores} core{plural} of {self.generation}"
-        return f"{where}: {self.time_us:,.1f} us, modelled, not measured"
+        if self.ranks > 1:
+            where += f", rank {self.rank} of {self.ranks}"
+        return f"{where}: {self.time_us:,.1f} us, {self.note}"
+
+    @property
+    def note(self) -> str:
+        """What the times are, and what they leave out."""
+        if not self.untimed:
+            return MODELLED
+        counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())
+        return f"{MODELLED}, and without the time of collectives ({counted}), which is not modelled"
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Write a trace for https://ui.perfetto.dev: the engines of each core, and its use of SBUF."""
-        write_trace(path, self.title, self.instructions, self.tensors)
+        write_trace(path, self.title, self.instructions, self.tensors, self.note)
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw the timeline of the engines and the use of SBUF over time; the suffix of ``path`` names the format.
@@ -145,7 +164,8 @@ class Profile:
             lines += ["", f"{region} peak: {peak:,} bytes of a partition"]
             lines += _with_rest([f"  {tensor.nbytes:>8,} {tensor.what}" for tensor in tensors])
         lines += ["", f"{'instruction':<28} {'count':>8}"]
-        lines += [f"{name:<28} {count:>8,}" for name, count in Counter(self.instruction_counts).most_common()]
+        for name, count in Counter(self.instruction_counts).most_common():
+            lines.append(f"{name:<28} {count:>8,}{'   not timed' if name in self.untimed else ''}")
         return "\n".join(lines)
 
     def _bound_line(self) -> str:
@@ -162,7 +182,11 @@ def _with_rest(lines: list[str]) -> list[str]:
 
 
 def profile(
-    kernel: Kernel, *args: Any, parameters: ModelParameters | None = None, work: Work | None = None, **kwargs: Any
+    kernel: Kernel | RankedKernel,
+    *args: Any,
+    parameters: ModelParameters | None = None,
+    work: Work | None = None,
+    **kwargs: Any,
 ) -> Profile:
     """Run ``kernel(*args, **kwargs)`` and model its time on the target that the options name.
 
@@ -172,7 +196,8 @@ def profile(
         print(nkilib.simulator.profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32)))
 
     Args:
-        kernel: from ``nki.jit``, or ``kernel[n]``.
+        kernel: from ``nki.jit``, or ``kernel[n]``; or one of these on :func:`nkilib.simulator.ranks`, of which all
+            ranks run and rank 0 is profiled. What ranks do together is not timed, and counted in ``untimed``.
         args, kwargs: its arguments; with a ``spec`` among them nothing is computed.
         parameters: what the model assumes where nothing is published.
         work: what the kernel works on, for the bound; by default what the kernel states itself.
@@ -181,11 +206,20 @@ def profile(
         TypeError: if ``kernel`` is no kernel.
         NkiValidationError: what the kernel itself raises; with a ``spec``, also if its control flow needs data.
     """
-    if not isinstance(kernel, Kernel):
+    ranks = 1
+    if isinstance(kernel, RankedKernel):
+        kernel, ranks = replace(kernel, watched=0), kernel.ranks.count
+    elif not isinstance(kernel, Kernel):
         raise TypeError(f"profile: kernel must come from nki.jit, got {kernel!r}")
-    assumed, generation = parameters or ModelParameters(), current_options().generation
-    with recording() as record, collecting(assumed) as collection:
-        kernel(*args, **kwargs)
+    assumed = parameters or ModelParameters()
+    single = kernel.kernel if isinstance(kernel, RankedKernel) else kernel
+    with preferring(single.settings.platform_target):
+        generation = current_options().generation
+        with recording() as record, collecting(assumed) as collection:
+            kernel(*args, **kwargs)
+    if isinstance(kernel, RankedKernel):
+        args, kwargs = kernel.arguments_of(0, args, kwargs)
+    kernel = single
     if work is None:  # asked after the kernel, which words what is wrong with its arguments
         work = _stated_work(kernel, args, kwargs)
     traces = collection.traces
@@ -206,6 +240,8 @@ def profile(
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
         recorded=Recorded(traces),
+        untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
+        ranks=ranks,
     )
 
 

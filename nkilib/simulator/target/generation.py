@@ -67,11 +67,12 @@ class Generation:
     """One hardware generation.
 
     Attributes:
-        name: ``"trn1"``, ``"trn2"`` or ``"trn3"``.
+        name: ``"trn1"``, ``"trn2"``, ``"trn3"``, or ``"trn3_a0"`` for the first silicon of trn3.
         version: the value of ``nisa.get_nc_version()``.
         sbuf_partition_bytes: physical SBUF bytes of a partition.
         sbuf_usable_bytes: bytes of it that a kernel may use.
         timing: constants of the model of time.
+        revision: the value of ``nisa.get_nc_sub_version()``: 0 is the first silicon of a generation.
     """
 
     name: str
@@ -79,3 +80,4 @@ class Generation:
     sbuf_partition_bytes: int
     sbuf_usable_bytes: int
     timing: Timing
+    revision: int = 0

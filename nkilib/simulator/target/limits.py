@@ -5,7 +5,7 @@ from __future__ import annotations
 from .generation import Generation as Generation
 from .trn1 import TRN1
 from .trn2 import TRN2
-from .trn3 import TRN3
+from .trn3 import TRN3, TRN3_A0
 
 # The same on every generation (nki/guides/architecture/*_arch.rst).
 PARTITIONS = 128
@@ -29,7 +29,12 @@ _BY_NAME = {
     "gen3": TRN2,
     "trn3": TRN3,
     "gen4": TRN3,
+    "trn3_a0": TRN3_A0,
+    "trn3pre": TRN3_A0,
 }
+
+# What a target may be called: as ``NEURON_PLATFORM_TARGET_OVERRIDE`` has it, and two names of the first trn3.
+TARGETS = tuple(_BY_NAME)
 
 
 def generation(target: str) -> Generation:

@@ -2,7 +2,8 @@
 
 Sources, in aws-neuron/aws-neuron-sdk: ``nki/guides/architecture/trainium3_arch.rst`` (sizes, clocks, rates of Vector
 and Scalar); ``nki/deep-dives/nki-dma-bandwidth-guide.rst`` (rate of a DMA engine). Usable SBUF: ``Trace.lean`` of
-leanprover/KLR.
+leanprover/KLR. Revisions, and what the first one lacks: kernels of aws-neuron/nki-library, which ask for
+``nisa.get_nc_sub_version() == 1`` before they use ``nisa.exponential``, on "Trn3 B0+" and not on "A0 (trn3pre)".
 """
 
 from __future__ import annotations
@@ -24,4 +25,8 @@ TRN3 = Generation(
         scalar_bf16_per_cycle=2,
         dma=replace(TRN2.timing.dma, gb_per_s=33.0),
     ),
+    revision=1,
 )
+
+# The first silicon, before the product.
+TRN3_A0 = replace(TRN3, name="trn3_a0", revision=0)

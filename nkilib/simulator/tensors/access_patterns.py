@@ -17,8 +17,8 @@ from ..terms.integers import as_integer
 from ..terms.layout import Layout, extent
 from .indexed_views import IndexedViews
 from .indirect import checked_scalar_index
-from .registers import VirtualRegister
 from .reshaped_views import ReshapedViews
+from .scalars import DeviceInteger
 from .view import Indirect, View
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         self,
         pattern: Sequence[Sequence[int]],
         offset: int | None = None,
-        scalar_offset: View | VirtualRegister | None = None,
+        scalar_offset: View | DeviceInteger | None = None,
         vector_offset: View | None = None,
         indirect_dim: int = 0,
         dtype: Any = None,
@@ -94,7 +94,7 @@ class AccessPatterns(IndexedViews, ReshapedViews):
         strides: list[int],
         start: int,
         dtype: DType,
-        index: View | VirtualRegister,
+        index: View | DeviceInteger,
         indirect_dim: int,
     ) -> Self:
         index = checked_scalar_index("ap", self, index)

@@ -20,7 +20,7 @@ from ..terms.integers import as_integer, as_integers
 from ..terms.layout import row_major_strides
 from .indexing import Picked, resolve_key
 from .indirect import check_offsets, checked_index_tensor, checked_scalar_index
-from .registers import VirtualRegister
+from .scalars import DeviceInteger
 from .view import Indirect, View
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class IndexedViews(View):
         """Index as numpy does, with integers, slices, ``...`` and ``nl.ds``; never copies.
 
         On chip an integer keeps partition dimension 0 at size 1 and the result has at least two dimensions. In HBM an
-        integer removes its dimension and the result has at least one. A register may stand for one integer, or for
-        the start in ``nl.ds``, as in :meth:`select`.
+        integer removes its dimension and the result has at least one. A register or an ``NkiScalar`` may stand for
+        one integer, or for the start in ``nl.ds``, as in :meth:`select`.
 
         Raises:
             OutOfRangeError: if an index leaves the tensor.
@@ -99,17 +99,18 @@ class IndexedViews(View):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
     def _dynamic_part(self, picked: list[Picked]) -> Indirect | None:
-        """The indirection that a register in an index makes, or None without one."""
+        """The indirection that a register or a scalar in an index makes, or None without one."""
         indirect = None
         for dim, pick in enumerate(picked):
             if pick.register is not None:
                 if indirect is not None:
                     raise NkiValidationError(f"NkiTensor.__getitem__: only one register may index {self}")
                 self._refuse_second_indirection("__getitem__")
-                indirect = self._scalar("__getitem__", dim, pick.register, self.shape[dim] - pick.length + 1)
+                index = checked_scalar_index("__getitem__", self, pick.register)
+                indirect = self._scalar("__getitem__", dim, index, self.shape[dim] - pick.length + 1)
         return indirect
 
-    def _scalar(self, method: str, dim: int, index: View | VirtualRegister, limit: int) -> Indirect:
+    def _scalar(self, method: str, dim: int, index: View | DeviceInteger, limit: int) -> Indirect:
         if dim == 0 and self.is_on_chip():
             raise NkiValidationError(f"NkiTensor.{method}: the partition dimension of {self} has no dynamic index")
         return Indirect("scalar", index, self.strides[dim], limit, self, None)
@@ -141,10 +142,10 @@ class IndexedViews(View):
         key[dim] = slice(start, end, step)
         return self[tuple(key)]
 
-    def _select(self, dim: int, index: int | View | VirtualRegister) -> Self:
+    def _select(self, dim: int, index: int | View | DeviceInteger) -> Self:
         """See :meth:`NkiTensor.select`."""
         dim = self._check_dim("select", dim)
-        if not isinstance(index, View | VirtualRegister):
+        if not isinstance(index, View | DeviceInteger):
             if isinstance(index, int | np.integer) and not 0 <= index < self.shape[dim]:
                 raise OutOfRangeError(
                     f"NkiTensor.select: index must be in [0, {self.shape[dim]}) in dimension {dim} of {self}, "

@@ -7,25 +7,28 @@ import operator
 from typing import Any, NamedTuple
 
 from ..terms.errors import NkiValidationError, OutOfRangeError
-from .registers import VirtualRegister
+from .scalars import DeviceInteger
 from .view import View
 
 
 class DynamicSlice(NamedTuple):
-    """``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive); a register may be the start."""
+    """``nl.ds(start, size)``: the elements ``start`` to ``start + size`` (exclusive).
 
-    start: int | VirtualRegister
+    ``start`` may be a register or an ``NkiScalar``.
+    """
+
+    start: int | DeviceInteger
     size: int
 
 
 class Picked(NamedTuple):
-    """What an index takes of one dimension; with a register, ``start`` is counted from what the register holds."""
+    """What an index takes of one dimension; with a register or a scalar, ``start`` is counted from what that holds."""
 
     start: int
     length: int
     step: int
     is_integer: bool
-    register: VirtualRegister | None = None
+    register: DeviceInteger | None = None
 
 
 def resolve_key(tensor: View, key: Any) -> list[Picked]:
@@ -50,10 +53,10 @@ def _pick(tensor: View, dim: int, item: Any) -> Picked:
     size = tensor.shape[dim]
     if isinstance(item, builtins.slice):
         return _pick_slice(tensor, dim, item)
-    if isinstance(item, VirtualRegister):
+    if isinstance(item, DeviceInteger):
         return Picked(0, 1, 1, True, item)
     if isinstance(item, DynamicSlice):
-        if isinstance(item.start, VirtualRegister):
+        if isinstance(item.start, DeviceInteger):
             return _pick_from_register(tensor, dim, item.start, _integer(tensor, dim, item.size, item))
         start, length = (_integer(tensor, dim, bound, item) for bound in item)
         if not 0 <= start <= start + length <= size:
@@ -65,7 +68,7 @@ def _pick(tensor: View, dim: int, item: Any) -> Picked:
     return Picked(index % size, 1, 1, True)
 
 
-def _pick_from_register(tensor: View, dim: int, start: VirtualRegister, length: int) -> Picked:
+def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: int) -> Picked:
     if not 0 < length <= tensor.shape[dim]:
         raise OutOfRangeError(f"nl.ds({start}, {length}) does not fit dimension {dim} of {tensor}")
     return Picked(0, length, 1, False, start)
@@ -78,7 +81,7 @@ def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        if isinstance(value, VirtualRegister):
+        if isinstance(value, DeviceInteger):
             remedy = "; use nl.ds(register, size)"
         else:
             remedy = f"; use select({dim}, tensor)" if hasattr(value, "buffer") else ""

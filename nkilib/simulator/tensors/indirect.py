@@ -1,14 +1,19 @@
-"""What a tensor or a register must be to be the index of a view."""
+"""What a tensor, a register or a scalar must be to be the index of a view."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..terms.dtypes import COMPUTABLE, int32, int64
 from ..terms.errors import NkiValidationError
 from ..terms.layout import Layout
 from ..terms.regions import MemoryRegion
 from .registers import VirtualRegister
+from .scalars import DeviceInteger, NkiScalar
 from .view import View
+
+# Of an index that an engine reads element by element.
+_INDEX_TYPES = frozenset(dtype for dtype in COMPUTABLE if dtype.is_integer)
 
 
 def checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
@@ -39,6 +44,8 @@ def _what_is_wrong(index: Any, kind: str, columns: int | None) -> str:
         return f"be an SBUF tensor of shape {wanted}, got {index!r}"
     if index.buffer is not MemoryRegion.sbuf or not index.dtype.is_integer:
         return f"be an integer tensor in SBUF, got {index}"
+    if index.dtype == int64:
+        return f"have 32 bits or fewer, got {index}; nisa.scalar_load takes one of 64"
     if index.is_indirect():
         return f"not be an indirect view itself, got {index}"
     flat = _in_two_dimensions(index).shape
@@ -56,13 +63,22 @@ def _in_two_dimensions(index: View) -> View:
     return index.with_layout(Layout(shape, strides, index.offset))
 
 
-def checked_scalar_index(method: str, view: View, index: Any) -> View | VirtualRegister:
-    """The index, a tensor in two dimensions, if it is a register or an integer SBUF tensor of shape (1, 1).
+def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceInteger:
+    """The index, a tensor in two dimensions, if it is a register, a scalar or an integer SBUF tensor of shape (1, 1).
 
     Raises:
         NkiValidationError: naming the method and what is required.
     """
-    return index if isinstance(index, VirtualRegister) else checked_index_tensor(method, view, index, "scalar")
+    if isinstance(index, VirtualRegister):
+        return index
+    if isinstance(index, NkiScalar):
+        if view.is_on_chip() and index.dtype != int32:
+            raise NkiValidationError(
+                f"NkiTensor.{method} on {view}: on chip the scalar offset must be an int32, got {index}; "
+                f"nisa.scalar_load it from a tensor of int32"
+            )
+        return index
+    return checked_index_tensor(method, view, index, "scalar")
 
 
 def check_offsets(owner: str, index: Any, partitions: int) -> None:
@@ -71,7 +87,8 @@ def check_offsets(owner: str, index: Any, partitions: int) -> None:
     Raises:
         NkiValidationError: naming ``owner`` and what is required.
     """
-    if not hasattr(index, "buffer") or str(index.buffer) != "sbuf" or not index.dtype.is_integer or index.is_indirect():
+    is_in_sbuf = hasattr(index, "buffer") and str(index.buffer) == "sbuf"
+    if not is_in_sbuf or index.dtype not in _INDEX_TYPES or index.is_indirect():
         raise NkiValidationError(f"{owner}: the index must be a static integer tensor in SBUF, got {index!r}")
     if len(index.shape) != 2 or index.shape[0] != partitions:
         raise NkiValidationError(f"{owner}: the index must have shape ({partitions}, K), got {index}")

@@ -1,4 +1,4 @@
-"""Python's operators on tensors: NKI 0.6 documents none, and each says which function takes its place."""
+"""Python's operators on tensors: NKI documents none, and each says which function takes its place."""
 
 from __future__ import annotations
 

@@ -1,31 +1,51 @@
 """``VirtualRegister``: a 32-bit scalar that a kernel reads at run time, for loops and dynamic addresses.
 
 Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow),
-``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops).
+``nki/deep-dives/nki-dynamic-loops.rst`` and ``nki/migration/index.rst`` (Rules for migrated loops); page of
+``nki.isa.register_load`` (2.33).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ..target.current import is_abstract_launch
+from ..target.current import is_abstract_launch, is_traced
+from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
 from ..terms.objects import NKIObject
 from ..terms.spec import DataNeeded
 
 _INT32_MIN, _UINT32_MAX = -(2**31), 2**32 - 1
 
-REMEDY = "nisa.register_store it to a [1, 1] tile, compute there, and nisa.register_load the result"
+_REMEDY = "nisa.register_store it to a [1, 1] tile, compute there, and nisa.register_load the result"
+
+
+@dataclass(frozen=True)
+class LoadedFloat:
+    """An element of a float type in a register, where its bits mean nothing but to a store.
+
+    Attributes:
+        number: the element.
+        dtype: its type.
+    """
+
+    number: float
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"the {self.dtype} {self.number}"
 
 
 class VirtualRegister(NKIObject):
     """A register of the engines' sequencers; ``nisa.register_alloc`` makes one.
 
-    It holds 32 bits: an integer, read as int32, or a float32. On the device its value is not known while the kernel
-    is built, so Python cannot compute with it: arithmetic, comparison, ``int()`` and ``range()`` raise
-    ``RegisterTypeError``. ``while reg:`` runs until the register holds 0, as the documented parser front end has it.
+    It holds 32 bits: an integer, read as int32, or an element of a float type. On the device its value is not known
+    while the kernel is built, so Python cannot compute with it nor go by it: arithmetic, comparison, ``if``, ``while``,
+    ``int()`` and ``range()`` raise ``RegisterTypeError``. With the front end of NKI 0.6 (``Options.frontend``)
+    ``while reg:`` runs until the register holds 0.
 
     Args:
         state: the first value, or None for a register that is not set yet.
@@ -34,7 +54,7 @@ class VirtualRegister(NKIObject):
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
-        self._content: int | np.float32 | None = None if state is None else wrap_integer("state", state)
+        self._content: int | LoadedFloat | None = None if state is None else wrap_integer("state", state)
         self.frozen = frozen
 
     @property
@@ -47,8 +67,8 @@ class VirtualRegister(NKIObject):
         self._check_writable()
         self._content = None
 
-    def content(self, what: str) -> int | np.float32:
-        """The integer or float32 that the register holds; ``what`` says for messages who reads it.
+    def content(self, what: str) -> int | LoadedFloat:
+        """The integer or float that the register holds; ``what`` says for messages who reads it.
 
         Raises:
             UninitializedReadError: if the register was never set.
@@ -66,21 +86,21 @@ class VirtualRegister(NKIObject):
 
         Raises:
             UninitializedReadError: if the register was never set.
-            NkiValidationError: if it holds a float32.
+            NkiValidationError: if it holds a float.
         """
         content = self.content(what)
-        if isinstance(content, np.float32):
-            raise NkiValidationError(f"{what}: must be an integer, got a register loaded with the float32 {content}")
+        if isinstance(content, LoadedFloat):
+            raise NkiValidationError(f"{what}: must be an integer, got a register loaded with {content}")
         return content
 
-    def write(self, value: int | np.float32) -> None:
-        """Set the register to a float32 or to the low 32 bits of an integer.
+    def write(self, value: int | LoadedFloat) -> None:
+        """Set the register to an element of a float type or to the low 32 bits of an integer.
 
         Raises:
             NkiValidationError: if it is frozen.
         """
         self._check_writable()
-        self._content = value if isinstance(value, np.float32) else _as_int32(value)
+        self._content = value if isinstance(value, LoadedFloat) else _as_int32(value)
 
     def _check_writable(self) -> None:
         if self.frozen:
@@ -90,15 +110,22 @@ class VirtualRegister(NKIObject):
             )
 
     def __bool__(self) -> bool:
+        if is_traced():
+            raise RegisterTypeError(
+                f"Python cannot go by {self}: a register has its value on the device only and cannot steer Python; "
+                f"nl.fori_loop(0, register, body) counts to it, and nl.while_loop(register, body) runs until it holds "
+                f"0. NKI_COMPILER_FRONTEND=custom runs while register: as NKI 0.6 did"
+            )
         return self.value("a register as a condition") != 0
 
     def __repr__(self) -> str:
-        state = "unset" if self._content is None else str(self._content)
+        content = self._content
+        state = "unset" if content is None else str(content.number if isinstance(content, LoadedFloat) else content)
         return f"VirtualRegister({state}{', frozen' if self.frozen else ''})"
 
     def _refuse(self, *operands: Any) -> NoReturn:
         raise RegisterTypeError(
-            f"Python cannot compute with {self}: a register has its value on the device only; {REMEDY}"
+            f"Python cannot compute with {self}: a register has its value on the device only; {_REMEDY}"
         )
 
     # int(), float() and range() go through __index__ too.

@@ -19,7 +19,7 @@ from ..terms.layout import Layout, dense
 from ..terms.regions import HBM, MemoryRegion, as_region
 from .access_patterns import AccessPatterns
 from .python_operators import PythonOperators
-from .registers import VirtualRegister
+from .scalars import DeviceInteger
 from .text import values_text
 from .view import Indirect, View
 
@@ -43,6 +43,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
     # Of the results of the functions on tiles, and of those of nl.equal and its relatives; see the methods below.
     is_computed = False
     is_comparison = False
+    # Of the data of a grid on chip: rows of tiles that lie one beside the other in the same partitions.
+    rows_of_tiles = 1
     # What an assignment runs: an instruction, and those are made of tensors.
     _copy_tile: ClassVar[Callable[[NkiTensor, NkiTensor], object]]
 
@@ -53,9 +55,25 @@ class NkiTensor(AccessPatterns, PythonOperators):
         storage: Any,
         buffer: MemoryRegion | str = MemoryRegion.sbuf,
         name: str = "",
+        address: tuple[int, ...] | None = None,
     ) -> None:
+        """A dense tensor of a storage; kernels make theirs with ``nl.ndarray``.
+
+        Raises:
+            NkiValidationError: if ``address`` is given and is not where the storage lies.
+        """
+        if address is not None and tuple(address) != getattr(storage, "address", None):
+            raise NkiValidationError(
+                f"NkiTensor: a tensor lies where its storage does, at {getattr(storage, 'address', None)}, not at "
+                f"{tuple(address)}; place one with nl.ndarray(..., address=...)"
+            )
         layout = dense(tuple(int(size) for size in shape))
         self._set(layout, as_dtype(dtype), storage, as_region(buffer), name, None)
+
+    @property
+    def data(self) -> NkiTensor:
+        """The tensor itself: what :attr:`NkiGrid.data` is of a grid, so that code may take either."""
+        return self
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:
@@ -73,8 +91,9 @@ class NkiTensor(AccessPatterns, PythonOperators):
         """
         return self._slice(dim, start, end, step)
 
-    def select(self, dim: int, index: int | NkiTensor | VirtualRegister) -> NkiTensor:
-        """One element of dimension ``dim``: at an integer, or at what a register or an SBUF tensor (1, 1) then holds.
+    def select(self, dim: int, index: int | NkiTensor | DeviceInteger) -> NkiTensor:
+        """One element of dimension ``dim``: at an integer, or at what a register, an ``NkiScalar`` or an SBUF tensor
+        (1, 1) then holds. On chip a scalar has 32 bits.
 
         Raises:
             OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
@@ -198,7 +217,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
         self,
         pattern: Sequence[Sequence[int]],
         offset: int | None = None,
-        scalar_offset: NkiTensor | VirtualRegister | None = None,
+        scalar_offset: NkiTensor | DeviceInteger | None = None,
         vector_offset: NkiTensor | None = None,
         indirect_dim: int = 0,
         dtype: Any = None,
@@ -208,7 +227,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
         The pattern takes the place of this view's shape and strides. ``offset`` is added to the view's own offset
         (the API's docstring says so; the deep dive on access patterns lets it replace the view's offset: the two
         agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
-        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says.
+        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says. A scalar one
+        is a register, an ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
 
         On chip the first stride is one partition: as many elements as one of the storage has, or, on a view that is
         dense in a partition, as many as the view has there. Published kernels say the latter, of a slice as if it were
@@ -236,6 +256,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def mark_comparison(self) -> None:
         """Remember that these are the truth values of a comparison, which examples assert."""
         self.is_comparison = True
+
+    def mark_rows_of_tiles(self, rows: int) -> None:
+        """Remember how many rows of tiles lie in these partitions, which an HBM tensor has one below the other."""
+        self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
         return OutsideTensor(self, layout, dtype, message)

@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from ..memory.deferred import Deferred
 from ..memory.storage import Storage
-from ..terms.description import describe
+from ..terms.description import describe, first_and_last
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
 from ..terms.layout import Layout, is_dense
 from ..terms.objects import NKIObject
 from ..terms.regions import ON_CHIP, MemoryRegion
 from ..terms.spec import DataNeeded
-from .registers import VirtualRegister
+from .scalars import DeviceInteger
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
@@ -41,7 +41,8 @@ class Indirect:
     Attributes:
         kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view;
             ``"tensor"``: the index tensor holds the free element for each element of a row (``indirect``).
-        index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register in place of a scalar.
+        index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
+            scalar.
         stride: elements by which one step of the index moves.
         limit: the index must lie in [0, limit).
         source: the tensor that is indexed, for messages.
@@ -52,7 +53,7 @@ class Indirect:
     """
 
     kind: Literal["scalar", "vector", "tensor"]
-    index: View | VirtualRegister
+    index: View | DeviceInteger
     stride: int
     limit: int
     source: object
@@ -66,17 +67,18 @@ class Indirect:
         Raises:
             UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
         """
-        if isinstance(self.index, VirtualRegister):
+        if not isinstance(self.index, View):
             return np.array([self.index.value(f"the index of {self.source}")], np.int64)
         tensor = self.index
         if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
-            raise UninitializedReadError(f"index {tensor} is read before it was written")
+            where = first_and_last(tensor.storage.unwritten(tensor.layout, tensor.dtype))
+            raise UninitializedReadError(f"index {tensor} is read before it was written: {where}")
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
         """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
         limit = self.limit if limit is None else limit
-        if isinstance(self.index, VirtualRegister):
+        if not isinstance(self.index, View):
             return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
         column, partition = divmod(row, self.index.shape[0])
         place = f"partition {partition}" + (f", column {column}," if column else "")
@@ -241,7 +243,7 @@ class View(NKIObject):
         return is_dense(self.shape[1:], self.strides[1:])
 
     def is_indirect(self) -> bool:
-        """Whether the address depends on a tensor or a register that is read at run time."""
+        """Whether the address depends on a tensor, a register or a scalar that is read at run time."""
         return self.indirect_access is not None
 
     def get_pattern(self) -> list[list[int]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .dtypes import DType
 from .regions import MemoryRegion
 
@@ -16,6 +19,8 @@ def describe(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegi
 
 def describe_stranger(value: Any) -> str:
     """What came where a tensor of the kernel belongs: an array in one line, without its elements, and what to do."""
+    if hasattr(value, "is_data_representable"):
+        return f"{value!r}: a grid is no operand, its tensor is grid.data"
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple) or hasattr(value, "buffer") or not hasattr(value, "dtype"):
         return repr(value)
@@ -24,3 +29,9 @@ def describe_stranger(value: Any) -> str:
         f"a {library} {type(value).__name__} {list(shape)} {value.dtype}: pass it to the kernel as an argument and "
         f"load it, or use nl.shared_constant"
     )
+
+
+def first_and_last(chosen: npt.NDArray[np.bool_]) -> str:
+    """Which elements are true, by the indices of the first and the last one in row-major order."""
+    first, last = (np.argwhere(chosen)[end].tolist() for end in (0, -1))
+    return f"the element {first}" if first == last else f"the first is {first}, the last {last}"

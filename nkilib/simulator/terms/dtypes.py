@@ -52,6 +52,7 @@ bool_ = DType("bool", np.uint8, "bool")
 int8 = DType("int8", np.int8, "int")
 int16 = DType("int16", np.int16, "int")
 int32 = DType("int32", np.int32, "int")
+int64 = DType("int64", np.int64, "int")
 uint8 = DType("uint8", np.uint8, "uint")
 uint16 = DType("uint16", np.uint16, "uint")
 uint32 = DType("uint32", np.uint32, "uint")
@@ -74,6 +75,7 @@ ALL_DTYPES: tuple[DType, ...] = (
     int8,
     int16,
     int32,
+    int64,
     uint8,
     uint16,
     uint32,
@@ -92,11 +94,17 @@ ALL_DTYPES: tuple[DType, ...] = (
 
 FLOATS: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if dtype.is_float)
 
+# What DMA and registers of two halves hold whole. The engines have 32 bits for an element.
+SCALARS: frozenset[DType] = frozenset({int32, int64})
+
 # The types with which engines compute.
-COMPUTABLE: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if not dtype.is_packed)
+COMPUTABLE: frozenset[DType] = frozenset(dtype for dtype in ALL_DTYPES if not dtype.is_packed) - {int64}
 
 # The types of instructions that move bits and do not compute: the packed ones too, with which engines do not compute.
-MOVABLE: frozenset[DType] = frozenset(ALL_DTYPES)
+MOVABLE: frozenset[DType] = frozenset(ALL_DTYPES) - {int64}
+
+# The types that DMA copies, which has no engine in between.
+COPYABLE: frozenset[DType] = frozenset(ALL_DTYPES)
 
 _BY_NAME: dict[str, DType] = {str(dtype): dtype for dtype in ALL_DTYPES} | {"bool_": bool_}
 
@@ -113,7 +121,8 @@ def as_dtype(value: Any) -> DType:
     if isinstance(value, DType):
         return value
     name = str(value) if isinstance(value, str) else _foreign_name(value)
-    if name not in _BY_NAME:
+    # Python's int says nothing of a width; numpy takes it for int64.
+    if name not in _BY_NAME or value is int:
         raise TypeError(f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}")
     return _BY_NAME[name]
 
@@ -127,6 +136,11 @@ def _foreign_name(value: Any) -> str:
     if text.startswith("torch."):
         return text.removeprefix("torch.")
     try:
-        return np.dtype(value).name
+        dtype = np.dtype(value)
     except TypeError:
         return text
+    if dtype.names is None or len(dtype.names) != 1:
+        return dtype.name
+    # Numpy's own types do not pack: see packed_arrays.py.
+    named = _BY_NAME.get(dtype.names[0])
+    return dtype.names[0] if named is not None and named.is_packed and named.itemsize == dtype.itemsize else dtype.name

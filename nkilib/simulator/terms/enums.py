@@ -78,3 +78,13 @@ class dma_engine(_Singletons):
 
     dma = 1
     gpsimd_dma = 2
+
+
+class dependency(_Singletons):
+    """What an order between two instructions is for: the hardware, or the compiler alone.
+
+    NKI 0.7 names the members and not their values; here these are the names.
+    """
+
+    runtime = "runtime"
+    schedule = "schedule"

@@ -18,7 +18,7 @@ class NkiValidationError(Exception):
     Attributes:
         place: ``file:line`` of the kernel, once it is known.
         refusal: the message behind the place and the function of ``nki.language``.
-        core: `` on core 1`` where a function of ``nki.language`` refused on one of two cores.
+        core: `` on core 1`` where a function of ``nki.language`` refused on one of several cores.
     """
 
     place = ""
@@ -35,19 +35,43 @@ class UninitializedReadError(NkiValidationError):
 
 
 class RegisterTypeError(NkiValidationError, TypeError):
-    """Python is asked to compute with a register, whose value only the device knows."""
+    """Python is asked to go by a register or a scalar, whose value only the device knows, or to compute with it."""
+
+
+class GridTypeError(NkiValidationError, TypeError):
+    """A shape or an index of a grid of tiles is of the wrong type."""
+
+
+class GridValueError(NkiValidationError, ValueError):
+    """A shape or an index of a grid of tiles cannot be."""
 
 
 class CapacityError(NkiValidationError):
-    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap."""
+    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap.
+
+    Attributes:
+        made_at: ``file:line`` of the tensor that came to life last.
+    """
+
+    def __init__(self, message: str, made_at: str = "<unknown>:0") -> None:
+        super().__init__(message)
+        self.made_at = made_at
 
 
 class RaceError(NkiValidationError):
     """Two cores access the same elements of a shared tensor, one of them writing, without a barrier in between."""
 
 
+class IdenticalWritesError(RaceError):
+    """Two cores write the same values to the same elements, with ``identical_writes="error"``."""
+
+
 class BarrierError(NkiValidationError):
-    """A core waits at a barrier that the other core cannot reach any more."""
+    """A core or a rank waits for another one that cannot come any more, or that comes to something else."""
+
+
+class SimulatorWarning(UserWarning):
+    """What would be an error, and a setting (``NKILIB_RACES=warn`` and its like) lets pass."""
 
 
 class CoreAbortedError(BaseException):
@@ -95,14 +119,42 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     """
     if error.place:
         return
+    place = _last_line(error)
+    error.place = place or "<unknown>"
+    error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
+
+
+def add_core(error: Exception, core: str) -> None:
+    """Put behind the message of an exception that is not the simulator's on which core, and where, it was raised.
+
+    For cores whose thread is not the caller's: all run the same lines. An exception that makes its message of
+    something else than one string, as KeyError does, gets a note instead, from Python 3.11 on.
+    """
+    place = _last_line(error)
+    where = f"on {core}, {place}" if place else f"on {core}"
+    before = error.args
+    message = before[0] if len(before) == 1 else ""
+    if len(before) < 2 and isinstance(message, str) and str(error) == message:
+        if message.endswith(where) or message.endswith(f"{where})"):  # an object that is raised again
+            return
+        said = f"{message} ({where})" if message else where
+        error.args = (said,)
+        if str(error) == said:
+            return
+        error.args = before
+    if hasattr(error, "add_note"):
+        error.add_note(where)
+
+
+def _last_line(error: BaseException) -> str:
+    """``file:line`` of the innermost frame of a traceback that is not the simulator's; empty if there is none."""
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
         if not _is_simulator(traceback.tb_frame):
             place = f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
-    error.place = place or "<unknown>"
-    error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
+    return place
 
 
 def add_location(error: NkiValidationError, what: str) -> None:
@@ -114,7 +166,7 @@ def add_location(error: NkiValidationError, what: str) -> None:
     error.args = (f"{error.place}: {error.refusal}",)
 
 
-def add_function(error: NkiValidationError, function: str, core: int | None) -> None:
+def add_function(error: NkiValidationError, function: str, core: str) -> None:
     """Put kernel location and a function of ``nki.language`` in front of ``error``'s message.
 
     The name of an instruction inside it that refused stays, behind that of the function; of functions that call each
@@ -123,10 +175,10 @@ def add_function(error: NkiValidationError, function: str, core: int | None) -> 
     Args:
         error: what the function, or an instruction inside it, raises.
         function: as the kernel calls it.
-        core: number of the core where there are two; an instruction has named it already.
+        core: what tells the core from others that run, or empty; an instruction has named it already.
     """
     if not error.place:
         error.place = kernel_location()
         error.refusal = str(error)
-        error.core = "" if core is None else f" on core {core}"
+        error.core = f" on {core}" if core else ""
     error.args = (f"{error.place}: {function}{error.core}: {error.refusal}",)

@@ -1,8 +1,9 @@
-"""What is wrong with a call that does not fit a signature, and what takes the place of parameters that NKI removed."""
+"""What is wrong with a call that does not fit a signature, and what was likely meant, misspelt or removed from NKI."""
 
 from __future__ import annotations
 
 import inspect
+from difflib import get_close_matches
 from typing import Any
 
 # By function and parameter, or by parameter alone (nki/migration/index.rst).
@@ -15,18 +16,62 @@ _REMOVED = {
 }
 
 
+# What a keyword that a function does not have is likely to mean, the first of these that it does have.
+_MEANT = {
+    "op": ("op0",),
+    "operand": ("operand0",),
+    "src": ("data", "srcs"),
+    "data": ("src",),
+    "out": ("dst",),
+    "axes": ("axis",),
+    "dim": ("axis",),
+}
+# Where an instruction lacks a parameter, or has none of that name, by habits of the first releases.
+_NO_DST = "an instruction writes into dst and returns no tile: make one with nl.ndarray"
+_NO_DTYPE = "the result has the type of dst"
+
+
 def call_error(function: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> TypeError | None:
-    """The error, with the name of the function, for a call that does not fit ``signature``; None for one that does."""
+    """The error, with the name of the function, for a call that does not fit ``signature``; None for one that does.
+
+    It says what a keyword is likely to mean that the function does not have.
+    """
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        return TypeError(f"{function}: {error}{_remedy(function, kwargs)}")
-    return None
+        said = str(error)
+    else:
+        return None
+    removed, meant = _removed(function, kwargs), _meant(signature, args, kwargs)
+    if meant and not removed:
+        return TypeError(f"{function}: {meant}")
+    has_dst = function.startswith("nisa.") and said.endswith("argument: 'dst'")
+    return TypeError(f"{function}: {said}{removed or (f'; {_NO_DST}' if has_dst else '')}")
 
 
-def _remedy(function: str, kwargs: dict[str, Any]) -> str:
+def _removed(function: str, kwargs: dict[str, Any]) -> str:
     for name in kwargs:
         instead = _REMOVED.get(f"{function} {name}") or _REMOVED.get(name)
         if instead is not None:
             return f"; {name!r} was removed from NKI: {instead}"
     return ""
+
+
+def _meant(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> str:
+    """The keywords that a function does not have, with what they are likely to mean; nothing where none is likely.
+
+    Python names such a keyword only if no argument is missing, and it is the reason why one is.
+    """
+    parameters = signature.parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return ""
+    free = [name for name in list(parameters)[len(args) :] if name not in kwargs]
+    said = []
+    for name in [name for name in kwargs if name not in parameters]:
+        likely = [each for each in _MEANT.get(name, ()) if each in free] or get_close_matches(name, free, 1)
+        if likely:
+            said.append(f"{name!r}; did you mean {likely[0]!r}?")
+            free.remove(likely[0])
+        elif name == "dtype" and "dst" in parameters:
+            said.append(f"{name!r}; {_NO_DTYPE}")
+    return f"got an unexpected keyword argument {' And '.join(said)}" if said else ""

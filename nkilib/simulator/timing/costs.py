@@ -97,10 +97,11 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
 
 
 def scalar_and_tile(call: CostInputs) -> float:
-    """``scalar_tensor_tensor``: 2N; about N + 100 with one side in PSUM."""
+    """``scalar_tensor_tensor``: 2N; about N + 100 with one side in PSUM; 64 more where a reduction is read out."""
     elements = call.elements("dst")
     in_psum = any(tile.buffer is MemoryRegion.psum for tile in call.tiles("dst", "data", "operand1"))
-    return max(LEAST_CYCLES, elements + 100.0 if in_psum else 2.0 * elements)
+    read = _READ_REGISTERS if call.values.get("reduce_res") is not None else 0.0
+    return max(LEAST_CYCLES, elements + 100.0 if in_psum else 2.0 * elements) + read
 
 
 def reduced(call: CostInputs) -> float:
@@ -112,7 +113,12 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """``activation``: N, and 64 more where a reduction is read out; trn3 takes two bfloat16 elements a cycle."""
+    """``activation``: N, and 64 more where a reduction is read out; trn3 takes two bfloat16 elements a cycle.
+
+    Nothing is published for GpSimd, which has it from trn3 on.
+    """
+    if call.engine is Engine.gpsimd:
+        return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))
     is_bf16 = all(tile.dtype == dt.bfloat16 for tile in call.tiles("data", "dst"))
     rate = call.generation.timing.scalar_bf16_per_cycle if is_bf16 else 1
     reads = call.values.get("reduce_res") is not None or call.values.get("reduce_cmd") not in (None, reduce_cmd.idle)

@@ -19,6 +19,8 @@ class ModelParameters:
         indirect_row_ns: least time that an engine takes for a row of it.
         indirect_gpsimd_us: how long GpSimd is busy with its descriptors.
         barrier_us: a ``core_barrier``, or the meeting of a ``sendrecv``, from the moment when both cores have come.
+        register_us: an instruction on a register or a scalar: move, load and store. Nothing is published; arithmetic on
+            scalars, which is no instruction of its own, takes no time.
         trigger_us: from one trigger of a DMA queue to the next; None for that of the generation (0.6). The published
             throughput of small rows asks for 0.85: see docs/performance-model.md.
         queues_by_direction: loads and stores have a queue each, so that a store that waits for its data holds up no
@@ -37,6 +39,7 @@ class ModelParameters:
     indirect_row_ns: float = 60.0
     indirect_gpsimd_us: float = 1.0
     barrier_us: float = 2.0
+    register_us: float = 0.0
     trigger_us: float | None = None
     queues_by_direction: bool = True
     functions_without_table: frozenset[str] = frozenset({"copy"})

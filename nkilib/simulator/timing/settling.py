@@ -22,6 +22,9 @@ from .transfers import queue_of
 
 _NS_PER_US = 1000.0
 
+# Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
+SEQUENCER = (Engine.sync,)
+
 # A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
 # tensor that it is read from.
 Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
@@ -56,6 +59,7 @@ class Settling:
         notes: one for each instruction, in program order.
         timeline: the engines.
         hbm_read, hbm_written: bytes by the name of the tensor in HBM.
+        untimed: how many instructions there were, by name, whose time is not modelled.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -63,13 +67,16 @@ class Settling:
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
+        self.untimed: Counter[str] = Counter()
         self._parameters = parameters
         self._plans = plans_for(generation, parameters)
 
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
         for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
-            if definition.is_transfer:
+            if definition.is_untimed:
+                plan, span = self._untimed(definition, engine, operands, met_ns)
+            elif definition.is_transfer:
                 plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
             else:
                 plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
@@ -101,8 +108,21 @@ class Settling:
             return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
             return plan, self.timeline.meet(engine, reads, met_ns)
-        now = self.timeline.free_ns(engine)  # registers, and a barrier of one core: they take no time here
+        if definition.engines == SEQUENCER:
+            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+        now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
         return plan, (now, now)
+
+    def _untimed(
+        self, definition: Definition, engine: Engine, operands: Sequence[Access | None], met_ns: float | None
+    ) -> tuple[Plan, Span]:
+        """An instruction that takes no time here: it is there for the order of what is before and after it."""
+        places: Places = []
+        for access in operands:
+            if access is not None:
+                _touch(access, places)
+        self.untimed[definition.name] += 1
+        return Plan(definition.name, engine.name, {}), self.timeline.pass_on(engine, places, met_ns or 0.0)
 
     def _transfer(
         self,
@@ -133,7 +153,10 @@ class Settling:
         if len(forms) < len(operands):
             forms.append(None)
         plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
-        work = self._plans.work(tuple([item.side for item in footprints]), rows, definition.name == "dma_transpose")
+        sides = [item.side for item in footprints]
+        if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
+            sides.append(sides[-1])
+        work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
         return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
 

@@ -94,6 +94,19 @@ class Timeline:
         self._note(engine, end, end, [], data)
         return start, end
 
+    def pass_on(self, engine: Engine, data: Places, not_before_ns: float) -> Span:
+        """What takes no time and no engine: whatever touches its data afterwards comes after what did so before."""
+        now = max(self._ready_ns(engine, [], data), not_before_ns)
+        self._note(engine, now, now, [], data)
+        return now, now
+
+    def sequence(self, engine: Engine, duration_ns: float) -> Span:
+        """What a sequencer does to registers and scalars, one after the other."""
+        start = self.free_ns(engine)
+        end = self._free[engine] = start + duration_ns
+        self.end_ns = max(self.end_ns, end)
+        return start, end
+
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
         """When an engine is free and everything that it reads or overwrites is ready."""
         return max(self._free.get(engine, 0.0), self._ready_ns(engine, reads, writes))

@@ -53,7 +53,9 @@ class Trace(Observer):
         definition, values, known_of = call.definition, call.values, self._known
         roles = roles_of(definition)
         operands: list[Access | None] = []
-        for at in roles.tensors:
+        if definition.is_untimed:  # it waits for all of its tensors, and all wait for it
+            operands += [self._access(view) for view in call.reads]
+        for at in () if definition.is_untimed else roles.tensors:
             value = values[at]
             kind = type(value)
             if kind is NkiTensor:
@@ -110,7 +112,8 @@ class Trace(Observer):
         return self._arrival_ns
 
     def meets(self, call: Issued, brought: float) -> None:
-        self._met_ns = max(self._arrival_ns, brought)
+        # An instruction may be several meetings, one for each of its tensors.
+        self._met_ns = max(self._arrival_ns, brought, self._met_ns or 0.0)
 
     def ended(self) -> None:
         self.settle()

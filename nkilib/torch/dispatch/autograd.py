@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.launch import as_tuple
+from nkilib.torch.dispatch.native import registrar
 from nkilib.torch.dispatch.operator import Call, Operator
 
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
@@ -36,7 +37,10 @@ class Derivative:
         if inplace:
             function: Callable[..., Any] = _InPlace.apply
             return function(self, options, *tensors)
-        return self.forward.op()(*tensors, **options)
+        first, *_ = tensors
+        if first is None:
+            raise TypeError(f"{self.forward.qualified()}: {self.forward.inputs[0].name} must be a tensor, got None")
+        return self.forward.op(first.device)(*tensors, **options)
 
     def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
         """Keep what the backward takes, and tell autograd which results are constants."""
@@ -103,13 +107,14 @@ class Derivative:
             tensors.append(results[each.name].new(call, 0.0) if is_missing else tensor)
         options = {each.name: call.options[each.name] for each in self.backward.keywords if each.name in call.options}
         if not inplace:
-            return as_tuple(self.backward.op()(*tensors, **options))
+            return as_tuple(self.backward.op(call.first.device)(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
-        return overwritten, *as_tuple(self.backward.op(True)(overwritten, *tensors[1:], **options))
+        overwrite = self.backward.op(overwritten.device, overwrites=True)
+        return overwritten, *as_tuple(overwrite(overwritten, *tensors[1:], **options))
 
 
 def differentiate(forward: Operator, backward: Operator, others: Others | None = None) -> Derivative:
-    """Register the derivative of ``forward``, and that ``backward`` has none."""
+    """Register the derivative of ``forward``, and that ``backward`` has none, wherever they are registered."""
     derivative = Derivative(forward, backward, others)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -120,7 +125,26 @@ def differentiate(forward: Operator, backward: Operator, others: Others | None =
 
     torch.library.register_autograd(forward.qualified(), gradients, setup_context=setup)
     torch.library.register_autograd(backward.qualified(), lambda ctx, *grads: refuse_second(backward))
+    if registrar.nki_op is not None:
+        try:
+            _differentiate_natively(derivative)
+        except Exception as error:  # whatever it raises
+            registrar.give_up(f"the derivative of {forward.qualified_natively()}", error)
     return derivative
+
+
+def _differentiate_natively(derivative: Derivative) -> None:
+    """Register it for the operators of ``nki_op``, all of whose arguments are positional: options have no gradient."""
+    forward, backward = derivative.forward, derivative.backward
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        derivative.save(ctx, forward.call(inputs, {}), output, derivative.needed(ctx.needs_input_grad))
+
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *derivative.gradients(ctx, grads, ctx.needs_input_grad), *[None] * len(forward.keywords)
+
+    torch.library.register_autograd(forward.qualified_natively(), gradients, setup_context=setup)
+    torch.library.register_autograd(backward.qualified_natively(), lambda ctx, *grads: refuse_second(backward))
 
 
 def refuse_second(backward: Operator) -> NoReturn:
@@ -163,8 +187,8 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, derivative: Derivative, options: dict[str, Any], *tensors: Tensor | None) -> Any:
-        returned = derivative.forward.op()(*tensors, **options)
         call = derivative.forward.call(tensors, options)
+        returned = derivative.forward.op(call.first.device)(*tensors, **options)
         derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad[2:]))
         ctx.derivative = derivative
         return returned

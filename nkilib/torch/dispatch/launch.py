@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nkilib.lnc import library_launch
 from nkilib.torch.dispatch.devices import Place
+from nkilib.torch.dispatch.memory import address, is_traced
 from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
@@ -21,7 +22,7 @@ def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | N
         operator.check_values(call)
     if call.first.numel() == 0:  # a kernel needs an element
         return as_returned([each.new(call, each.fill) for each in operator.returned(overwrites)])
-    return as_returned(_launched(operator, call, overwrites))
+    return as_returned(_launched(operator, call, place, overwrites))
 
 
 def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
@@ -66,7 +67,7 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
         )
 
 
-def _launched(operator: Operator, call: Call, overwrites: bool) -> list[Tensor]:
+def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) -> list[Tensor]:
     """What the operator returns, from a launch of the kernel on the cores that the environment gives."""
     launch = library_launch(operator.qualified(overwrites), operator.kernel)
     results = operator.results or [each.name for each in operator.outputs]
@@ -76,10 +77,22 @@ def _launched(operator: Operator, call: Call, overwrites: bool) -> list[Tensor]:
     returned = [name for name in results if name not in operator.on_request or keywords.get(f"with_{name}", False)]
     found = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
     if overwrites:
-        given, result = keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name]
-        if result is not given:  # a framework without writing in place returns another tensor
-            given.copy_(result)
+        _write_over(keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name], place)
     return [_result(each, call, found) for each in operator.returned(overwrites)]
+
+
+def _write_over(given: Tensor, result: Tensor, place: Place) -> None:
+    """Give ``given`` the values of ``result``, which a kernel in place has written there already.
+
+    A framework may return another tensor of the same memory: copied, all logits would be read and written once more for
+    nothing. One without writing in place, as XLA, returns other memory.
+    """
+    is_known_to_framework = place.declares_writes and is_traced(given)
+    if result is given or is_known_to_framework:
+        return
+    own = address(given)
+    if own is None or own != address(result):
+        given.copy_(result)
 
 
 def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> dict[str, Any]:

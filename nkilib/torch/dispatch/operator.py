@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nkilib.core.host.options import Dataclass, Group, Option, options_of, taken, values_of
 from nkilib.nki import nl
+from nkilib.torch.dispatch.native import NATIVE_NAMESPACE, registrar
 
 NAMESPACE: Final = "nkilib"
 # What kernels take as their first input; tiles have its type.
@@ -169,13 +170,23 @@ class Operator:
         """Its options, in the order of the schema."""
         return tuple(each for group in self.options for each in options_of(group) if each.name not in self.without)
 
-    def qualified(self, overwrites: bool = False) -> str:
-        """The name with the namespace, of the first or the second operator."""
-        return f"{NAMESPACE}::{self.name}{'_' if overwrites else ''}"
+    def unqualified(self, overwrites: bool = False) -> str:
+        """The name of the first or the second operator."""
+        return f"{self.name}_" if overwrites else self.name
 
-    def op(self, overwrites: bool = False) -> Any:
-        """The function of PyTorch that calls it."""
-        return getattr(getattr(torch.ops, NAMESPACE), f"{self.name}{'_' if overwrites else ''}")
+    def qualified(self, overwrites: bool = False) -> str:
+        """The name with the namespace of ``torch.library``."""
+        return f"{NAMESPACE}::{self.unqualified(overwrites)}"
+
+    def qualified_natively(self, overwrites: bool = False) -> str:
+        """The name with the namespace of ``nki_op``."""
+        return f"{NATIVE_NAMESPACE}::{self.unqualified(overwrites)}"
+
+    def op(self, device: torch.device, overwrites: bool = False) -> Any:
+        """The function of PyTorch that calls it with tensors on a device."""
+        name = self.unqualified(overwrites)
+        namespace = NATIVE_NAMESPACE if registrar.serves(device, name) else NAMESPACE
+        return getattr(getattr(torch.ops, namespace), name)
 
     def returned(self, overwrites: bool = False) -> Sequence[Output]:
         """What the first or the second operator returns."""
@@ -192,10 +203,10 @@ class Operator:
         results = ", ".join(["Tensor"] * len(self.returned(overwrites)))
         return f"({', '.join([*arguments, *options])}) -> {results if results == 'Tensor' else f'({results})'}"
 
-    def call(self, args: Sequence[Tensor | None], keywords: Mapping[str, Any]) -> Call:
-        """The arguments by name, with the defaults of those that are not given."""
+    def call(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
+        """The arguments by name, with the defaults of those that are not given; options may be positional too."""
         names = [each.name for each in self.inputs]
-        given = {**dict(zip(names, args, strict=False)), **keywords}
+        given = {**dict(zip([*names, *(each.name for each in self.keywords)], args, strict=False)), **keywords}
         options = {each.name: given.get(each.name, each.default) for each in self.keywords}
         return Call({name: given.get(name) for name in names}, options)
 

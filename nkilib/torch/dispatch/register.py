@@ -1,8 +1,15 @@
-"""Operators of ``torch.ops.nkilib`` from their descriptions: schema, shapes, and one implementation for each device.
+"""Operators of PyTorch from their descriptions.
+
+``torch.ops.nkilib.<name>``, of ``torch.library``, has a schema, shapes, and one implementation for each device:
 
 - CPU: the simulator; tensors go in and come out without a copy.
-- XLA (torch-neuronx) and PrivateUse1 (the native device ``neuron``): the kernel. Neither has run on hardware.
+- PrivateUse1 (the native device ``neuron``) and XLA (the older torch-neuronx): the kernel. Neither has run on hardware.
 - Every other device: NotImplementedError.
+
+``torch.ops.nkilib_neuron.<name>``, of torch-neuronx's ``nki_op``, is for the native device alone, and is what public
+functions call there (:mod:`.native`). It is a typed function whose body launches the kernel. The framework runs the
+body on fake tensors for the shapes, and traces it into a graph, where the kernel is a node: nothing in it may look at a
+value or at an address.
 
 :mod:`nkilib.lnc` decides on how many cores the kernel is launched.
 """
@@ -15,9 +22,11 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.devices import CPU, NEURON, Place, unsupported_device
+from nkilib.torch.dispatch.devices import CPU, NATIVE, NEURON, Place, check_native, unsupported_device
 from nkilib.torch.dispatch.launch import as_returned, as_tuple, run, shapes
-from nkilib.torch.dispatch.operator import Operator
+from nkilib.torch.dispatch.native import registrar
+from nkilib.torch.dispatch.operator import NAMESPACE, Operator
+from nkilib.torch.dispatch.typed import typed_function
 
 # By name, without the "_" of those that overwrite. Implementations look here at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
@@ -27,6 +36,8 @@ DEFINITIONS: Final[dict[str, Any]] = {}
 
 def register(operator: Operator) -> Operator:
     """Make ``torch.ops.nkilib.<name>`` of a description, and ``<name>_`` if it can overwrite an input.
+
+    Both are made by ``nki_op`` too, if that serves the native device.
 
     Returns:
         The description.
@@ -41,6 +52,12 @@ def register(operator: Operator) -> Operator:
     if operator.may_overwrite:
         _define(operator.name, overwrites=True)
         torch.library.impl(operator.qualified(True), "Functionalize", _functionalized(operator.name))
+    nki_op = registrar.nki_op
+    if nki_op is not None:
+        try:
+            _define_natively(operator, nki_op)
+        except Exception as error:  # its signature is not known for sure: whatever it raises
+            registrar.give_up(operator.qualified_natively(), error)
     return operator
 
 
@@ -64,6 +81,29 @@ def _define(name: str, overwrites: bool) -> None:
     DEFINITIONS[qualified] = definition
 
 
+def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
+    """Hand typed functions to ``nki_op``, in the form that public code agrees on: a name, ``mutates_args``, a function.
+
+    One that overwrites an input returns nothing for it: a buffer that is returned is copied.
+    """
+    made = {}
+    for overwrites in (False, True) if operator.may_overwrite else (False,):
+        mutated = {operator.inputs[0].name} if overwrites else set()
+        function = typed_function(operator, overwrites, _native_body(operator.name, overwrites))
+        decorate = nki_op(operator.qualified_natively(overwrites), mutates_args=mutated)
+        made[operator.unqualified(overwrites)] = decorate(function)
+    registrar.definitions.update(made)
+
+
+def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
+    def body(*args: Tensor | None, **options: Any) -> Any:
+        operator = OPERATORS[name]
+        check_native(operator.qualified_natively(overwrites), operator.call(args, options).first.device, NAMESPACE)
+        return run(operator, NATIVE, overwrites, *args, **options)
+
+    return body
+
+
 def _functionalized(name: str) -> Callable[..., Any]:
     """In place where tensors have no memory to write to, as XLA's: the first output becomes the input's value.
 
@@ -72,7 +112,7 @@ def _functionalized(name: str) -> Callable[..., Any]:
     """
 
     def overwrite(first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:
-        result, *others = as_tuple(OPERATORS[name].op()(first, *args, **options))
+        result, *others = as_tuple(OPERATORS[name].op(first.device)(first, *args, **options))
         first.copy_(result)
         return as_returned(others)
 

@@ -70,6 +70,34 @@ def test_a_name_that_is_gone(module: Any, name: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "likely"),
+    [
+        (nisa, "tensor_tenser", "did you mean nisa.tensor_tensor?"),
+        (nisa, "dma_cpoy", "did you mean nisa.dma_copy?"),
+        (nl, "Float32", "did you mean nl.float32?"),
+        (nki, "jti", "did you mean nki.jit?"),
+        (nl, "tensor_tensor", "it is nisa.tensor_tensor"),
+        (nisa, "add", "it is nl.add"),
+        (nl, "all_reduce", "it is nki.collectives.all_reduce"),
+        (nki, "softmax", "it is nl.softmax"),
+        (nl, "tensor_tensr", "did you mean nisa.tensor_tensor?"),
+    ],
+)
+def test_a_name_that_is_misspelt_or_of_another_module(module: Any, name: str, likely: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    called = {nki: "nki", nisa: "nki.isa", nl: "nki.language"}[module]
+    assert str(caught.value) == f"module {called!r} has no attribute {name!r}; {likely}"
+
+
+@pytest.mark.parametrize("name", ["no_such_name", "_private", "__path__"])
+def test_nothing_is_guessed_for_what_is_like_no_name(name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(nisa, name)
+    assert str(caught.value) == f"module 'nki.isa' has no attribute {name!r}"
+
+
 def test_older_names_are_no_public_names() -> None:
     for module in (nki, nisa, nl):
         assert not {"bool", "range", "dtype", "typing", "constants", "tensor"} & set(module.__all__)

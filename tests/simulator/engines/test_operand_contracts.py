@@ -19,9 +19,10 @@ from ..kernels import execute, tile
 
 MEMORIES = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.shared_hbm}
 
-# Data types by the documentation's names; packed ones are moved, never computed with.
+# Data types by the documentation's names; packed ones are moved, never computed with, and int64 goes by DMA only.
 PACKED = {"float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4"}
-ANY = {str(dtype) for dtype in ALL_DTYPES} - PACKED
+WIDE = {"int64"}
+ANY = {str(dtype) for dtype in ALL_DTYPES} - PACKED - WIDE
 MATRIX = {"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32"}
 CUMULATIVE = {"bfloat16", "float16", "float32", "uint8", "uint16", "int8", "int16"}
 FP8 = {"float8_e4m3", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu"}
@@ -66,14 +67,15 @@ COLUMN = Parameter((2, 1))
 FLOAT32_COLUMN = COLUMN._replace(types={"float32"})
 RESULT = TILE._replace(is_output=True)
 MOVED = TILE._replace(types=ANY | PACKED)
+COPIED = TILE._replace(types=ANY | PACKED | WIDE)
 COMMAND = nisa.reduce_cmd.reset_reduce
 
 CONTRACTS: dict[str, Contract] = {
     "dma_copy": Contract(
         lambda dst, src: nisa.dma_copy(dst, src),
         {
-            "dst": MOVED._replace(memories="hbm sbuf", is_output=True, tied=("src",)),
-            "src": MOVED._replace(memories="sbuf hbm", tied=("dst",)),
+            "dst": COPIED._replace(memories="hbm sbuf", is_output=True, tied=("src",)),
+            "src": COPIED._replace(memories="sbuf hbm", tied=("dst",)),
         },
     ),
     "tensor_copy": Contract(
@@ -82,7 +84,8 @@ CONTRACTS: dict[str, Contract] = {
     ),
     "memset": Contract(lambda dst: nisa.memset(dst, 0), {"dst": MOVED._replace(is_output=True)}),
     "tensor_copy_predicated": Contract(
-        lambda dst, src, predicate: nisa.tensor_copy_predicated(dst, src, predicate, reverse_pred=True),
+        # Of a result that it leaves alone nothing is read.
+        lambda dst, src, predicate: (nisa.memset(dst, 0), nisa.tensor_copy_predicated(dst, src, predicate)),
         {
             "dst": RESULT._replace(tied=("src",)),
             "src": TILE._replace(tied=("dst",)),
@@ -219,11 +222,18 @@ def name_of(title: str) -> str:
 def made(parameter: Parameter, dtype: Any, memory: str, is_written: bool) -> Any:
     """In a kernel: a tensor of zeros, or one that was not written."""
     tensor = nl.ndarray(parameter.shape, dtype, MEMORIES[memory])
-    if is_written and memory == "hbm":
-        nisa.dma_copy(tensor, tile(*parameter.shape, dtype=dtype))
+    if is_written and (memory == "hbm" or dtype in WIDE):
+        nisa.dma_copy(tensor, zeros(parameter.shape, dtype))
     elif is_written:
         nisa.memset(tensor, 0)
     return tensor
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    """In a kernel: a tile of zeros; one of int64 is filled by its halves."""
+    if dtype in WIDE:
+        return tile(*shape[:-1], 2 * shape[-1], dtype=nl.int32).view(dtype)
+    return tile(*shape, dtype=dtype)
 
 
 def calling(

@@ -69,7 +69,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
     ),
     "tensor_partition_reduce": lambda dst, a, b, v, w, p, r: nisa.tensor_partition_reduce(dst[0:1], nl.add, a),
     "tensor_copy_predicated": lambda dst, a, b, v, w, p, r: nisa.tensor_copy_predicated(
-        dst.view(nl.bfloat16)[:, 0:WIDTH], a.view(nl.bfloat16)[:, 0:WIDTH], p.view(nl.uint8), True
+        dst.view(nl.bfloat16)[:, 0:WIDTH], a.view(nl.bfloat16)[:, 0:WIDTH], p.view(nl.uint8)
     ),
     "affine_select": lambda dst, a, b, v, w, p, r: nisa.affine_select(dst, [[1, WIDTH]], -1, a, 7.0, nl.less_equal),
     "range_select": lambda dst, a, b, v, w, p, r: nisa.range_select(

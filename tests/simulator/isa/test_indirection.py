@@ -355,7 +355,8 @@ def test_only_the_chosen_elements_must_be_written() -> None:
     with pytest.raises(UninitializedReadError) as caught:
         run(body, [index + 1], Result((16, 16)), target=TRN3)
     assert str(caught.value).endswith(
-        "nisa.tensor_copy: operand 'src': 16 of the 256 elements of tensor [16, 16] float32 in sbuf were never written"
+        "nisa.tensor_copy: operand 'src': 16 of the 256 elements of tensor [16, 16] float32 in sbuf were never "
+        "written: the first is [0, 15], the last [15, 15]"
     )
 
 

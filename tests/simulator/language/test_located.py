@@ -93,7 +93,10 @@ def test_outside_a_kernel_there_is_no_line_to_name() -> None:
     [
         (lambda: nl.add(tile(2, 2)), "nl.add: missing a required argument: 'y'"),
         (lambda: nl.sum(tile(2, 2)), "nl.sum: missing a required argument: 'axis'"),
-        (lambda: nl.softmax(tile(2, 2), dim=1), "nl.softmax: got an unexpected keyword argument 'dim'"),
+        (
+            lambda: nl.softmax(tile(2, 2), dim=1),
+            "nl.softmax: got an unexpected keyword argument 'dim'; did you mean 'axis'?",
+        ),
         (lambda: nl.zeros((2, 2)), "nl.zeros: missing a required argument: 'dtype'"),
         (
             lambda: nl.load(tile(2, 2), mask=None),

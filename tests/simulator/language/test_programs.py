@@ -30,12 +30,15 @@ def test_the_grid_has_one_axis(function: Any, name: str) -> None:
     assert run(lambda: function(0), cores=2) in (0, 2)
 
 
-@pytest.mark.parametrize(("target", "generation"), [("trn1", "gen2"), ("trn2", "gen3"), ("trn3", "gen4")])
-def test_the_generation(target: str, generation: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "generation", "revision"),
+    [("trn1", "gen2", 0), ("trn2", "gen3", 0), ("trn3", "gen4", 1), ("trn3_a0", "gen4", 0), ("trn3pre", "gen4", 0)],
+)
+def test_the_generation(target: str, generation: str, revision: int) -> None:
     def kernel() -> tuple[Any, Any]:
         return nisa.get_nc_version(), nisa.get_nc_sub_version()
 
-    assert run(kernel, target=target) == (nisa.nc_version[generation], 0)
+    assert run(kernel, target=target) == (nisa.nc_version[generation], revision)
 
 
 def test_generations_are_ordered_and_compare_with_their_numbers() -> None:

@@ -1,11 +1,13 @@
-"""`nkilib.simulator.language.ranges`: loops that Python unrolls, and loops of the device, which count in registers."""
+"""`nkilib.simulator.language.ranges`: loops that Python unrolls, and loops of the device, by the rules of NKI 0.7.
+
+Those of 0.6 are in `test_ranges_of_0_6`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, UninitializedReadError
 from nkilib.simulator.machine.core import current_core
 from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused, run, without_line
 
 STATIC = [nl.static_range, nl.affine_range, nl.sequential_range]
@@ -37,73 +40,67 @@ def register(value: int) -> VirtualRegister:
     return nisa.register_alloc(value)
 
 
-def values_of(make: Callable[[], Any]) -> list[int]:
-    """The values that a `nl.dynamic_range` made by `make()` takes."""
-    return run(lambda: [i.value("i") for i in make()])  # type: ignore[no-any-return]
-
-
 def called(*bounds: Any, **step: int) -> list[int]:
-    """The values with which `nl.fori_loop` calls its body; bounds in lists become registers."""
+    """The values with which `nl.fori_loop` calls its body; bounds in lists become registers, those in sets scalars."""
     seen: list[int] = []
 
     def kernel() -> None:
-        lower, upper = (register(*bound) if isinstance(bound, list) else bound for bound in bounds)
+        make = {list: register, set: scalar}
+        lower, upper = (make[type(bound)](*bound) if type(bound) in make else bound for bound in bounds)
         nl.fori_loop(lower, upper, lambda i: seen.append(i.value("i")), **step)
 
     run(kernel)
     return seen
 
 
-def test_a_dynamic_range_has_the_arguments_of_range() -> None:
-    assert values_of(lambda: nl.dynamic_range(4)) == [0, 1, 2, 3]
-    assert values_of(lambda: nl.dynamic_range(2, 5)) == [2, 3, 4]
-    assert values_of(lambda: nl.dynamic_range(1, 8, 3)) == [1, 4, 7]
-    assert values_of(lambda: nl.dynamic_range(1, stop=8, step=3)) == [1, 4, 7]
-    assert values_of(lambda: nl.dynamic_range(5, step=2)) == [0, 2, 4]
-    assert values_of(lambda: nl.dynamic_range(np.int64(2))) == [0, 1]  # type: ignore[arg-type]
-
-
-def test_its_bounds_may_be_registers() -> None:
-    assert values_of(lambda: nl.dynamic_range(register(3))) == [0, 1, 2]
-    assert values_of(lambda: nl.dynamic_range(1, register(3))) == [1, 2]
-    assert values_of(lambda: nl.dynamic_range(register(-2), 1)) == [-2, -1, 0]
-    assert values_of(lambda: nl.dynamic_range(register(0), register(512), 128)) == [0, 128, 256, 384]
+def scalar(value: int, dtype: Any = nl.int32) -> Any:
+    """In a kernel: a scalar that is read from memory."""
+    return nisa.scalar_load(nl.full((1, 2), value, nl.int32).view(dtype)[:, :1])
 
 
 @given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 4))
 def test_dynamic_loops_run_as_often_as_range(lower: int, upper: int, step: int) -> None:
-    expected = list(range(lower, upper, step))
-    assert values_of(lambda: nl.dynamic_range(lower, register(upper), step)) == expected
-    assert called([lower], upper, step=step) == expected
+    assert called([lower], upper, step=step) == called(lower, {upper}, step=step) == list(range(lower, upper, step))
 
 
 def test_a_loop_may_end_at_the_largest_integer() -> None:
     top = 2**31 - 1
-    assert values_of(lambda: nl.dynamic_range(top - 2, top)) == [top - 2, top - 1]
     assert called(top - 3, top, step=2) == [top - 3, top - 1]
 
 
-def test_the_value_of_a_dynamic_range_is_a_frozen_register() -> None:
-    def kernel() -> None:
-        for i in nl.dynamic_range(2):
-            assert isinstance(i, nisa.VirtualRegister) and i.frozen
-            nisa.register_move(i, 7)
+def test_a_counted_loop_gives_a_scalar_unless_a_bound_is_a_register() -> None:
+    given: list[type] = []
 
-    message = refused(NkiValidationError, lambda: run(kernel))
-    assert "nisa.register_move: operand 'dst': VirtualRegister(0, frozen) is the value of a loop" in message
+    def kernel() -> None:
+        for lower, upper in [(0, 1), (scalar(0), 1), (0, scalar(1)), (register(0), 1), (scalar(0), register(1))]:
+            nl.fori_loop(lower, upper, lambda i: given.append(type(i)))
+
+    run(kernel)
+    assert given == [nisa.NkiScalar] * 3 + [nisa.VirtualRegister] * 2
+    given.clear()
+    run(lambda: nl.fori_loop(0, 1, lambda i: given.append(type(i))), frontend="custom")
+    assert given == [nisa.VirtualRegister]
+
+
+def test_a_bound_may_be_computed_from_scalars() -> None:
+    seen: list[int] = []
+    run(lambda: nl.fori_loop(scalar(2) - 1, scalar(2) * scalar(2), lambda i: seen.append(i.value("i"))))
+    assert seen == [1, 2, 3]
 
 
 @pytest.mark.parametrize("compute", [lambda i: i + 1, lambda i: i == 0, lambda i: range(i)])
-def test_the_value_of_a_loop_is_no_python_integer(compute: Any) -> None:
-    def kernel() -> None:
-        nl.fori_loop(0, 2, compute)
-
+def test_a_register_that_a_loop_counts_in_is_no_python_integer(compute: Any) -> None:
     with pytest.raises(TypeError, match="Python cannot compute with VirtualRegister"):
-        run(kernel)
+        run(lambda: nl.fori_loop(0, register(2), compute))
 
 
-@pytest.mark.parametrize("loop", ["dynamic_range", "fori_loop"])
-def test_bounds_are_read_when_the_loop_starts(loop: str) -> None:
+@pytest.mark.parametrize("go_by", [bool, int, range, float, lambda i: i == 0 and 1, lambda i: [1, 2][i]])
+def test_a_scalar_that_a_loop_counts_in_steers_no_python(go_by: Any) -> None:
+    with pytest.raises(TypeError, match="has its value on the device only"):
+        run(lambda: nl.fori_loop(0, 2, go_by))
+
+
+def test_bounds_are_read_when_the_loop_starts() -> None:
     seen: list[int] = []
 
     def kernel() -> None:
@@ -113,11 +110,7 @@ def test_bounds_are_read_when_the_loop_starts(loop: str) -> None:
             seen.append(i.value("i"))
             nisa.register_move(stop, 1)
 
-        if loop == "fori_loop":
-            nl.fori_loop(0, stop, body)
-        else:
-            for i in nl.dynamic_range(stop):
-                body(i)
+        nl.fori_loop(0, stop, body)
 
     run(kernel)
     assert seen == [0, 1, 2]
@@ -138,7 +131,7 @@ def test_the_body_of_fori_loop_may_write_its_register_without_effect_on_the_loop
         nisa.register_move(i, 100)
         seen.append((before, i.value("i")))
 
-    run(lambda: nl.fori_loop(0, 3, body))
+    run(lambda: nl.fori_loop(0, register(3), body))
     assert seen == [(0, 100), (1, 100), (2, 100)]
 
 
@@ -230,15 +223,21 @@ def test_the_next_condition_may_be_any_register() -> None:
     assert run(kernel) == 3
 
 
-def test_a_bare_while_runs_until_the_register_holds_0() -> None:
-    def kernel() -> int:
-        condition, turns = register(4), 0
-        while condition:
-            turns += 1
-            nisa.register_move(condition, condition.value("it") - 1)
-        return turns
+def test_a_bare_while_is_refused() -> None:
+    def kernel() -> None:
+        while register(4):
+            pass
 
-    assert run(kernel) == 4
+    message = without_line(refused(RegisterTypeError, lambda: run(kernel)))
+    assert message.startswith("Python cannot go by VirtualRegister(4)")
+    assert "nl.fori_loop" in message and "nl.while_loop" in message
+
+
+def test_dynamic_range_was_removed() -> None:
+    assert without_line(refused(RegisterTypeError, lambda: run(lambda: nl.dynamic_range(4)))) == (
+        "nl.dynamic_range was removed in NKI 0.7: give the body to nl.fori_loop(lower, upper, body), or to "
+        "nl.while_loop(register, body). NKI_COMPILER_FRONTEND=custom runs the loops of NKI 0.6"
+    )
 
 
 def float_register() -> Any:
@@ -254,32 +253,44 @@ FLOAT = "must be an integer, got a register loaded with the float32 1.5"
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (lambda: nl.dynamic_range(0, 4, 0), "nl.dynamic_range: step must be a positive integer, got 0"),
-        (lambda: nl.dynamic_range(0, 4, -1), "nl.dynamic_range: step must be a positive integer, got -1"),
-        (lambda: nl.dynamic_range(0, 4, 1.0), "nl.dynamic_range: step must be a positive integer, got 1.0"),
-        (
-            lambda: nl.dynamic_range(0, 4, register(1)),
-            "nl.dynamic_range: step must be a positive integer, got VirtualRegister(1)",
-        ),
-        (lambda: nl.dynamic_range("n"), "nl.dynamic_range: stop must be an int32 or a register, got 'n'"),
-        (lambda: nl.dynamic_range(0.5, 2), "nl.dynamic_range: start must be an int32 or a register, got 0.5"),
-        (lambda: nl.dynamic_range(2**31), "nl.dynamic_range: stop must be an int32 or a register, got 2147483648"),
-        (
-            lambda: nl.dynamic_range(nl.zeros((1, 1), nl.int32)),
-            f"nl.dynamic_range: stop must be an int32 or a register, got {TILE}; nisa.register_load it into a register",
-        ),
-        (lambda: nl.dynamic_range(float_register()), f"nl.dynamic_range: stop: {FLOAT}"),
         (
             lambda: nl.fori_loop(0, 2, lambda i: None, 0),
             "nl.fori_loop: step must be a positive integer, got 0",
         ),
         (
             lambda: nl.fori_loop(None, 2, lambda i: None),
-            "nl.fori_loop: lower must be an int32 or a register, got None",
+            "nl.fori_loop: lower must be an int32, a register or a scalar, got None",
         ),
         (
             lambda: nl.fori_loop(0, 2.0, lambda i: None),
-            "nl.fori_loop: upper must be an int32 or a register, got 2.0",
+            "nl.fori_loop: upper must be an int32, a register or a scalar, got 2.0",
+        ),
+        (
+            lambda: nl.fori_loop(0, 2**31, lambda i: None),
+            "nl.fori_loop: upper must be an int32, a register or a scalar, got 2147483648",
+        ),
+        (
+            lambda: nl.fori_loop(0, nl.zeros((1, 1), nl.int32), lambda i: None),  # type: ignore[arg-type]
+            f"nl.fori_loop: upper must be an int32, a register or a scalar, got {TILE}; nisa.scalar_load reads a "
+            "scalar from it",
+        ),
+        (lambda: nl.fori_loop(0, float_register(), lambda i: None), f"nl.fori_loop: upper: {FLOAT}"),
+        (
+            lambda: nl.fori_loop(0, scalar(0, nl.int64), lambda i: None),
+            "nl.fori_loop: upper must be an int32, got NkiScalar(0, int64); nisa.scalar_load it from a tensor of int32",
+        ),
+        (
+            lambda: nl.fori_loop(0, 4, lambda i: None, register(1)),  # type: ignore[arg-type]
+            "nl.fori_loop: step must be a positive integer, got VirtualRegister(1)",
+        ),
+        (
+            lambda: nl.fori_loop(0, 4, lambda i: None, scalar(1)),
+            "nl.fori_loop: step must be a positive integer, got NkiScalar(1, int32)",
+        ),
+        (
+            lambda: nl.while_loop(scalar(1), lambda r: r),
+            "nl.while_loop: init must be a register of nisa.register_alloc, got NkiScalar(1, int32); nisa.scalar_store "
+            "it, and nisa.register_load it from there",
         ),
         (lambda: nl.fori_loop(0, 2, None), "nl.fori_loop: body_fun must be a function, got None"),
         (
@@ -310,8 +321,6 @@ def test_what_a_dynamic_loop_refuses(start: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("start", "what"),
     [
-        (lambda: nl.dynamic_range(nisa.register_alloc()), "nl.dynamic_range: stop"),
-        (lambda: nl.dynamic_range(nisa.register_alloc(), 2), "nl.dynamic_range: start"),
         (lambda: nl.fori_loop(0, nisa.register_alloc(), lambda i: None), "nl.fori_loop: upper"),
         (lambda: nl.while_loop(nisa.register_alloc(), lambda r: r), "nl.while_loop: init"),
         (
@@ -324,9 +333,9 @@ def test_a_dynamic_loop_does_not_start_from_an_unset_register(start: Any, what: 
     assert without_line(refused(UninitializedReadError, lambda: run(start))) == f"{what}: {UNSET}"
 
 
-@pytest.mark.parametrize("name", ["dynamic_range", "fori_loop", "while_loop"])
+@pytest.mark.parametrize("name", ["fori_loop", "while_loop"])
 def test_dynamic_loops_run_in_a_kernel_only(name: str) -> None:
-    arguments = {"dynamic_range": [1], "fori_loop": [0, 1, print], "while_loop": [VirtualRegister(0), print]}[name]
+    arguments = {"fori_loop": [0, 1, print], "while_loop": [VirtualRegister(0), print]}[name]
     message = f"nl.{name} works inside a kernel only: decorate the function with @nki.jit and call it"
     assert refused(NkiValidationError, lambda: getattr(nl, name)(*arguments)) == message
 
@@ -342,7 +351,6 @@ def inside_no_reorder(loop: Callable[[], Any]) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("name", "loop"),
     [
-        ("dynamic_range", lambda: nl.dynamic_range(1)),
         ("fori_loop", lambda: nl.fori_loop(0, 1, lambda i: None)),
         ("while_loop", lambda: nl.while_loop(register(0), lambda r: r)),
     ],
@@ -354,31 +362,34 @@ def test_no_dynamic_loop_is_inside_no_reorder(name: str, loop: Callable[[], Any]
 
 
 def test_no_reorder_nests_and_ends() -> None:
-    def kernel() -> list[int]:
+    def kernel() -> None:
         with nl.no_reorder():
             with nl.no_reorder():
                 pass
             assert list(nl.affine_range(2)) == [0, 1]
-        return [i.value("i") for i in nl.dynamic_range(2)]
+        nl.fori_loop(0, 2, lambda i: None)
 
-    assert run(kernel) == [0, 1]
+    run(kernel)
 
     def ended() -> None:
         with nl.no_reorder():
             with nl.no_reorder():
                 pass
-            nl.dynamic_range(2)
+            nl.fori_loop(0, 2, lambda i: None)
 
-    assert without_line(refused(NkiValidationError, lambda: run(ended))) == f"nl.dynamic_range: {IN_NO_REORDER}"
+    assert without_line(refused(NkiValidationError, lambda: run(ended))) == f"nl.fori_loop: {IN_NO_REORDER}"
 
 
 def test_no_reorder_may_be_inside_a_dynamic_loop() -> None:
     def kernel() -> Any:
         total, result = nl.zeros((1, 1), nl.int32), nl.ndarray((1, 1), nl.int32, nl.shared_hbm)
-        for _ in nl.dynamic_range(2):
+
+        def body(_: Any) -> None:
             with nl.no_reorder():
                 nisa.tensor_scalar(total, total, nl.add, 3)
                 nisa.tensor_scalar(total, total, nl.multiply, 5)
+
+        nl.fori_loop(0, 2, body)
         nisa.dma_copy(result, total)
         return result
 
@@ -419,23 +430,9 @@ def test_the_scope_names_every_iteration_of_every_dynamic_loop_around() -> None:
     run(kernel)
 
 
-def test_the_scope_ends_with_a_dynamic_range_even_by_break() -> None:
-    def kernel() -> None:
-        for _ in nl.dynamic_range(3):
+def test_a_static_loop_is_no_scope() -> None:
+    def body(_: Any) -> None:
+        for _ in nl.static_range(2):
             assert len(scope()) == 1
-            for _ in nl.static_range(2):
-                assert len(scope()) == 1
-            break
-        assert scope() == ()
 
-    run(kernel)
-
-
-def test_a_static_loop_or_a_bare_while_is_no_scope() -> None:
-    def kernel() -> None:
-        condition = register(1)
-        while condition:
-            assert scope() == ()
-            nisa.register_move(condition, 0)
-
-    run(kernel)
+    run(lambda: nl.fori_loop(0, 1, body))

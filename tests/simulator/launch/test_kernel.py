@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,14 +149,12 @@ def test_what_is_no_function_is_refused() -> None:
 
 
 def test_keywords_of_older_releases() -> None:
-    """``mode`` is ignored with a warning, as the migration guide says of NKI; the target has its own variable."""
+    """``mode`` is ignored with a warning, as the migration guide says of NKI."""
     with pytest.warns(DeprecationWarning, match=r"nki.jit\(mode=...\) is deprecated and ignored"):
         kernel = nki.jit(add, mode="jax")
     np.testing.assert_array_equal(kernel(X), nki.jit(add)(X))
     with pytest.warns(DeprecationWarning):
         assert nki.jit(mode="trace")(add)(X) is not None
-    message = refused(TypeError, lambda: nki.jit(add, platform_target="trn1"))
-    assert message == ("nki.jit() has no keyword 'platform_target'; set NEURON_PLATFORM_TARGET_OVERRIDE instead")
     assert refused(TypeError, lambda: nki.jit(debug=True)) == "nki.jit() has no keyword 'debug'"
 
 
@@ -208,9 +208,21 @@ def test_a_kernel_called_in_a_kernel_runs_on_the_callers_cores() -> None:
     inner = nki.jit(add)
     message = refused(NkiValidationError, lambda: run(lambda x: inner[2](x), X))
     assert without_line(message) == (
-        "add[2] is called inside a kernel on 1 core(s): a kernel called by a kernel runs on the caller's cores"
+        "add[2] is called inside a kernel on 1 core(s): a kernel called by a kernel is part of it and runs on the "
+        "caller's cores; leave the brackets out"
     )
     np.testing.assert_array_equal(run(lambda x: inner[1](x), X), X + 1)
+
+
+def test_a_wrong_call_of_a_kernel_in_a_kernel_names_it_and_what_was_likely_meant() -> None:
+    inner, expected = nki.jit(add), "add, called inside a kernel: "
+    assert refused(TypeError, lambda: run(lambda x: inner(), X)) == f"{expected}missing a required argument: 'x'"
+    assert refused(TypeError, lambda: run(lambda x: inner(x, amuont=2.0), X)) == (
+        f"{expected}got an unexpected keyword argument 'amuont'; did you mean 'amount'?"
+    )
+    assert refused(TypeError, lambda: inner(X, amounts=2.0)) == (
+        "add: got an unexpected keyword argument 'amounts'; did you mean 'amount'?"
+    )
 
 
 # -- errors ----------------------------------------------------------------------------------------------------
@@ -301,6 +313,43 @@ def test_an_instructions_error_names_its_core() -> None:
     place, _, message = str(error).partition(": ")
     assert place.startswith(f"{__file__}:")
     assert message == "nisa.memset (name='fill') on core 1: value must be in [-128, 127] for int8, got 300"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KernelError("rows"), "rows ({})"),
+        (KernelError(), "{}"),
+        (AttributeError("x"), "x ({})"),
+        (KeyError("k"), "'k'"),
+        (KernelError("one", "two"), "('one', 'two')"),
+        (ImportError("package"), "package"),
+    ],
+    ids=repr,
+)
+def test_an_exception_of_python_on_core_1_names_it_and_the_line(error: Exception, message: str) -> None:
+    """In the message where that is one string, else in a note."""
+
+    def kernel() -> None:
+        if nl.program_id() == 1:
+            raise error
+        barrier()
+
+    raised = in_time(lambda: run(kernel, cores=2))
+    line = inspect.getsourcelines(kernel)[1] + 2
+    where = f"on core 1, {__file__}:{line}"
+    assert raised is error and str(error) == message.format(where)
+    if "{}" not in message and sys.version_info >= (3, 11):
+        assert error.__notes__ == [where]
+
+
+def test_on_core_0_which_is_the_callers_thread_an_exception_stays_as_it_is() -> None:
+    def kernel() -> None:
+        if nl.program_id() == 0:
+            raise KernelError("rows")
+        barrier()
+
+    assert str(in_time(lambda: run(kernel, cores=2))) == "rows"
 
 
 def test_without_a_second_core_an_error_names_none() -> None:

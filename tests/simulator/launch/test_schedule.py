@@ -45,6 +45,50 @@ def test_a_schedule_changes_no_result(schedule: Any) -> None:
     assert kernel.with_schedule(schedule)[1](X).tolist() == EXPECTED
 
 
+@pytest.mark.parametrize("kind", [nisa.dependency.runtime, nisa.dependency.schedule])
+def test_the_kind_of_an_order_changes_no_result(kind: nisa.dependency) -> None:
+    assert kernel.with_schedule([("plus1", "recip")], kind=kind)(X).tolist() == EXPECTED
+
+
+def test_a_kind_is_a_member_of_dependency() -> None:
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        kernel.with_schedule([], kind="runtime")
+    assert str(caught.value) == "with_schedule: kind must be a member of nki.isa.dependency, got 'runtime'"
+
+
+@nki.jit
+def loops(x: Any) -> Any:
+    tile = nl.ndarray(x.shape, x.dtype, nl.sbuf)
+    nisa.dma_copy(tile, x, name="load")
+
+    def body(_: Any) -> None:
+        nisa.tensor_scalar(tile, tile, nl.add, 1, name="plus1")
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2, name="twice")
+
+    nl.fori_loop(0, 2, body)
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(result, tile, name="store")
+    return result
+
+
+@pytest.mark.parametrize(("consumer", "producer"), [("plus1", "load"), ("twice", "plus1"), ("store", "load")])
+def test_the_hardware_waits_within_a_loop_or_for_what_is_around_it(consumer: str, producer: str) -> None:
+    launch = loops.with_schedule([(consumer, producer)], kind=nisa.dependency.runtime)
+    assert launch(X).tolist() == ((X + 1) * 4 + 2).tolist()
+
+
+def test_the_hardware_does_not_wait_for_what_a_loop_keeps_to_itself() -> None:
+    """The order in which a compiler issues them may be asked for."""
+    with pytest.raises(nisa.NkiValidationError) as caught:
+        loops.with_schedule([("store", ["load", "twice"])], kind=nisa.dependency.runtime)(X)
+    assert str(caught.value) == (
+        "loops: with_schedule: 'store' cannot wait for 'twice', which is in a dynamic loop that 'store' is not in; "
+        "both must be in the same loop, or the producer around it"
+    )
+    loops.with_schedule([("store", "twice")], kind=nisa.dependency.schedule)(X)
+    loops.with_schedule([("store", "twice")])(X)
+
+
 def test_a_schedule_stays_with_the_grid_that_is_given_after_it() -> None:
     scheduled = kernel.with_schedule([("plus1", "no such name")])
     for launch in (scheduled, scheduled[1], kernel[1].with_schedule([("plus1", "no such name")])):

@@ -31,9 +31,9 @@ DOCUMENTED = {
     "tensor_scalar_reduce": ("vector", nc_version.gen2),
     "select_reduce": ("vector", nc_version.gen2),
     "exponential": ("vector", nc_version.gen4),
-    "activation": ("scalar", nc_version.gen2),
+    "activation": ("scalar gpsimd", nc_version.gen2),
     "activation_reduce": ("scalar", nc_version.gen2),
-    "activate2": ("scalar", nc_version.gen4),
+    "activate2": ("scalar gpsimd", nc_version.gen4),
     "dma_transpose": ("dma", nc_version.gen2),
     "iota": ("gpsimd", nc_version.gen2),
     "tensor_copy_predicated": ("vector", nc_version.gen2),
@@ -127,7 +127,11 @@ def test_parameters_bind_as_python_binds_them(call: Any) -> None:
     ("call", "message"),
     [
         (lambda: nisa.reciprocal(tile(2, 2)), "nisa.reciprocal: missing a required argument: 'data'"),
-        (lambda: nisa.reciprocal(data=tile(2, 2)), "nisa.reciprocal: missing a required argument: 'dst'"),
+        (
+            lambda: nisa.reciprocal(data=tile(2, 2)),
+            "nisa.reciprocal: missing a required argument: 'dst'; an instruction writes into dst and returns no tile: "
+            "make one with nl.ndarray",
+        ),
         (lambda: nisa.reciprocal(1, 2, 3, 4), "nisa.reciprocal: too many positional arguments"),
         (
             lambda: nisa.reciprocal(tile(2, 2), tile(2, 2), engine=ENGINE.vector),
@@ -135,14 +139,37 @@ def test_parameters_bind_as_python_binds_them(call: Any) -> None:
         ),
         (
             lambda: nisa.reciprocal(tile(2, 2), src=tile(2, 2)),
-            "nisa.reciprocal: missing a required argument: 'data'",
+            "nisa.reciprocal: got an unexpected keyword argument 'src'; did you mean 'data'?",
+        ),
+        (
+            lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), op=nl.add, operand=1.0),
+            "nisa.tensor_scalar: got an unexpected keyword argument 'op'; did you mean 'op0'? And 'operand'; did you "
+            "mean 'operand0'?",
+        ),
+        (
+            lambda: nisa.activation(op=nl.exp, data=tile(2, 2), bais=tile(2, 1)),
+            "nisa.activation: got an unexpected keyword argument 'bais'; did you mean 'bias'?",
+        ),
+        (
+            lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), dtype=nl.bfloat16),
+            "nisa.tensor_copy: got an unexpected keyword argument 'dtype'; the result has the type of dst",
         ),
         (
             lambda: nisa.reciprocal(tile(2, 2), tile(2, 2), dst=tile(2, 2)),
             "nisa.reciprocal: multiple values for argument 'dst'",
         ),
     ],
-    ids=["missing", "missing first", "too many", "unknown", "missing and unknown", "twice"],
+    ids=[
+        "missing",
+        "missing first",
+        "too many",
+        "unknown",
+        "missing and unknown",
+        "older",
+        "misspelt",
+        "typed",
+        "twice",
+    ],
 )
 def test_a_wrong_call_is_a_type_error_with_the_instruction(call: Any, message: str) -> None:
     with pytest.raises(TypeError) as caught:
@@ -277,14 +304,17 @@ def test_every_instruction_returns_a_handle_with_its_name() -> None:
     assert execute(kernel) == ["<nisa.memset>", "<nisa.memset twos>"]
 
 
+RUNTIME, SCHEDULE = nisa.dependency.runtime, nisa.dependency.schedule
+
+
 def test_depends_on_takes_several_producers_and_chains() -> None:
     def kernel() -> None:
         made = nl.ndarray((2, 2), nl.float32)
         first, second, third = (nisa.memset(made, value) for value in range(3))
-        assert second.depends_on() is second and second.producers == ()
-        assert third.depends_on(second, first) is third
+        assert second.depends_on(kind=RUNTIME) is second and second.producers == ()
+        assert third.depends_on(second, first, kind=RUNTIME) is third
         assert third.producers == (second, first)
-        fourth = nisa.memset(made, 3).depends_on(third).depends_on(first)
+        fourth = nisa.memset(made, 3).depends_on(third, kind=RUNTIME).depends_on(first, kind=SCHEDULE)
         assert fourth.producers == (third, first)
 
     execute(kernel)
@@ -292,11 +322,12 @@ def test_depends_on_takes_several_producers_and_chains() -> None:
 
 @pytest.mark.parametrize("producer", [None, "memset", 3])
 def test_depends_on_takes_instructions_only(producer: Any) -> None:
-    message = refusal(lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), 0).depends_on(producer))
+    message = refusal(lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), 0).depends_on(producer, kind=RUNTIME))
     assert message == f"NkiInstruction.depends_on: a producer must be an instruction, got {producer!r}"
 
 
-def test_an_instruction_cannot_wait_for_a_later_one() -> None:
+@pytest.mark.parametrize("kind", [RUNTIME, SCHEDULE])
+def test_an_instruction_cannot_wait_for_a_later_one(kind: nisa.dependency) -> None:
     """The simulator has run the two in program order: the kernel would do something else on a device."""
 
     def kernel(is_right: bool) -> Any:
@@ -305,7 +336,7 @@ def test_an_instruction_cannot_wait_for_a_later_one() -> None:
             first = nisa.memset(made, 0, name="first")
             second = nisa.memset(made, 1, name="second")
             consumer, producer = (second, first) if is_right else (first, second)
-            consumer.depends_on(producer)
+            consumer.depends_on(producer, kind=kind)
 
         return body
 
@@ -319,7 +350,7 @@ def test_an_instruction_cannot_wait_for_a_later_one() -> None:
 def test_an_instruction_cannot_wait_for_itself() -> None:
     def kernel() -> None:
         alone = nisa.memset(nl.ndarray((2, 2), nl.float32), 0)
-        alone.depends_on(alone)
+        alone.depends_on(alone, kind=RUNTIME)
 
     assert refusal(kernel) == (
         "NkiInstruction.depends_on: <nisa.memset> cannot wait for <nisa.memset>, which is not issued before it: the "
@@ -332,7 +363,39 @@ def test_a_refused_producer_is_not_remembered() -> None:
         made = nl.ndarray((2, 2), nl.float32)
         first, second = nisa.memset(made, 0), nisa.memset(made, 1)
         with pytest.raises(nisa.NkiValidationError):
-            second.depends_on(first, None)
+            second.depends_on(first, None, kind=RUNTIME)
         return second.producers
 
     assert execute(kernel) == ()
+
+
+def test_depends_on_without_a_kind_is_deprecated_and_means_what_it_did() -> None:
+    """The warning is at the line of the kernel: Python shows it once for each."""
+
+    def kernel() -> bool:
+        made = nl.ndarray((2, 2), nl.float32)
+        first, second = nisa.memset(made, 0), nisa.memset(made, 1)
+        second.depends_on(first)
+        return second.producers == (first,)
+
+    with pytest.warns(DeprecationWarning, match="pass kind=nki.isa.dependency.runtime") as caught:
+        assert execute(kernel)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("kind", ["runtime", 1, nisa.engine.dma])
+def test_a_kind_is_a_member_of_dependency(kind: Any) -> None:
+    message = refusal(lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), 0).depends_on(kind=kind))
+    assert message == f"NkiInstruction.depends_on: kind must be a member of nki.isa.dependency, got {kind!r}"
+
+
+def test_an_order_for_the_compiler_alone_may_leave_a_loop() -> None:
+    """The hardware cannot wait for what a loop keeps to itself: see test_loops.py."""
+
+    def kernel() -> None:
+        made = nl.ndarray((2, 2), nl.float32)
+        seen: list[nisa.NkiInstruction] = []
+        nl.fori_loop(0, 1, lambda _: seen.append(nisa.memset(made, 0)))
+        nisa.memset(made, 1).depends_on(*seen, kind=SCHEDULE)
+
+    execute(kernel)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.nki import nisa, nl
+import pytest
 
+from nkilib.nki import nisa, nl
+from nkilib.simulator import NkiValidationError
+
+from ..frame import refused, run, without_line
 from ..kernels import Rule, check_rule, rules, tile
 
 
@@ -23,17 +27,22 @@ def into_a_loop() -> None:
 
 def between_iterations() -> None:
     seen: list[Any] = []
-    for _ in nl.dynamic_range(2):
+
+    def body(_: Any) -> None:
         new = nisa.memset(tile(1, 1), 1)
         if seen:
             new.depends_on(*seen)
         seen.append(new)
 
+    nl.fori_loop(0, 2, body)
+
 
 def within_an_iteration() -> None:
-    for _ in nl.dynamic_range(2):
+    def body(_: Any) -> None:
         first = nisa.memset(tile(1, 1), 1)
         nisa.memset(tile(1, 1), 1).depends_on(first)
+
+    nl.fori_loop(0, 2, body)
 
 
 CANNOT_WAIT = (
@@ -51,9 +60,12 @@ def a_tensor_used_after_the_loop() -> None:
 
 def a_tensor_used_in_the_next_iteration() -> None:
     made: list[Any] = []
-    for _ in nl.dynamic_range(2):
+
+    def body(_: Any) -> None:
         made.append(tile(1, 1))
         nisa.tensor_copy(tile(1, 1), made[0])
+
+    nl.fori_loop(0, 2, body)
 
 
 def a_tensor_made_before_the_loop() -> None:
@@ -75,11 +87,142 @@ NOT_HERE = (
 )
 
 
+def a_scalar_used_after_the_loop() -> None:
+    made: list[Any] = []
+    nl.fori_loop(0, 1, lambda i: made.append(i + 1))
+    nisa.scalar_store(tile(1, 1, dtype=nl.int32), made[0])
+
+
+def a_sum_of_scalars_across_iterations() -> None:
+    """Python would add up what the device, which runs one copy of the body, does not."""
+    total = [nisa.scalar_load(tile(1, 1, dtype=nl.int32))]
+
+    def body(i: Any) -> None:
+        total[0] += i
+
+    nl.fori_loop(0, 2, body)
+
+
+def a_sum_in_memory() -> None:
+    total = tile(1, 1, dtype=nl.int32)
+    nl.fori_loop(0, 2, lambda i: nisa.scalar_store(total, nisa.scalar_load(total) + i))
+
+
+def no_scalar_here(what: str, scalar: str) -> str:
+    return (
+        f"{what}: {scalar} was made in the body of a dynamic loop, or in another iteration of it, and cannot be used "
+        f"here; nisa.scalar_store it to a tensor made before the loop, and nisa.scalar_load it here"
+    )
+
+
+SCALAR_AFTER = no_scalar_here("nisa.scalar_store: operand 'value'", "NkiScalar(1, int32)")
+SCALAR_ACROSS = no_scalar_here("operator +", "NkiScalar(0, int32)")
+
+
 @rules(
     Rule("edge out of a loop", out_of_a_loop, CANNOT_WAIT, into_a_loop),
     Rule("edge between iterations", between_iterations, CANNOT_WAIT, within_an_iteration),
     Rule("tensor after the loop", a_tensor_used_after_the_loop, NOT_HERE, a_tensor_made_before_the_loop),
     Rule("tensor in the next iteration", a_tensor_used_in_the_next_iteration, NOT_HERE, a_tensor_of_a_static_loop),
+    Rule("scalar after the loop", a_scalar_used_after_the_loop, SCALAR_AFTER, a_sum_in_memory),
+    Rule("scalar in the next iteration", a_sum_of_scalars_across_iterations, SCALAR_ACROSS, a_sum_in_memory),
 )
-def test_a_dynamic_loop_keeps_its_instructions_and_tensors(rule: Rule) -> None:
+def test_a_dynamic_loop_keeps_its_instructions_tensors_and_scalars(rule: Rule) -> None:
     check_rule(rule)
+
+
+def loop_of(turns: Any) -> None:
+    """A loop of `turns[core]` iterations, in each of which another one runs twice."""
+    nl.fori_loop(0, turns[nl.program_id()], lambda i: nl.fori_loop(0, 2, lambda j: None))
+
+
+def while_of(turns: Any) -> None:
+    def body(r: Any) -> Any:
+        nisa.register_move(r, r.value("r") - 1)
+        return r
+
+    nl.while_loop(nisa.register_alloc(turns[nl.program_id()]), body)
+
+
+@pytest.mark.parametrize(("loop", "name"), [(loop_of, "nl.fori_loop"), (while_of, "nl.while_loop")])
+def test_two_cores_run_a_loop_equally_often(loop: Any, name: str) -> None:
+    expected = (
+        f"{name}: on two cores a dynamic loop must run equally often on both, got 3 iterations on core 0 and 2 on core "
+        f"1; pad the shorter one"
+    )
+    assert without_line(refused(NkiValidationError, lambda: run(lambda: loop([3, 2]), cores=2))) == expected
+    run(lambda: loop([3, 3]), cores=2)
+
+
+def test_a_loop_that_one_core_alone_runs_is_not_compared() -> None:
+    def kernel() -> None:
+        if nl.program_id() == 0:
+            loop_of([3, 3])
+
+    run(kernel, cores=2)
+
+
+def test_the_front_end_of_0_6_does_not_compare_loops() -> None:
+    run(lambda: loop_of([3, 2]), cores=2, frontend="custom")
+
+
+def chosen_by(first: Any, then: Any) -> Any:
+    """A kernel whose loop runs one body in its first iteration and another one in the second."""
+
+    def kernel() -> None:
+        bodies = [first, then]
+        nl.fori_loop(0, 2, lambda i: bodies.pop(0)(i))
+
+    return kernel
+
+
+def fill(_: Any) -> None:
+    nisa.memset(tile(1, 1), 1)
+
+
+def copy(_: Any) -> None:
+    nisa.tensor_copy(tile(1, 1), tile(1, 1))
+
+
+def nothing(_: Any) -> None:
+    """Runs no instruction."""
+
+
+def inner(_: Any) -> None:
+    nl.fori_loop(0, 3, fill)
+
+
+def inner_of(turns: Any) -> Any:
+    return lambda _: nl.fori_loop(0, turns, fill)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "ran"),
+    [
+        (copy, fill, "nothing where the first one ran nisa.tensor_copy"),
+        (nothing, fill, "nisa.memset where the first one ran nothing"),
+        (inner, fill, "nisa.memset where the first one ran nl.fori_loop"),
+    ],
+)
+def test_python_does_not_choose_by_iteration(first: Any, then: Any, ran: str) -> None:
+    """The device has one copy of the body."""
+    assert without_line(refused(NkiValidationError, lambda: run(chosen_by(first, then)))) == (
+        f"nl.fori_loop: iteration 2 ran {ran}: the device runs one copy of the body, which is traced once, and Python "
+        f"cannot choose by iteration"
+    )
+    run(chosen_by(first, first))
+    run(chosen_by(first, then), frontend="custom")
+
+
+def test_an_inner_loop_may_run_as_often_as_the_data_say() -> None:
+    run(chosen_by(inner_of(1), inner_of(4)))
+
+
+def test_functions_on_tiles_run_the_same_instructions_in_each_iteration() -> None:
+    def body(_: Any) -> None:
+        data = nl.rand((32, 32), nl.float32)
+        nl.softmax(nl.transpose(nl.matmul(data, data)), axis=1)
+        nl.add(nl.dropout(data, 0.5), nl.sum(data, axis=1, keepdims=True))
+        nl.shared_identity_matrix(32)
+
+    run(lambda: nl.fori_loop(0, 3, body))

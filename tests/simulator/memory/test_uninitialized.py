@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from nkilib.nki import nisa, nl
 from nkilib.simulator import UninitializedReadError
 from nkilib.simulator.memory.storage import INTEGER_SENTINEL
-from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType
+from nkilib.simulator.terms.dtypes import COMPUTABLE, DType
 from tests.simulator.frame import refused, run, without_place
 
 SHAPE = (4, 6)
@@ -104,7 +105,7 @@ def test_what_was_written_in_any_way_is_read(kernel: Any, mode: str) -> None:
     np.testing.assert_array_equal(run(kernel, uninitialized=mode), np.ones(SHAPE))
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in ALL_DTYPES if dtype.kind != "packed"], ids=str)
+@pytest.mark.parametrize("dtype", sorted(COMPUTABLE), ids=str)
 @pytest.mark.parametrize("precise_fp", [True, False])
 def test_the_sentinel_of_every_type(dtype: DType, precise_fp: bool) -> None:
     def kernel() -> Any:
@@ -173,4 +174,80 @@ def test_two_cores_track_their_shared_memory_together() -> None:
 def test_the_default_is_nan() -> None:
     from nkilib.simulator import Options
 
-    assert Options().uninitialized == "nan"
+    assert Options() == Options(uninitialized="ignore") == Options(uninitialized="nan")
+
+
+# -- where they are, and who wrote beside them -----------------------------------------------------------------
+
+
+def line_of(comment: str) -> str:
+    """`file:line` of this file where a line with that comment is."""
+    code = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (line,) = (number for number, text in enumerate(code, 1) if text.rstrip().endswith(f"# {comment}"))
+    return f"{__file__}:{line}"
+
+
+def said_of(kernel: Any, *arguments: Any, cores: int = 1) -> str:
+    """What the error says behind `were never written: `."""
+    with pytest.raises(UninitializedReadError) as caught:
+        run(kernel, *arguments, cores=cores)
+    return str(caught.value).partition("were never written: ")[2]
+
+
+def test_the_first_and_the_last_element_and_the_line_that_wrote_beside_them() -> None:
+    def kernel(columns: int) -> None:
+        tile = nl.ndarray((4, 12), nl.float32)
+        nisa.memset(tile[:, :2], 1)  # far
+        nisa.memset(tile[:, 2:columns], 1)  # before the gap
+        nisa.memset(tile[:, 10:], 1)  # behind the gap
+        nisa.memset(tile[:, :1], 1)
+        copied(tile)
+
+    assert (
+        said_of(kernel, 5)
+        == f"the first is [0, 5], the last [3, 9]; {line_of('before the gap')} was the last to write near it"
+    )
+    run(kernel, 10)
+
+
+def test_rows_that_a_loop_has_left_out() -> None:
+    """Of writes that are as near as each other the last one is named; indices are those of the view that is read."""
+
+    def kernel() -> None:
+        tile = nl.ndarray((64, 6), nl.float32)
+        nisa.memset(tile[:32, :], 1)  # first
+        nisa.memset(tile[:32, :], 2)  # again
+        copied(tile[:, 2:])
+
+    assert (
+        said_of(kernel) == f"the first is [32, 0], the last [63, 3]; {line_of('again')} was the last to write near it"
+    )
+
+
+def test_a_tensor_that_nobody_wrote_to() -> None:
+    assert said_of(nothing_written) == "the first is [0, 0], the last [3, 5]; nothing has written to this tensor"
+
+
+def test_one_element_of_memory_that_the_other_core_wrote() -> None:
+    def kernel(x: Any) -> Any:
+        result = nl.ndarray((4, 8), nl.float32, nl.shared_hbm)
+        if nl.program_id() == 0:
+            nisa.dma_copy(result[:, :7], nl.full((4, 7), 1, nl.float32))  # beside it
+        else:
+            nisa.dma_copy(result[:3, 7:], nl.full((3, 1), 1, nl.float32))  # above it
+        return result
+
+    said = said_of(kernel, np.zeros(1, np.float32), cores=2)
+    assert said == f"the element [3, 7]; {line_of('beside it')} was the last to write near it"
+
+
+def test_a_view_that_nothing_is_known_of_but_that_it_was_scattered_to() -> None:
+    def kernel(rows: Any) -> Any:
+        result = nl.ndarray((8, 4), nl.float32, nl.shared_hbm)
+        at = nl.ndarray((3, 1), nl.int32)
+        nisa.dma_copy(at, rows)
+        nisa.dma_copy(result.vector_select(0, at), nl.full((3, 4), 1, nl.float32))  # scattered
+        return result
+
+    said = said_of(kernel, np.array([[0], [2], [7]], np.int32))
+    assert said == f"the first is [1, 0], the last [6, 3]; {line_of('scattered')} was the last to write near it"

@@ -9,13 +9,18 @@ from nkilib.simulator.target.generation import Generation
 from nkilib.simulator.target.limits import generation
 from nkilib.simulator.target.trn1 import TRN1
 from nkilib.simulator.target.trn2 import TRN2
-from nkilib.simulator.target.trn3 import TRN3
+from nkilib.simulator.target.trn3 import TRN3, TRN3_A0
 from tests.simulator.frame import refused
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(("trn1", "inf2", "gen2"), TRN1), (("trn2", "gen3"), TRN2), (("trn3", "gen4"), TRN3)],
+    [
+        (("trn1", "inf2", "gen2"), TRN1),
+        (("trn2", "gen3"), TRN2),
+        (("trn3", "gen4"), TRN3),
+        (("trn3_a0", "trn3pre"), TRN3_A0),
+    ],
 )
 def test_every_spelling_of_the_environment_variable_is_known(names: tuple[str, ...], expected: Generation) -> None:
     assert all(generation(name) is expected for name in names)
@@ -23,7 +28,7 @@ def test_every_spelling_of_the_environment_variable_is_known(names: tuple[str, .
 
 @pytest.mark.parametrize("target", ["trn4", "TRN2", "", "gen1"])
 def test_other_targets_are_refused(target: str) -> None:
-    message = f"target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, got {target!r}"
+    message = f"target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, trn3_a0, trn3pre, got {target!r}"
     assert refused(ValueError, lambda: generation(target)) == message
 
 

@@ -11,6 +11,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import Options
 from nkilib.simulator.target.options import current_options
+from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused
 
 
@@ -18,10 +19,11 @@ from tests.simulator.frame import refused
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NKI_PRECISE_FP", raising=False)
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    monkeypatch.delenv("NKI_COMPILER_FRONTEND", raising=False)
 
 
 def test_defaults() -> None:
-    assert Options() == Options(target="trn2", precise_fp=True, uninitialized="nan") == Options.from_environment()
+    assert Options() == Options(target="trn2", precise_fp=True, uninitialized="ignore") == Options.from_environment()
 
 
 def test_options_are_frozen() -> None:
@@ -32,9 +34,18 @@ def test_options_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "error", "message"),
     [
-        ("target", "trn9", ValueError, "target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, got 'trn9'"),
+        (
+            "target",
+            "trn9",
+            ValueError,
+            "target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, trn3_a0, trn3pre, got 'trn9'",
+        ),
         ("precise_fp", 1, TypeError, "Options.precise_fp must be a bool, got 1"),
-        ("uninitialized", "zero", ValueError, 'Options.uninitialized must be "nan" or "error", got \'zero\''),
+        ("frontend", "parser", ValueError, "Options.frontend must be one of tracer, custom, got 'parser'"),
+        ("uninitialized", "zero", ValueError, "Options.uninitialized must be one of error, warn, ignore, got 'zero'"),
+        ("capacity", True, ValueError, "Options.capacity must be one of error, warn, ignore, got True"),
+        ("races", "nan", ValueError, "Options.races must be one of error, warn, ignore, got 'nan'"),
+        ("identical_writes", "", ValueError, "Options.identical_writes must be one of error, warn, ignore, got ''"),
         ("speed", 1, TypeError, "Options.__init__() got an unexpected keyword argument 'speed'"),
     ],
 )
@@ -58,6 +69,16 @@ def test_wrong_values_are_refused(field: str, value: Any, error: type[Exception]
         ("NEURON_PLATFORM_TARGET_OVERRIDE", "gen4", "target", "gen4"),
         ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1", "target", "trn1"),
         ("NEURON_PLATFORM_TARGET_OVERRIDE", "", "target", "trn2"),
+        ("NKILIB_RACES", "warn", "races", "warn"),
+        ("NKILIB_RACES", "", "races", "error"),
+        ("NKILIB_CAPACITY", "ignore", "capacity", "ignore"),
+        ("NKILIB_UNINITIALIZED", "error", "uninitialized", "error"),
+        ("NKILIB_UNINITIALIZED", "nan", "uninitialized", "ignore"),
+        ("NKILIB_IDENTICAL_WRITES", "warn", "identical_writes", "warn"),
+        ("NKI_COMPILER_FRONTEND", "", "frontend", "tracer"),
+        ("NKI_COMPILER_FRONTEND", "tracer", "frontend", "tracer"),
+        ("NKI_COMPILER_FRONTEND", "custom", "frontend", "custom"),
+        ("NKI_COMPILER_FRONTEND", "parser", "frontend", "custom"),
     ],
 )
 def test_environment_variables(
@@ -71,10 +92,16 @@ def test_environment_variables(
     ("variable", "value", "message"),
     [
         ("NKI_PRECISE_FP", "no", "NKI_PRECISE_FP must be 0 or 1, got 'no'"),
+        ("NKILIB_RACES", "off", "NKILIB_RACES must be one of error, warn, ignore, got 'off'"),
+        ("NKILIB_CAPACITY", "nan", "NKILIB_CAPACITY must be one of error, warn, ignore, got 'nan'"),
+        ("NKILIB_UNINITIALIZED", "0", "NKILIB_UNINITIALIZED must be one of error, warn, ignore, got '0'"),
+        ("NKILIB_IDENTICAL_WRITES", "yes", "NKILIB_IDENTICAL_WRITES must be one of error, warn, ignore, got 'yes'"),
+        ("NKI_COMPILER_FRONTEND", "old", "NKI_COMPILER_FRONTEND must be tracer or custom, got 'old'"),
         (
             "NEURON_PLATFORM_TARGET_OVERRIDE",
             "trn9",
             "NEURON_PLATFORM_TARGET_OVERRIDE: target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, "
+            "trn3_a0, trn3pre, "
             "got 'trn9'",
         ),
     ],
@@ -84,6 +111,18 @@ def test_undocumented_values_of_the_environment_are_refused(
 ) -> None:
     monkeypatch.setenv(variable, value)
     assert refused(ValueError, Options.from_environment) == message
+
+
+def test_the_front_end_is_chosen_when_a_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    @nki.jit
+    def kernel() -> int:
+        return len([*nl.dynamic_range(3)])
+
+    refused(RegisterTypeError, kernel)
+    monkeypatch.setenv("NKI_COMPILER_FRONTEND", "custom")
+    assert kernel() == 3
+    monkeypatch.delenv("NKI_COMPILER_FRONTEND")
+    refused(RegisterTypeError, kernel)
 
 
 @nki.jit
@@ -100,10 +139,17 @@ def test_a_kernel_runs_on_the_target_of_the_environment_or_of_using(monkeypatch:
     assert generation_seen() == (nisa.nc_version.gen2, 180_224)
 
 
+def test_using_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKILIB_RACES", "warn")
+    monkeypatch.setenv("NKILIB_CAPACITY", "ignore")
+    with nkilib.simulator.using(races="error") as options:
+        assert (options.races, options.capacity) == ("error", "ignore")
+
+
 def test_using_nests_keeps_what_it_does_not_name_and_ends_with_its_block() -> None:
     before = current_options()
     with nkilib.simulator.using(target="trn3", uninitialized="nan") as outer:
-        assert (outer.target, outer.uninitialized) == ("trn3", "nan")
+        assert (outer.target, outer.uninitialized) == ("trn3", "ignore")  # an older name of it
         with nkilib.simulator.using(precise_fp=False) as inner:
             assert inner == current_options() == dataclasses.replace(outer, precise_fp=False)
         assert current_options() == outer

@@ -13,7 +13,7 @@ import torch
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.machine.issue import REGISTRY
-from nkilib.simulator.terms.dtypes import MOVABLE
+from nkilib.simulator.terms.dtypes import COPYABLE, MOVABLE
 
 from ..frame import run
 from ..kernels import Body, Rule, check_rule, execute, load, refusal, rules, store, tile
@@ -298,7 +298,7 @@ def test_only_mx_instructions_name_packed_types() -> None:
         definition.name
         for definition in REGISTRY.values()
         for operand in definition.operands
-        if operand.dtypes not in (None, MOVABLE) and not operand.dtypes.isdisjoint(PACKED)
+        if operand.dtypes not in (None, MOVABLE, COPYABLE) and not operand.dtypes.isdisjoint(PACKED)
     }
     assert names == {"quantize_mx", "nc_matmul_mx"}
 

@@ -154,11 +154,10 @@ def test_the_example_of_fori_loop() -> None:
     np.testing.assert_array_equal(result, [[1, 2, 3, 4, 5, 0, 0, 0]])
 
 
-def test_the_variable_of_a_dynamic_range_indexes_a_tensor() -> None:
+def test_the_variable_of_a_loop_indexes_a_tensor() -> None:
     def kernel(data: Any) -> Any:
         output = nl.ndarray(data.shape, data.dtype, nl.shared_hbm)
-        for i in nl.dynamic_range(4):
-            nisa.dma_copy(output[i], data.select(0, i))
+        nl.fori_loop(0, nisa.register_alloc(4), lambda i: nisa.dma_copy(output[i], data.select(0, i)) and None)
         return output
 
     np.testing.assert_array_equal(run(kernel, counted(4, 3)), counted(4, 3))

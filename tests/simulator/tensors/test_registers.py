@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nl
-from nkilib.simulator import NkiValidationError, UninitializedReadError
-from nkilib.simulator.tensors.registers import VirtualRegister
+from nkilib.simulator import NkiValidationError, UninitializedReadError, using
+from nkilib.simulator.tensors.registers import LoadedFloat, VirtualRegister
 from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused, run, without_line
 
@@ -60,21 +60,37 @@ def test_a_frozen_register_is_not_written() -> None:
 
 
 def test_a_float_is_kept_but_is_no_integer() -> None:
-    register = VirtualRegister()
-    register.write(np.float32(0.1))
-    assert register.content("it") == np.float32(0.1)
-    expected = "nl.fori_loop: upper: must be an integer, got a register loaded with the float32 0.10000000149011612"
+    register, loaded = VirtualRegister(), LoadedFloat(0.25, nl.float32)
+    register.write(loaded)
+    assert register.content("it") == loaded and repr(register) == "VirtualRegister(0.25)"
+    expected = "nl.fori_loop: upper: must be an integer, got a register loaded with the float32 0.25"
     assert refused(NkiValidationError, lambda: register.value("nl.fori_loop: upper")) == expected
-    assert refused(NkiValidationError, lambda: bool(register)).startswith("a register as a condition: must be an int")
+    with using(frontend="custom"):
+        message = refused(NkiValidationError, lambda: bool(register))
+    assert message.startswith("a register as a condition: must be an integer")
+
+
+CANNOT_STEER = (
+    "Python cannot go by VirtualRegister(3): a register has its value on the device only and cannot steer Python; "
+    "nl.fori_loop(0, register, body) counts to it, and nl.while_loop(register, body) runs until it holds 0. "
+    "NKI_COMPILER_FRONTEND=custom runs while register: as NKI 0.6 did"
+)
+
+
+@pytest.mark.parametrize("go_by", [bool, operator.not_, lambda r: 1 if r else 2, lambda r: r and 1, lambda r: any([r])])
+def test_python_does_not_go_by_a_register(go_by: Callable[[Any], Any]) -> None:
+    assert refused(RegisterTypeError, lambda: go_by(VirtualRegister(3))) == CANNOT_STEER
 
 
 @pytest.mark.parametrize(("value", "truth"), [(0, False), (1, True), (-1, True), (2**31, True)])
-def test_a_condition_is_true_unless_the_register_holds_0(value: int, truth: bool) -> None:
-    assert bool(VirtualRegister(value)) is truth
+def test_with_the_front_end_of_0_6_a_condition_is_true_unless_the_register_holds_0(value: int, truth: bool) -> None:
+    with using(frontend="custom"):
+        assert bool(VirtualRegister(value)) is truth
 
 
-def test_an_unset_register_is_no_condition() -> None:
-    message = refused(UninitializedReadError, lambda: bool(VirtualRegister()))
+def test_with_the_front_end_of_0_6_an_unset_register_is_no_condition() -> None:
+    with using(frontend="custom"):
+        message = refused(UninitializedReadError, lambda: bool(VirtualRegister()))
     assert message.startswith("a register as a condition: the register was never set")
 
 

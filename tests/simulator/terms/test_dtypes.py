@@ -24,6 +24,7 @@ PLAIN = [
     ("int16", 16, np.int16, "int"),
     ("uint32", 32, np.uint32, "uint"),
     ("int32", 32, np.int32, "int"),
+    ("int64", 64, np.int64, "int"),
     ("float8_e4m3", 8, ml_dtypes.float8_e4m3, "float"),
     ("float8_e5m2", 8, ml_dtypes.float8_e5m2, "float"),
     ("float8_e4m3fn", 8, ml_dtypes.float8_e4m3fn, "float"),
@@ -90,7 +91,7 @@ def test_as_dtype_knows_names_and_the_types_of_numpy_and_torch(value: Any, expec
     assert as_dtype(value) is expected
 
 
-@pytest.mark.parametrize("value", [np.float64, "int64", float, None, 3, torch.int64, "float", [1]], ids=str)
+@pytest.mark.parametrize("value", [np.float64, "uint64", float, int, None, 3, torch.float64, "float", [1]], ids=str)
 def test_what_is_no_type_of_nki_is_refused(value: Any) -> None:
     expected = f"dtype must be an NKI data type such as nl.float32 or nl.bfloat16, got {value!r}"
     assert refused(TypeError, lambda: as_dtype(value)) == expected

@@ -69,13 +69,13 @@ WITHOUT_INSTRUCTION = [
         "NkiTensor.ap on {}: pattern [(9, 9)] at offset 0 touches elements 0 to 72 of a storage of 6",
     ),
     (
-        lambda x: nl.dynamic_range(0, 1, 0),
+        lambda x: nl.fori_loop(0, 1, print, 0),
         NkiValidationError,
-        "nl.dynamic_range: step must be a positive integer, got 0",
+        "nl.fori_loop: step must be a positive integer, got 0",
     ),
     (lambda x: nl.program_id(1), NkiValidationError, "nl.program_id: the launch grid has one axis, 0; got 1"),
 ]
-IDS = ["index", "slice", "reshape", "select", "ap", "dynamic_range", "program_id"]
+IDS = ["index", "slice", "reshape", "select", "ap", "fori_loop", "program_id"]
 
 
 @pytest.mark.parametrize(("action", "error", "message"), WITHOUT_INSTRUCTION, ids=IDS)

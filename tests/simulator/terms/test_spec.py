@@ -34,6 +34,11 @@ def unknown_register() -> Any:
     return register
 
 
+def unknown_scalar() -> Any:
+    """In a kernel: a scalar that is read from a tile."""
+    return nisa.scalar_load(nl.ndarray((1, 1), nl.int32))
+
+
 # What a spec is.
 
 
@@ -150,21 +155,21 @@ def test_races_and_unwritten_elements_are_not_looked_for() -> None:
 
 
 def while_register(x: Any) -> None:
-    register = unknown_register()
-    while register:
-        nl.load(x)
+    nl.while_loop(unknown_register(), lambda r: r)
 
 
 def loop_to_register(x: Any) -> None:
-    for _ in nl.dynamic_range(unknown_register()):
-        nl.load(x)
+    nl.fori_loop(0, unknown_register(), lambda i: None)
+
+
+def loop_to_scalar(x: Any) -> None:
+    nl.fori_loop(0, 1 - 2 * unknown_scalar(), lambda i: None)
 
 
 def moved_register(x: Any) -> None:
     register = nisa.register_alloc(1)
     nisa.register_move(register, unknown_register())
-    while register:
-        nl.load(x)
+    nl.while_loop(register, lambda r: r)
 
 
 def peek(x: Any) -> None:
@@ -172,7 +177,7 @@ def peek(x: Any) -> None:
         nl.load(x)
 
 
-@pytest.mark.parametrize("body", [while_register, loop_to_register, moved_register, peek])
+@pytest.mark.parametrize("body", [while_register, loop_to_register, loop_to_scalar, moved_register, peek])
 @pytest.mark.parametrize("cores", [1, 2])
 def test_control_flow_that_depends_on_values_is_refused(body: Callable[..., Any], cores: int) -> None:
     """A register must not keep what it held before the load."""
@@ -192,8 +197,7 @@ def test_the_kernel_cannot_catch_that_values_are_missing() -> None:
 def test_control_flow_by_shapes_and_known_registers_runs() -> None:
     def body(x: Any) -> None:
         if x.shape[0] == 128 and x is not None:
-            for _ in nl.dynamic_range(nisa.register_alloc(3)):
-                nl.load(x)
+            nl.fori_loop(0, nisa.register_alloc(3), lambda i: nisa.dma_copy(nl.ndarray(x.shape, FP32), x) and None)
 
     assert modelled(body).instruction_counts["dma_copy"] == 3
 
@@ -206,7 +210,7 @@ def test_a_comparison_that_a_kernel_asserts_is_taken_to_hold() -> None:
     assert modelled(body).instruction_counts == {"dma_copy": 1, "tensor_tensor": 1}
 
 
-def test_registers_are_stored_and_used_as_addresses() -> None:
+def test_registers_and_scalars_are_stored_and_used_as_addresses() -> None:
     def body(x: Any) -> None:
         register = unknown_register()
         nisa.register_store(nl.ndarray((1, 1), nl.int32), register)
@@ -214,8 +218,25 @@ def test_registers_are_stored_and_used_as_addresses() -> None:
         nisa.dma_copy(tile, x.ap([[64, 1], [1, 64]], scalar_offset=register, indirect_dim=0))
         index = nl.ndarray((1, 1), nl.int32)
         nisa.dma_copy(tile, x.ap([[64, 1], [1, 64]], scalar_offset=index, indirect_dim=0))
+        scalar = unknown_scalar() * 2
+        nisa.scalar_store(index, scalar)
+        nisa.dma_copy(tile, x[nl.ds(scalar, 1)])
+        nisa.iota(nl.ndarray((1, 64), nl.int32), [[1, 64]], offset=scalar)
 
-    assert modelled(body).hbm_read_bytes == 2 * 64 * 4
+    assert modelled(body).hbm_read_bytes == 3 * 64 * 4
+
+
+def test_a_tile_is_indexed_at_run_time() -> None:
+    """Where nothing is known of the index, the instruction is checked and costed at one of the places."""
+
+    def body(x: Any) -> None:
+        tile, index = nl.load(x), nl.ndarray((1, 1), nl.int32)
+        for at in (unknown_scalar(), unknown_register()):
+            nisa.tensor_copy(nl.ndarray((128, 16), FP32), tile[:, nl.ds(at, 16)])
+        nisa.tensor_copy(nl.ndarray((128, 1), FP32), tile.select(1, index))
+
+    found = modelled(body)
+    assert [event.cycles for event in found.instructions if event.name == "tensor_copy"] == [64.0] * 3
 
 
 def test_vector_offsets() -> None:

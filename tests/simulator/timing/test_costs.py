@@ -12,6 +12,7 @@ from nkilib.simulator import using
 from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.profiling.profile import profile
 from nkilib.simulator.timing.parameters import ModelParameters
+from nkilib.simulator.timing.settling import SEQUENCER
 
 N = 1024
 BF16, FP32 = nl.bfloat16, nl.float32
@@ -49,6 +50,12 @@ def copy(dst: Any, src: Any, **more: Any) -> Any:
         (lambda: nisa.tensor_tensor(tile(BF16), tile(BF16), tile(BF16), nl.add), N),
         (lambda: nisa.scalar_tensor_tensor(tile(), tile(), nl.add, 1.0, nl.add, tile()), 2 * N),
         (lambda: nisa.scalar_tensor_tensor(tile(), tile(), nl.add, 1.0, nl.add, tile(buffer=nl.psum)), N + 100),
+        (
+            lambda: nisa.scalar_tensor_tensor(
+                tile(), tile(), nl.add, 1.0, nl.add, tile(), reduce_op=nl.add, reduce_res=tile(columns=1)
+            ),
+            2 * N + 64,
+        ),
         (lambda: nisa.tensor_reduce(tile(columns=1), nl.add, tile(), 1), N),
         (lambda: nisa.tensor_scalar_reduce(tile(), tile(), nl.add, 1.0, nl.add, tile(columns=1)), N + 64),
         (lambda: nisa.activation(tile(), nl.exp, tile()), N),
@@ -88,6 +95,28 @@ def test_trn3_takes_two_bf16_elements_a_cycle_on_scalar() -> None:
     assert cycles(lambda: nisa.activation(tile(FP32), nl.exp, tile(BF16)), "trn3") == N
 
 
+def test_an_activation_on_gpsimd_takes_its_time_there() -> None:
+    """And neither Scalar's two elements a cycle nor its tables: one on each engine run side by side."""
+    gpsimd = nisa.engine.gpsimd
+    assert cycles(lambda: nisa.activation(tile(BF16), nl.exp, tile(BF16), engine=gpsimd), "trn3") == N
+    assert cycles(lambda: nisa.activation(tile(), nl.exp, tile(), engine=gpsimd), "trn3", other_cycles=3.0) == 3 * N
+
+    def second_of(engine: Any) -> tuple[str, bool]:
+        """The engine of the second of two activations, and whether it starts before the first one has ended."""
+
+        def kernel() -> None:
+            for data, where in ((tile(), nisa.engine.scalar), (tile(), engine)):
+                nisa.activation(data, nl.exp, data, engine=where)
+
+        with using(target="trn3"):
+            found = profile(nki.jit(kernel)).instructions
+        first, second = sorted((item for item in found if item.name == "activation"), key=lambda item: item.number)
+        return second.engine, second.start_us < first.end_us
+
+    assert second_of(gpsimd) == ("gpsimd", True)
+    assert second_of(nisa.engine.scalar) == ("scalar", False)
+
+
 def test_assumptions_change_what_they_name() -> None:
     def maximum() -> Any:
         return nisa.tensor_reduce(tile(BF16, columns=1), nl.max, tile(BF16), 1)
@@ -118,10 +147,28 @@ def test_assumptions_change_what_they_name() -> None:
 
 def test_every_instruction_has_a_cost_or_needs_none() -> None:
     without = {name for name, definition in REGISTRY.items() if definition.cost is None and not definition.is_transfer}
-    assert without == {"core_barrier", "register_move", "register_load", "register_store"}
+    on_registers = {"register_move", "register_load", "register_store", "scalar_load", "scalar_store"}
+    assert without == {"core_barrier", *on_registers}
+    assert {name for name, definition in REGISTRY.items() if definition.engines == SEQUENCER} == on_registers
     assert {name for name, definition in REGISTRY.items() if definition.is_transfer} == {
         "dma_copy",
         "dma_transpose",
         "dma_compute",
         "sendrecv",
+        "sendrecv_compute",
     }
+
+
+@pytest.mark.parametrize("register_us", [0.0, 1.5])
+def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(register_us: float) -> None:
+    def body() -> None:
+        flag, register = nl.ndarray((1, 1), nl.int32), nisa.register_alloc(1)
+        nisa.register_move(register, 2)
+        nisa.register_store(flag, register)
+        nisa.register_load(register, flag)
+        nisa.scalar_store(flag, nisa.scalar_load(flag) * 2 + 1)
+
+    events = profile(nki.jit(body), parameters=ModelParameters(register_us=register_us)).instructions
+    assert [event.name.partition("_")[0] for event in events] == ["register"] * 3 + ["scalar"] * 2
+    assert [event.end_us - event.start_us for event in events] == pytest.approx([register_us] * 5)
+    assert events[-1].end_us == pytest.approx(5 * register_us)

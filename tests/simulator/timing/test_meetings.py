@@ -99,6 +99,23 @@ def test_an_exchange_starts_when_both_cores_are_ready() -> None:
     assert found.hbm_read_bytes == found.hbm_written_bytes == 0
 
 
+@pytest.mark.parametrize(("place", "traffic"), [(nl.sbuf, 0), (nl.private_hbm, 2 * 128 * N * 4)])
+def test_an_exchange_with_a_reduction_reads_two_sources(place: Any, traffic: int) -> None:
+    """The core's own and the other one's, so that the engines work twice as long as to swap tiles."""
+
+    def body(_: Any) -> None:
+        other = 1 - nl.program_id()
+        src, dst = (nl.ndarray((128, N), FP32, place) for _ in range(2))
+        nisa.sendrecv_compute(src, dst, other, other, nl.add)
+
+    found = modelled(body, spec((1,), FP32))
+    for core in (0, 1):
+        (event,) = of_core(found, core)
+        assert event.start_us == pytest.approx(2.0)
+        assert event.end_us == pytest.approx(2.0 + 1.0 + 2 * 8 * N * 4 / 23 / 1000)
+    assert found.hbm_read_bytes == found.hbm_written_bytes == traffic
+
+
 def test_an_exchange_by_gpsimd_has_its_queue() -> None:
     def body(_: Any) -> None:
         other = 1 - nl.program_id()

@@ -1,6 +1,7 @@
 """A device `neuron` registered as PyTorch's PrivateUse1, as torch-neuronx does, with the CPU's memory behind it.
 
-It shows what a native device needs of nkilib.torch: which operators are called, that none reads a value back, and that
+It shows what a native device needs of nkilib.torch: which operators are called, that none reads a value back, that none
+computes with 64 bits (an int64 loses its upper half in every operation here, as users of the device report), and that
 the kernels are launched on tensors of the device. What Neuron hardware does with them, it cannot show. A registration
 lasts as long as the process, so this is for child processes.
 """
@@ -38,11 +39,15 @@ def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on what is behind the tensors."""
     assert operator.name() not in _VALUE_READERS, f"{operator.name()} waits for the device"
     given: dict[int, Tensor] = {}
+    is_view = any(returned.alias_info for returned in operator._schema.returns)
 
     def enter(value: Any) -> Any:
         if isinstance(value, Tensor) and value.device.type == "neuron":
-            given[id(to_cpu(value))] = value
-            return to_cpu(value)
+            behind = to_cpu(value)
+            if behind.dtype == torch.int64 and not is_view:
+                return behind.to(torch.int32).to(torch.int64)
+            given[id(behind)] = value
+            return behind
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     def leave(value: Any) -> Any:
@@ -63,4 +68,6 @@ def register() -> list[torch.library.Library]:
     aten = torch.library.Library("aten", "IMPL")
     # PyTorch has an implementation for every device, which asks the device for copies in memory.
     aten.impl("copy_", partial(_run, torch.ops.aten.copy_.default), "PrivateUse1")
+    # And one that gives the same memory another type, without telling what is behind it.
+    aten.impl("view.dtype", partial(_run, torch.ops.aten.view.dtype), "PrivateUse1")
     return [everything, aten]

@@ -114,7 +114,8 @@ class _Backward:
                 store = nisa.dma_copy(dst=chunk.of(grad_logits_hbm), src=chunk_sbuf)
                 state.stores.append(store)
                 if state.target is not None:
-                    store.depends_on(state.target.gather)  # in place it overwrites the target's logit
+                    # In place it overwrites the target's logit.
+                    store.depends_on(state.target.gather, kind=nisa.dependency.runtime)
                 # Later than its last store, so that the scatter need not wait for it, nor Scalar for the gather.
                 if previous is not None and chunk.number == min(1, chunks - 1):
                     self._scatter(previous, grad_logits_hbm)
@@ -154,7 +155,7 @@ class _Backward:
         elements_hbm = row_elements(grad_logits_hbm, coefficients.index_sbuf, state.batch)
         scatter = nisa.dma_copy(dst=elements_hbm, src=gradient_sbuf)
         for store in state.stores:
-            scatter.depends_on(store)
+            scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
 def _what_is_summed(options: Options, upstream: Upstream) -> Sums:

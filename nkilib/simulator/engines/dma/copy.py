@@ -11,7 +11,7 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
-from ...terms.dtypes import MOVABLE
+from ...terms.dtypes import COPYABLE, int64
 from ...terms.errors import NkiValidationError
 from .modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
 from .rows import Rows, move, resolve, rows_in_range
@@ -19,8 +19,8 @@ from .rows import Rows, move, resolve, rows_in_range
 
 @instruction(
     operands=(
-        output("dst", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, marks_itself=True),
-        Operand("src", regions=DMA_REACH, dtypes=MOVABLE, accepts_indirect=True, is_accessed=False),
+        output("dst", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, marks_itself=True),
+        Operand("src", regions=DMA_REACH, dtypes=COPYABLE, accepts_indirect=True, is_accessed=False),
     ),
     on=(enums.Engine.sync, enums.Engine.scalar),
     default=enums.Engine.dma,
@@ -37,7 +37,7 @@ def dma_copy(
     engine: enums.Engine = enums.Engine.unknown,
 ) -> None:
     """Copy ``src`` to ``dst``; equal numbers of elements, any shapes; unlike types are cast through float32.
-    Packed types are not cast.
+    Packed types and int64 are not cast.
 
     A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
     that is out of range raises, or with ``oob_mode=skip`` leaves what it would have moved untouched; where a scalar
@@ -54,7 +54,10 @@ def dma_copy(
     _check_hardware_descriptors(dst, src, dge_mode, engine)
     if dst.size != src.size:
         raise NkiValidationError(f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
+    if dst.shape != src.shape:
+        _check_order_of_tiles(dst, src)
     no_cast_of_packed(dst, src)
+    _no_cast_of_int64(dst, src)
     if dst.indirect_access is None and src.indirect_access is None:
         move(call.core, dst, src)
         return
@@ -68,6 +71,25 @@ def dma_copy(
         if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
             call.keep(dst)
     move(call.core, target, source)
+
+
+def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
+    if dst.dtype != src.dtype and int64 in (dst.dtype, src.dtype):
+        raise NkiValidationError(
+            f"int64 is copied and never cast: 'dst' and 'src' must have one type, got {dst} and {src}; view it as "
+            f"nl.int32, of whose pairs the first one is the low half"
+        )
+
+
+def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
+    """Refuse to move several rows of tiles at once between a grid on chip and a tensor that has them in other order."""
+    for tiles, other in ((dst, src), (src, dst)):
+        if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
+            raise NkiValidationError(
+                f"{tiles} has {tiles.rows_of_tiles} rows of tiles one beside the other, and {other} one below the "
+                f"other: move one row of tiles after the other, or a view of it with the partitions first: "
+                f"rearrange((('row', 'p'), 'f'), ('p', 'row', 'f'), {{'p': {tiles.shape[0]}}})"
+            )
 
 
 def _check_hardware_descriptors(dst: NkiTensor, src: NkiTensor, dge_mode: enums.dge_mode, engine: enums.Engine) -> None:

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from ...isa.offsets import resolve_scalar_offset
 from ...machine.core import Core
+from ...machine.levels import refuse
 from ...machine.operands import check_written
+from ...machine.partial_writes import PartialWrites, where_unwritten
 from ...memory.deferred import deferred_copy
 from ...memory.loads import may_share
 from ...memory.storage import sentinel
@@ -21,7 +23,7 @@ from ...numerics.casts import saturate_to_integer, store_float
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import Indirect
 from ...terms.dtypes import DType, tfloat32
-from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError
+from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError, kernel_location
 from ...terms.layout import Layout, extent, is_dense
 from ...terms.regions import HBM
 from ..blocks import is_worth_deferring
@@ -273,11 +275,15 @@ def _check_rows_written(core: Core, name: str, rows: Rows, values: npt.NDArray[A
     missing = ~written.mask_of(base.layout, values.itemsize)[rows.numbers].all(axis=-1)
     if not missing.any():
         return
-    if core.options.uninitialized == "error":
-        raise UninitializedReadError(
+    if core.options.uninitialized != "ignore":
+        is_read = np.zeros(base.shape, np.bool_)
+        is_read[rows.numbers] = True
+        where = where_unwritten(core.observers.find(PartialWrites), base, is_read)
+        what = (
             f"operand {name!r}: {int(missing.sum())} of the {values.size} elements gathered from {base} were never "
-            "written"
+            f"written: {where}"
         )
+        refuse(core.options.uninitialized, UninitializedReadError(what), kernel_location())
     values[missing] = sentinel(base.dtype)
 
 

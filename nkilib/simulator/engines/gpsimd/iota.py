@@ -11,6 +11,7 @@ from ...isa.operand import SBUF, output
 from ...machine.call import Call
 from ...machine.issue import instruction
 from ...numerics.casts import store_float
+from ...tensors.scalars import DeviceInteger
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...timing import costs
@@ -23,12 +24,16 @@ from ..vector.affine import affine_values
     cost=costs.counted,
 )
 def iota(
-    call: Call, dst: NkiTensor, pattern: Sequence[Sequence[int]], offset: int = 0, channel_multiplier: int = 0
+    call: Call,
+    dst: NkiTensor,
+    pattern: Sequence[Sequence[int]],
+    offset: int | DeviceInteger = 0,
+    channel_multiplier: int = 0,
 ) -> None:
     """``offset + partition * channel_multiplier + sum(step_k * i_k)`` in 32-bit integers, cast to the type of ``dst``.
 
     ``pattern`` is ``[[step, num], ...]`` with up to four pairs, the last one changing fastest; the product of the
-    numbers is the number of elements per partition.
+    numbers is the number of elements per partition. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     _store(dst, affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...isa.operand import Operand, output
-from ...isa.operators import AVERAGE, operator_key
+from ...isa.operators import MEAN, operator_key
 from ...machine.call import Call
 from ...machine.issue import instruction
 from ...numerics.casts import store_float
@@ -18,8 +18,8 @@ from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..vector.elementwise import require_bit_patterns
 
-_ARITHMETIC = {"add": np.add, AVERAGE: np.add, "maximum": np.maximum}
-_BITWISE = ("bitwise_or", "bitwise_and")
+_ARITHMETIC = {"add": np.add, MEAN: np.add, "maximum": np.maximum}
+_BITWISE = ("bitwise_or", "bitwise_and", "bitwise_xor")
 
 
 @instruction(
@@ -30,8 +30,8 @@ _BITWISE = ("bitwise_or", "bitwise_and")
 def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor) -> None:
     """Reduce the partitions of ``data`` to the one of ``dst``, for every element of the free dimensions.
 
-    ``op`` is ``nl.add``, ``nl.average`` or ``nl.max``, in float32, or ``nl.bitwise_or`` or ``nl.bitwise_and`` on
-    integers of one width.
+    ``op`` is ``nl.add``, ``nl.mean`` or ``nl.max``, in float32, or ``nl.bitwise_or``, ``nl.bitwise_and`` or
+    ``nl.bitwise_xor`` on integers of one width. ``nl.average``, as NKI 0.6 called the mean, is still taken.
     """
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         raise NkiValidationError(
@@ -46,8 +46,10 @@ def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor
         np.copyto(dst.array, bits.reshape(dst.shape), casting="unsafe")
         return
     if key not in _ARITHMETIC:
-        raise NkiValidationError(f"op must be nl.add, nl.average, nl.max, nl.bitwise_or or nl.bitwise_and, got {op!r}")
+        raise NkiValidationError(
+            f"op must be nl.add, nl.mean, nl.max, nl.bitwise_or, nl.bitwise_and or nl.bitwise_xor, got {op!r}"
+        )
     values = _ARITHMETIC[key].reduce(data.array.astype(np.float32), axis=0)
-    if key == AVERAGE:
+    if key == MEAN:
         values = values / np.float32(data.shape[0])
     store_float(dst.array, values, dst.dtype)

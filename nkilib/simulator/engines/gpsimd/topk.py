@@ -26,6 +26,8 @@ from ...timing import costs
 
 _N_MIN, _N_END = 8, 65536
 _K_END = 32768
+# What published kernels of NKI 0.7 know of the sorted mode.
+_SORTED_K_MAX = 8192
 
 
 @instruction(
@@ -37,28 +39,41 @@ _K_END = 32768
     on=(Engine.gpsimd,),
     cost=costs.assumed("src"),
 )
-def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int) -> None:
+def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
     """The K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions in it.
 
-    K is the number of columns of ``val_dst`` and ``idx_dst``. The results too are a snake, in ascending order: result j
-    is in partition j % 16 and column j // 16, so that only the first ceil(K / 16) columns are written. Of equal
-    elements those at the lower positions are taken, and stand higher; NaN counts as the largest.
+    K is the number of columns of ``val_dst`` and ``idx_dst``. The results too are a snake: result j is in partition
+    j % 16 and column j // 16, so that only the first ceil(K / 16) columns are written, and these whole: what holds no
+    result in the last one is undefined afterwards. With ``sorted`` the largest comes first, and K is at most 8192;
+    without, NKI 0.7 names no order, and here it is the ascending one of 0.6. Of equal elements those at the lower
+    positions are taken, and count as the larger ones; NaN counts as the largest.
     """
     tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
     same_partitions(tiles, "src", "val_dst", "idx_dst")
     for name, tensor in tiles.items():
         _check_snakes(name, tensor)
     k = val_dst.shape[1]
-    _check_sizes(tiles, n, k)
+    _check_sizes(tiles, n, k, sorted)
     for part in _snake(src, n):
         check_written(call.core, "src", src.with_layout(part))
     elements = _unwind(src.array, n)
     # Backwards, a stable sort puts the lowest of equal positions last; NaN sorts behind everything.
     order = n - 1 - np.argsort(elements[:, ::-1], axis=1, kind="stable")[:, n - k :]
+    if sorted:
+        order = order[:, ::-1]
     for destination, results in ((val_dst, np.take_along_axis(elements, order, axis=1)), (idx_dst, order)):
         _wind(destination.array, results)
-        for part in _snake(destination, k):
-            destination.storage.written.mark(part, destination.storage.width_of(destination.dtype))
+        _mark(destination, k)
+
+
+def _mark(destination: NkiTensor, k: int) -> None:
+    """Record that the first ``k`` elements of the snakes have a value, and that the column's rest has none any more."""
+    written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
+    for part in _snake(destination, k):
+        written.mark(part, width)
+    rest = _rest_of_column(destination, k)
+    if rest is not None:
+        written.clear(rest, width)
 
 
 def _check_snakes(name: str, tensor: NkiTensor) -> None:
@@ -68,7 +83,9 @@ def _check_snakes(name: str, tensor: NkiTensor) -> None:
         )
 
 
-def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int) -> None:
+def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: Any) -> None:
+    if not isinstance(is_sorted, bool):
+        raise NkiValidationError(f"sorted must be True or False, got {is_sorted!r}")
     if not isinstance(n, int | np.integer) or not _N_MIN <= n < _N_END:
         raise NkiValidationError(f"n must be an integer of {_N_MIN} to {_N_END - 1}, got {n!r}")
     columns = -(-int(n) // GPSIMD_CORE_PARTITIONS)
@@ -77,6 +94,10 @@ def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int) -> None:
     if not 1 <= k < _K_END or k > n:
         raise NkiValidationError(
             f"operand 'val_dst' must have K columns, 1 <= K < {_K_END} and K <= n, got {tiles['val_dst']} with n={n}"
+        )
+    if is_sorted and k > _SORTED_K_MAX:
+        raise NkiValidationError(
+            f"operand 'val_dst' must have at most {_SORTED_K_MAX} columns with sorted=True, got {tiles['val_dst']}"
         )
     if tiles["idx_dst"].shape != tiles["val_dst"].shape:
         raise NkiValidationError(
@@ -95,6 +116,17 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
         tensor.offset + columns * step,
     )
     return [layout for layout in (whole, part) if 0 not in layout.shape]
+
+
+def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
+    """What follows the first elements of the snakes in the last of their columns; None if these fill it."""
+    column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
+    if not used:
+        return None
+    (partitions, _), (lane, step) = tensor.shape, tensor.strides
+    shape = (partitions // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS - used, 1)
+    strides = (GPSIMD_CORE_PARTITIONS * lane, lane, step)
+    return Layout(shape, strides, tensor.offset + column * step + used * lane)
 
 
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

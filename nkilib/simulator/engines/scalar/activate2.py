@@ -14,7 +14,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine, nc_version, reduce_cmd
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from .activation import activation_key
+from .activation import ACTIVATION_ENGINES, activation_key, check_activation_engine
 from .formula import Step, activate
 from .registers import ScalarAccumulation
 
@@ -39,7 +39,7 @@ _REDUCTIONS = ("add", "maximum", "minimum", "abs_max", "abs_min")
         vector("relu_param", "data", accepts_scalar=True),
         vector("reduce_res", "data", is_output=True, is_optional=True),
     ),
-    on=(Engine.scalar,),
+    on=ACTIVATION_ENGINES,
     since=nc_version.gen4,
     cost=costs.activated,
 )
@@ -58,14 +58,16 @@ def activate2(
     reduce_op: Any = None,
     reduce_res: NkiTensor | None = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: Engine = Engine.scalar,
 ) -> None:
     """``op((data <op0> imm0) <op1> imm1)`` in float32, and optionally its reduction over the free dimensions.
 
     ``imm0``, ``imm1`` and ``relu_param``, the slope of ``nl.prelu``, are numbers or one element a partition. A step
     whose operator is ``nl.bypass`` is left out; a reversed one computes ``imm <op> data``. The registers, their
     commands and ``reduce_res`` are those of :func:`nisa.activation`; a reset leaves the identity of ``reduce_op``.
-    trn3 and newer.
+    trn3 and newer, on GpSimd too, without the reduction.
     """
+    check_activation_engine(call, reduce_cmd, reduce_res)
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     key = activation_key(op)
     steps = _steps(("0", op0, imm0, reverse0), ("1", op1, imm1, reverse1))

@@ -19,6 +19,9 @@ from ...timing import costs
 from .formula import Step, activate
 from .registers import ScalarAccumulation
 
+# The first one is the default.
+ACTIVATION_ENGINES = (Engine.scalar, Engine.gpsimd)
+
 _OPERANDS = (
     output("dst"),
     Operand("data"),
@@ -36,7 +39,7 @@ _OPERANDS = (
 
 @instruction(
     operands=_OPERANDS,
-    on=(Engine.scalar,),
+    on=ACTIVATION_ENGINES,
     cost=costs.activated,
 )
 def activation(
@@ -49,13 +52,16 @@ def activation(
     reduce_op: Any = None,
     reduce_res: NkiTensor | None = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: Engine = Engine.scalar,
 ) -> None:
     """``op(data * scale + bias)`` in float32, and optionally its sum over the free dimensions.
 
     The sum goes into the engine's registers as ``reduce_cmd`` says: ``reset_reduce`` puts it there, ``reduce`` adds it
     to what they hold (the prose of the documentation; its pseudo-code would add the old value twice), ``reset`` only
-    sets them to 0, ``idle`` leaves them. ``reduce_res`` receives the registers afterwards.
+    sets them to 0, ``idle`` leaves them. ``reduce_res`` receives the registers afterwards. From trn3 on the GpSimd
+    engine has it too, without the sum.
     """
+    check_activation_engine(call, reduce_cmd, reduce_res)
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
@@ -101,6 +107,26 @@ def _activation(
     if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
         steps.append(Step("add", bias))
     activate(core, dst, key, data, steps, accumulation, reduce_res)
+
+
+def check_activation_engine(call: Call, command: Any, reduce_res: NkiTensor | None) -> None:
+    """Whether the chosen engine has activation functions, and those with a reduction.
+
+    Raises:
+        NkiValidationError: for GpSimd before trn3, and for its reduction: only the Scalar engine has the registers.
+    """
+    if call.engine is Engine.scalar:
+        return
+    generation = call.core.generation
+    if generation.version is not nc_version.gen4:
+        raise NkiValidationError(
+            f"engine=nki.isa.engine.{call.engine.name} needs trn3 (NeuronCore-v4); the target is {generation.name}"
+        )
+    if command is not reduce_cmd.idle or reduce_res is not None:
+        raise NkiValidationError(
+            f"engine=nki.isa.engine.{call.engine.name} has no accumulator registers: reduce_cmd must be idle and "
+            f"reduce_res None, got {command!r} and {reduce_res!r}; the Scalar engine reduces"
+        )
 
 
 def activation_key(op: Any) -> str:

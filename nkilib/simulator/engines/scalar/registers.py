@@ -15,8 +15,8 @@ from ...numerics.operators import ARITHMETIC_REDUCTIONS
 from ...numerics.row_sums import row_sums
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import reduce_cmd as commands
-from ...terms.errors import NkiValidationError, UninitializedReadError
-from ..accumulators import lanes_of
+from ...terms.errors import NkiValidationError
+from ..accumulators import CONTINUES, check_known, lanes_of
 
 Float32s = npt.NDArray[np.float32]
 
@@ -122,11 +122,7 @@ class ScalarAccumulation:
         elif self._command is _RESET_REDUCE:
             registers.set(lanes, self._partial)
         elif self._command is _REDUCE:
-            if self._core.options.uninitialized == "error" and not registers.known[lanes].all():
-                raise UninitializedReadError(
-                    "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
-                    "reset_reduce"
-                )
+            check_known(self._core, registers, lanes, CONTINUES)
             registers.set(lanes, self._fold.join(registers.values[lanes], self._partial))
 
 

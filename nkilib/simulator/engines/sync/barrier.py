@@ -8,7 +8,7 @@ from ...isa.operand import HBM_SHARED, SBUF, Operand
 from ...machine.call import Call
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import MOVABLE
+from ...terms.dtypes import COPYABLE
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import BarrierError, NkiValidationError
 from ...terms.regions import MemoryRegion
@@ -17,7 +17,7 @@ _CORES = (0, 1)
 
 
 @instruction(
-    operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=MOVABLE, is_accessed=False),),
+    operands=(Operand("data", regions=frozenset(MemoryRegion), dtypes=COPYABLE, is_accessed=False),),
     on=(Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync),
     since=nc_version.gen3,
     is_lane_bound=False,
@@ -27,7 +27,8 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
 
     It orders the accesses to ``data``, not those to other tensors: the documentation lets it hold up one engine, and
     what waits for it is what depends on ``data``. The documentation wants ``data`` in shared HBM; published kernels
-    also meet on a tile in SBUF, each core on its own, and on one core give ``cores=(0)``, which waits for none.
+    also meet on a tile in SBUF, each core on its own. On one core it waits for none: NKI 0.7 documents it for logical
+    NeuronCores of one core too, with the same ``cores``; published kernels give ``cores=(0)`` there.
 
     Raises:
         BarrierError: if the other core ends without coming, or waits on another tensor.
@@ -37,12 +38,22 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
         raise NkiValidationError(f"operand 'data' must be in shared_hbm, got {data}")
     core = call.core
     named = (cores,) if isinstance(cores, int) else tuple(cores) if isinstance(cores, tuple | list) else None
-    if named == (0,) and core.launch.cores == 1:
-        return
-    if named != _CORES:
+    is_alone = core.launch.cores == 1
+    if named != _CORES and not (is_alone and named == (0,)):
         raise NkiValidationError(f"cores must be (0, 1), got {cores!r}")
-    if core.launch.cores != len(_CORES):
-        raise NkiValidationError("needs a launch on two cores: kernel[2](...)")
+    if is_alone:
+        return
+    meet_on(call, data)
+
+
+def meet_on(call: Call, data: NkiTensor) -> None:
+    """The two cores wait for each other, each as in ``call``; it orders their accesses to ``data``.
+
+    Raises:
+        BarrierError: if the other core ends without coming, or waits on another tensor.
+        RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
+    """
+    core = call.core
     shared = data.storage if data.buffer in HBM_SHARED else None
     own = core.observers.arrive(call)
     core.loads.settle()  # what they come from may be the other core's to change from here on

@@ -1,4 +1,4 @@
-"""The instructions on registers, which every engine's sequencer runs: move, load and store.
+"""The instructions on registers and scalars, which every engine's sequencer runs: move, load and store.
 
 They are the only documented instructions without ``name=``. The documentation leaves open which sequencer runs them;
 records count them under ``sync``.
@@ -17,9 +17,9 @@ from ...isa.handle import NkiInstruction
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
-from ...tensors.registers import VirtualRegister, wrap_integer
+from ...tensors.registers import LoadedFloat, VirtualRegister, wrap_integer
+from ...tensors.scalars import NkiScalar
 from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import DType, float32
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
@@ -65,16 +65,16 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
 def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     """``dst`` = the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF.
 
-    Integers of fewer than 32 bits keep their value, those of uint32 their bits. A register holds no other float than
-    float32, and cannot be an index or a condition while it holds one.
+    Integers of fewer than 32 bits keep their value, those of uint32 their bits. While a register holds an element of a
+    float type it cannot be an index or a condition.
     """
-    _check_scalar("src", src)
+    _check_element("src", src)
     target = _checked_register("dst", dst)
     if src.storage.is_abstract:
         target.forget()
         return
     value = read(call.core, "src", src).reshape(())[()]
-    target.write(np.float32(value) if src.dtype == float32 else int(value))
+    target.write(LoadedFloat(float(value), src.dtype) if src.dtype.is_float else int(value))
 
 
 @_without_name
@@ -82,36 +82,35 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
 def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
     """The only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF, = what ``src`` holds.
 
-    Integer types narrower than 32 bits take the low bits. A register casts nothing: a float32 goes to a float32
-    tensor only, an integer to an integer tensor.
+    Integer types narrower than 32 bits take the low bits. A register casts nothing: an element of a float type goes to
+    a tensor of that type only, an integer to an integer tensor.
 
     Raises:
         UninitializedReadError: if the register was never set.
     """
-    _check_scalar("dst", dst)
+    _check_element("dst", dst)
     content = _checked_register("src", src).content("operand 'src'")
-    if isinstance(content, np.float32) != (dst.dtype == float32):
-        held = "a float32" if isinstance(content, np.float32) else "an integer"
+    held = content.dtype if isinstance(content, LoadedFloat) else None
+    if held != (dst.dtype if dst.dtype.is_float else None):
         raise NkiValidationError(
-            f"operand 'dst': {src} holds {held} and casts nothing, got {dst}; store it to a tensor of its own type and "
-            f"cast that with nisa.tensor_copy"
+            f"operand 'dst': {src} holds {f'a {held}' if held else 'an integer'} and casts nothing, got {dst}; store "
+            f"it to a tensor of its own type and cast that with nisa.tensor_copy"
         )
-    value = content if isinstance(content, np.float32) else np.array(content, np.int32)
-    write(call.core, dst, np.asarray(value).astype(dst.array.dtype), dst.dtype)
+    value = np.asarray(content.number, np.float32) if isinstance(content, LoadedFloat) else np.array(content, np.int32)
+    write(call.core, dst, value.astype(dst.array.dtype), dst.dtype)
 
 
 def _checked_register(name: str, value: Any) -> VirtualRegister:
     if not isinstance(value, VirtualRegister):
-        raise NkiValidationError(f"operand {name!r} must be a register of nisa.register_alloc, got {value!r}")
+        remedy = (
+            "; nisa.scalar_store takes a scalar, and nl.fori_loop counts in a register if a bound is one"
+            if isinstance(value, NkiScalar)
+            else ""
+        )
+        raise NkiValidationError(f"operand {name!r} must be a register of nisa.register_alloc, got {value!r}{remedy}")
     return value
 
 
-def _check_scalar(name: str, tensor: NkiTensor) -> None:
+def _check_element(name: str, tensor: NkiTensor) -> None:
     if tensor.shape not in ((1,), (1, 1)):
         raise NkiValidationError(f"operand {name!r} must have shape [1] or [1, 1], got {tensor}")
-    if not _fits_register(tensor.dtype):
-        raise NkiValidationError(f"operand {name!r} must have an integer type or float32, got {tensor}")
-
-
-def _fits_register(dtype: DType) -> bool:
-    return dtype.is_integer or dtype == float32

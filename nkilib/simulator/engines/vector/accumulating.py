@@ -6,21 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from ...isa.checks import not_both_in_psum, same_tile_size
+from ...isa.checks import at_most_rank, not_both_in_psum, same_tile_size
 from ...isa.operand import Operand, output, vector
 from ...isa.operators import OPERATORS, operator_key
 from ...machine.call import Call
 from ...machine.issue import instruction
+from ...numerics.operators import ARITHMETIC
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..accumulators import read_accumulators
+from ..accumulators import lanes_of, read_accumulators
 from ..blocks import ResultRows, SourceRows, column, row_blocks
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
+
+# Members of an Enum are looked up by a Python function before 3.12; this one is asked for in every call.
+_RESET_REDUCE = commands.reset_reduce
+
+# Of ``tensor_scalar_reduce`` and ``exponential``.
+_RANK_MAX = 4
 
 _EXPONENTIAL_SOURCES = frozenset(
     {dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32}
@@ -28,6 +35,9 @@ _EXPONENTIAL_SOURCES = frozenset(
 )
 _EXPONENTIAL_RESULTS = (_EXPONENTIAL_SOURCES | {dt.tfloat32}) - {dt.uint32}
 _EXPONENTIAL_SUMS = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float16, dt.bfloat16, dt.float32, dt.tfloat32})
+
+# The silicon of trn3 that has the instruction; see target/trn3.py.
+_REVISION_OF_EXPONENTIAL = 1
 
 
 @instruction(
@@ -55,17 +65,16 @@ def tensor_scalar_reduce(
     reduce_res_negate: bool = False,
 ) -> None:
     """``data <op0> operand0`` in float32, and its reduction over all free dimensions by add, multiply, max or min."""
-    same_tile_size({"dst": dst, "data": data}, "dst", "data")
+    tiles = {"dst": dst, "data": data}
+    same_tile_size(tiles, "dst", "data")
+    at_most_rank(tiles, _RANK_MAX, *tiles)
     if reverse0:
-        raise NkiValidationError("reverse0=True is not supported by NKI 0.6 (docstring of tensor_scalar_reduce)")
+        raise NkiValidationError("reverse0=True is not supported by NKI (docstring of tensor_scalar_reduce)")
     step = ScalarOperator("0", op0, operand0, False)
     step.require_arithmetic()
     step.require_float32_operand("operand0")
-    key = operator_key("reduce_op", reduce_op)
-    if key not in ("add", "multiply", "maximum", "minimum"):
-        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {reduce_op!r}")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, data, reduce_cmd, key, allowed, reduce_init)
+    reduction = RegisterReduction(call.core, data, reduce_cmd, _reduce_key(reduce_op), allowed, reduce_init)
     if (reduce_init is not None) != (reduce_cmd is commands.load_reduce):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
     source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
@@ -76,6 +85,91 @@ def tensor_scalar_reduce(
         result.store(rows, values)
     reduction.finish()
     read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
+
+
+@instruction(
+    operands=(
+        output("dst"),
+        Operand("data"),
+        vector("operand0", "data", accepts_scalar=True, is_optional=True),
+        Operand("operand1"),
+        vector("reduce_res", "data", is_output=True, is_optional=True),
+    ),
+    on=(Engine.vector,),
+    cost=costs.scalar_and_tile,
+)
+def scalar_tensor_tensor(
+    call: Call,
+    dst: NkiTensor,
+    data: NkiTensor,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: NkiTensor,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    reduce_cmd: commands = commands.reset_reduce,
+    reduce_op: Any = ...,
+    reduce_res: NkiTensor | None = None,
+) -> None:
+    """``(data <op0> operand0) <op1> operand1`` in float32; operand0 a number or (P, 1), operand1 a tile like data.
+
+    Optionally its reduction over all free dimensions by add, multiply, max or min, of the float32 values, as
+    :func:`tensor_scalar_reduce` has it. The documentation hides the default of ``reduce_op``; here it is add. A call
+    with neither ``reduce_op`` nor ``reduce_res`` reduces nothing, and leaves nothing defined in the registers.
+    """
+    tiles = {"dst": dst, "data": data, "operand1": operand1}
+    same_tile_size(tiles, "dst", "data", "operand1")
+    not_both_in_psum(tiles, "data", "operand1")
+    first = ScalarOperator("0", op0, operand0, reverse0)
+    first.require_arithmetic()
+    key = operator_key("op1", op1)
+    if key not in ARITHMETIC:
+        raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
+    is_plain = reduce_op is ... and reduce_res is None and reduce_cmd is _RESET_REDUCE
+    reduction = None if is_plain else _reduction(call, data, reduce_cmd, reduce_op, reduce_res)
+    source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
+    result = ResultRows(call.core, "result", dst)
+    for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
+        out, right = result.open(rows), second.load(rows)
+        # op0's result must not land in dst before operand1 is read from it.
+        middle = call.core.scratch("middle", out.size).reshape(out.shape)
+        first.apply_float(source.load(rows), first.load(rows), middle)
+        left, right = (right, middle) if reverse1 else (middle, right)
+        ARITHMETIC[key](left, right, out)
+        if reduction is not None:
+            reduction.add_rows(rows, out)
+        result.store(rows, out)
+    if reduction is None:
+        if not call.core.vector_accumulators.is_blank:
+            call.core.vector_accumulators.forget(lanes_of(data))
+        return
+    reduction.finish()
+    read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res)
+
+
+def _reduction(
+    call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
+) -> RegisterReduction:
+    """The reduction of ``scalar_tensor_tensor``, where a call asks for one."""
+    key = "add" if op is ... else _reduce_key(op)
+    allowed = (commands.idle, commands.reset_reduce, commands.reduce)
+    reduction = RegisterReduction(call.core, data, command, key, allowed)
+    if destination is not None and not reduction.is_active:
+        raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    return reduction
+
+
+def _reduce_key(op: Any) -> str:
+    """The operator of a reduction into the registers.
+
+    Raises:
+        NkiValidationError: if the instructions have no such reduction.
+    """
+    key = operator_key("reduce_op", op)
+    if key not in ("add", "multiply", "maximum", "minimum"):
+        raise NkiValidationError(f"reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got {op!r}")
+    return key
 
 
 @instruction(
@@ -100,14 +194,12 @@ def select_reduce(
     reduce_op: Any = OPERATORS["maximum"],
     reverse_pred: bool = False,
 ) -> None:
-    """``where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions."""
+    """``where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions.
+
+    The tiles may be of unlike rank, with equally many elements in a partition.
+    """
     tiles = {"dst": dst, "predicate": predicate, "on_true": on_true}
     same_tile_size(tiles, "on_true", "dst", "predicate")
-    for name in ("dst", "predicate"):
-        if tiles[name].shape != on_true.shape:
-            raise NkiValidationError(
-                f"operand {name!r} must have the shape of 'on_true', got {tiles[name]} and {on_true}"
-            )
     not_both_in_psum(tiles, "on_true", "predicate")
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
@@ -150,7 +242,14 @@ def exponential(
     reduce_init: Any = 0.0,
 ) -> None:
     """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
-    same_tile_size({"dst": dst, "src": src}, "dst", "src")
+    if call.core.generation.revision < _REVISION_OF_EXPONENTIAL:
+        raise NkiValidationError(
+            f"needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is "
+            f"{call.core.generation.name}: use nisa.activation(op=nl.exp)"
+        )
+    tiles = {"dst": dst, "src": src}
+    same_tile_size(tiles, "dst", "src")
+    at_most_rank(tiles, _RANK_MAX, *tiles)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce, commands.load_reduce)
     reduction = RegisterReduction(call.core, src, reduce_cmd, "add", allowed, reduce_init)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...target.limits import FREE_DIMENSIONS_MAX
+from ...tensors.scalars import DeviceInteger, int32_of
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError
 
@@ -25,7 +26,7 @@ def affine_values(
     Args:
         dst: the tile whose partitions, counted from its first one, and whose elements the values are for.
         pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest.
-        offset: an int32.
+        offset: an int32: an integer, or a register or scalar, which is read now.
         channel_multiplier: an int32; so are the steps.
 
     Returns:
@@ -44,10 +45,12 @@ def affine_values(
             f"pattern must have 1 to {FREE_DIMENSIONS_MAX} pairs [step, num] whose numbers multiply to the "
             f"{dst.free_size} elements per partition of {dst}, got {pattern!r}"
         )
+    if isinstance(offset, DeviceInteger):
+        offset = int32_of("offset", offset)
     numbers = [("offset", offset), ("channel_multiplier", channel_multiplier), *(("a step", step) for step in steps)]
     for name, value in numbers:
         if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
-            raise NkiValidationError(f"{name} must be an int32, got {value}")
+            raise NkiValidationError(f"{name} must be an int32, got {value!r}")
     values = np.full((1,), offset, np.int64)
     for step, count in zip(steps, counts, strict=True):
         values = (values[:, None] + step * np.arange(count, dtype=np.int64)[None, :]).reshape(-1)

@@ -216,48 +216,6 @@ def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOpera
 
 
 @instruction(
-    operands=(
-        output("dst"),
-        Operand("data"),
-        vector("operand0", "data", accepts_scalar=True, is_optional=True),
-        Operand("operand1"),
-    ),
-    on=(Engine.vector,),
-    cost=costs.scalar_and_tile,
-)
-def scalar_tensor_tensor(
-    call: Call,
-    dst: NkiTensor,
-    data: NkiTensor,
-    op0: Any,
-    operand0: Any,
-    op1: Any,
-    operand1: NkiTensor,
-    reverse0: bool = False,
-    reverse1: bool = False,
-) -> None:
-    """``(data <op0> operand0) <op1> operand1`` in float32; operand0 a number or (P, 1), operand1 a tile like data."""
-    tiles = {"dst": dst, "data": data, "operand1": operand1}
-    same_tile_size(tiles, "dst", "data", "operand1")
-    not_both_in_psum(tiles, "data", "operand1")
-    first = ScalarOperator("0", op0, operand0, reverse0)
-    first.require_arithmetic()
-    key = operator_key("op1", op1)
-    if key not in ARITHMETIC:
-        raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
-    source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
-    result = ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
-        out, right = result.open(rows), second.load(rows)
-        # op0's result must not land in dst before operand1 is read from it.
-        middle = call.core.scratch("middle", out.size).reshape(out.shape)
-        first.apply_float(source.load(rows), first.load(rows), middle)
-        left, right = (right, middle) if reverse1 else (middle, right)
-        ARITHMETIC[key](left, right, out)
-        result.store(rows, out)
-
-
-@instruction(
     operands=(output("dst"), Operand("data")),
     on=(Engine.vector,),
     cost=costs.reduced,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.checks import same_partitions
+from ...isa.checks import at_most_rank, same_partitions
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
@@ -20,6 +20,7 @@ from ...timing import costs
 _TUPLE = 3
 _STATISTICS = 2 * _TUPLE
 _MEAN_AND_VARIANCE = 2
+_RANK_OF_AGGREGATE = 3
 
 Float32s = npt.NDArray[np.float32]
 
@@ -65,9 +66,10 @@ def _tuple_of(values: Float32s) -> Float32s:
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """Mean and (population) variance of each partition from the tuples (count, mean, variance * count) in ``data``.
 
-    ``data`` holds any number of tuples per partition, ``dst`` two elements. Float32 arithmetic. A tuple of count 0 adds
-    nothing; where all counts are 0, mean and variance are NaN.
+    ``data`` holds any number of tuples per partition, ``dst`` two elements in at most two free dimensions. Float32
+    arithmetic. A tuple of count 0 adds nothing; where all counts are 0, mean and variance are NaN.
     """
+    at_most_rank({"dst": dst}, _RANK_OF_AGGREGATE, "dst")
     same_partitions({"dst": dst, "data": data}, "dst", "data")
     if data.free_size == 0 or data.free_size % _TUPLE:
         raise NkiValidationError(

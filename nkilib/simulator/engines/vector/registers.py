@@ -11,8 +11,8 @@ from ...machine.core import Core
 from ...numerics.operators import ARITHMETIC_REDUCTIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import reduce_cmd as commands
-from ...terms.errors import NkiValidationError, UninitializedReadError
-from ..accumulators import lanes_of
+from ...terms.errors import NkiValidationError
+from ..accumulators import CONTINUES, check_known, lanes_of
 from ..blocks import column
 
 Float32s = npt.NDArray[np.float32]
@@ -45,7 +45,7 @@ class RegisterReduction:
         if command not in allowed:
             names = ", ".join(item.name for item in allowed)
             raise NkiValidationError(f"reduce_cmd must be one of {names}, got {command!r}")
-        self._refuses_unknown = core.options.uninitialized == "error"
+        self._core = core
         self._registers = core.vector_accumulators
         self._lanes = lanes_of(data)
         self._command = command
@@ -68,11 +68,7 @@ class RegisterReduction:
         """
         values = np.empty_like(self._partial)
         if self._command is commands.reduce:
-            if self._refuses_unknown and not self._registers.known[self._lanes].all():
-                raise UninitializedReadError(
-                    "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with "
-                    "reset_reduce"
-                )
+            check_known(self._core, self._registers, self._lanes, CONTINUES)
             values[...] = self._registers.values[self._lanes]
         else:
             values[...] = self._initial if self._command is commands.load_reduce else self._identity

@@ -15,6 +15,7 @@ from ...machine.call import Call
 from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...numerics.operators import ARITHMETIC, Binary
+from ...tensors.scalars import DeviceInteger
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt
 from ...terms.enums import Engine, nc_version
@@ -54,13 +55,14 @@ def affine_select(
     on_true_tile: NkiTensor,
     on_false_value: Any,
     cmp_op: Any = OPERATORS["equal"],
-    offset: int = 0,
+    offset: int | DeviceInteger = 0,
 ) -> None:
     """``on_true_tile`` where ``affine <cmp_op> 0``, else ``on_false_value``.
 
     ``affine`` is what ``iota`` generates: ``offset + partition * channel_multiplier + sum(step_k * i_k)`` in 32-bit
     integers, with partitions counted from the first one of ``dst``. Elements of ``on_true_tile`` are copied bit by bit
     if ``dst`` has their type, else cast through float32; ``on_false_value`` is a float32, cast to the type of ``dst``.
+    ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     same_tile_size({"dst": dst, "on_true_tile": on_true_tile}, "dst", "on_true_tile")
     require_number("on_false_value", on_false_value)

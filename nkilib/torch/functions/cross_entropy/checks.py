@@ -19,14 +19,12 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOp
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
+from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
 # Options whose part in the loss soft_targets.py and vocab_parallel/autograd.py know.
 _KNOWN: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
-_INDEX_DTYPES: Final = frozenset(
-    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
-)
 
 
 def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) -> LossOptions:
@@ -84,8 +82,7 @@ def check_arguments(
     tensors = {caller.input: input, "target": target, "weight": weight, "normalizer": normalizer}
     checks.check_tensors(caller, tensors, optional=("weight", "normalizer"))
     check_reduction(caller, reduction)
-    if type(class_dim) is not int or class_dim not in (1, -1):
-        raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
+    check_class_dim(caller, class_dim)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, input, {"target": target, "weight": weight})
     if target.shape == input.shape:
@@ -94,6 +91,16 @@ def check_arguments(
         _check_indices(caller, input, target, class_dim)
     checks.check_tile_dtype(caller, input)
     _check_normalizer(caller, normalizer, reduction, input.device)
+
+
+def check_class_dim(caller: Caller, class_dim: int) -> None:
+    """Refuse another dimension of the classes than the second or the last.
+
+    Raises:
+        ValueError: always then.
+    """
+    if type(class_dim) is not int or class_dim not in (1, -1):
+        raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
 
 
 def check_inplace(caller: Caller, input: Tensor, class_dim: int) -> None:
@@ -132,7 +139,7 @@ def _check_indices(caller: Caller, input: Tensor, target: Tensor, class_dim: int
     batch, given = (input.shape[0] if input.dim() > 1 else 1), (target.shape[0] if target.dim() else 0)
     if not fits and batch != given and (input.dim() > 1 or target.dim() <= 1):
         raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({given}).")
-    if target.dtype not in _INDEX_DTYPES:
+    if target.dtype not in INDEX_DTYPES:
         raise RuntimeError(
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
             f"the shape of {caller.input}, {tuple(input.shape)}"

@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from nkilib.core.host.keywords import shows
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
+from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -22,6 +23,7 @@ from nkilib.torch.functions.cross_entropy.checks import (
 )
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
+from nkilib.torch.functions.cross_entropy.parts import loss_part
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
 
 
@@ -105,7 +107,8 @@ def cross_entropy(
 
     Args:
         input: logits, bfloat16 or float32: [V], [batch, V], [batch, V, d1, ...], or with ``class_dim=-1``
-            [..., V]. Classes that do not lie next to each other in memory are copied so that they do.
+            [..., V]. Classes that do not lie next to each other in memory are copied so that they do. A DTensor stands
+            for what this rank has of it, and its mesh for the ranks that hold the other classes (docs/trainers.md).
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, ``target`` and
             ``weight`` may require grad; those gradients take PyTorch's operators, and their memory.
@@ -132,13 +135,29 @@ def cross_entropy(
         TypeError: an argument has the wrong Python type; or logits of float16 or float64.
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``ignore_index``, ``logit_softcap`` or
             ``lse_square_scale`` out of range; ``normalizer`` without a mean; ``return_outputs`` with more than 2^24
-            classes; ``inplace`` where the logits would be copied.
+            classes; ``inplace`` where the logits would be copied; of a DTensor whose positions are spread over ranks, a
+            mean without ``normalizer``.
         RuntimeError: shapes or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says; ``inplace``
             for a leaf or under torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; DTensor and FSDP shards; integer logits; a derivative in forward mode.
+        NotImplementedError: another device; a DTensor of a placement without a rule; FSDP shards; integer logits; a
+            derivative in forward mode.
     """
-    caller = CROSS_ENTROPY
+    caller, whole = CROSS_ENTROPY, dtensor(input)
+    if whole is not None:
+        part = loss_part(caller, whole, target, weight, reduction, normalizer, class_dim, inplace)
+        outcome: Tensor | CrossEntropyOutputs = part.call(
+            cross_entropy,
+            OF_PARTS[caller.function],
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            inplace=inplace,
+            return_outputs=return_outputs,
+            class_dim=class_dim,
+            **recipe,
+        )
+        return outcome
     options = checked_options(
         caller, cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def vocab_parallel_results(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     inplace: bool,
-    outputs: bool,
+    wanted: Wanted,
     claims: Mapping[str, float],
 ) -> ForwardResults:
     """What the forward operator would return for the whole vocabulary, differentiable by this rank's logits.
@@ -46,30 +47,30 @@ def vocab_parallel_results(
         shards: of all ranks.
         group: None for all processes.
         inplace: the gradient goes over the logits.
-        outputs: logprob, argmax and entropy are asked for; they are empty otherwise.
+        wanted: which of logprob, argmax and entropy are asked for; the others are empty.
         claims: what else all ranks must have alike, by name.
     """
     soft = target.is_floating_point()
     first = shards.columns.first_class
     own_weight = None if class_weight is None else class_weight[first : first + shards.held]
     sums_distances = soft or options.label_smoothing > 0.0
-    wanted = Wanted(with_distance_sum=sums_distances, with_argmax=outputs, with_entropy=outputs)
+    asked_for = replace(wanted, with_distance_sum=sums_distances)
     with torch.no_grad():
-        own = torch.ops.nkilib.cross_entropy_shard_statistics(
+        own = STATISTICS.op(logits.device)(
             logits[:, : shards.held].detach(),
             target.detach(),
             own_weight,
-            **STATISTICS.keywords_from(options, shards.columns, wanted),
+            **STATISTICS.keywords_from(options, shards.columns, asked_for),
         )
         statistics = combined_statistics(
             caller, ShardStatistics(*own), shards, group, own_weight, options, soft, claims
         )
         weight_sum = None if soft or class_weight is None else class_weight.sum()
         valid = None if soft else ~is_ignored(target, options.ignore_index)
-        results = _results(statistics, valid, weight_sum, options, shards, outputs)
+        results = _results(statistics, valid, weight_sum, options, shards, wanted.with_logprob)
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
     target_weight = statistics.sums.get("position_weight")
-    keywords = {**values_of(options), **values_of(shards.columns), "with_logprob": outputs}
+    keywords = {**values_of(options), **values_of(shards.columns), "with_logprob": wanted.with_logprob}
     tensors = (logits, target, own_weight, weight_sum, target_weight)
     loss, lse, logprob = apply(*tensors, results, keywords, shards.held, inplace)
     return results._replace(loss=loss, lse=lse, logprob=logprob)
@@ -81,7 +82,7 @@ def _results(
     weight_sum: Tensor | None,
     options: LossOptions,
     shards: VocabularyShards,
-    outputs: bool,
+    with_logprob: bool,
 ) -> ForwardResults:
     """The results of every position; ``valid`` is None for class probabilities."""
     maximum, log_sum, sums, argmax, entropy = statistics
@@ -94,7 +95,7 @@ def _results(
     else:
         position_weight = sums.get("position_weight", valid.to(torch.float32))
         loss = _class_loss(statistics, weight_sum, options, shards)
-        if outputs:
+        if with_logprob:
             logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
     loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
     if options.lse_square_scale > 0.0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from nkilib.core.host.keywords import shows
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
+from nkilib.torch.dispatch.dtensors import OF_PARTS, dtensor
 from nkilib.torch.dispatch.layout import as_rows, row_length, rows_shape
 from nkilib.torch.functions.cross_entropy.checks import (
     check_arguments,
@@ -22,10 +23,13 @@ from nkilib.torch.functions.cross_entropy.checks import (
     check_weight,
     checked_options,
 )
+from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, Wanted
 from nkilib.torch.functions.cross_entropy.operators import VOCAB_PARALLEL as _CALLER
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
+from nkilib.torch.functions.cross_entropy.parts import loss_part
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
-from nkilib.torch.functions.vocab_parallel.shards import shards_of_ranks
+from nkilib.torch.functions.vocab_parallel.shards import group_place, shards_of_ranks, without_padding
 
 
 @overload
@@ -105,11 +109,13 @@ def vocab_parallel_cross_entropy(
 
     Args:
         logits_shard: logits of this rank's classes, bfloat16 or float32: [..., columns], or with ``class_dim=1``
-            [batch, columns, ...]. A rank with padding copies its logits without it, forward and backward.
+            [batch, columns, ...]. A rank with padding copies its logits without it, forward and backward. Of a DTensor
+            the placements say which classes a rank has, and the mesh which ranks share them (docs/trainers.md).
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
             shape of ``logits_shard`` without the classes; or class probabilities, floating, of the shape of
             ``logits_shard``: those of this rank's classes.
-        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all.
+        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all, or of a
+            DTensor those of its mesh, and then no other group is accepted, nor are ``shard_sizes``.
         weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
         ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, as for ``cross_entropy``.
@@ -136,6 +142,23 @@ def vocab_parallel_cross_entropy(
         ValueError: this process is not in ``group``; the shards do not fit the logits. On the CPU, on all ranks: they
             do not see the same shards or options (on other devices, and under torch.compile, the loss is NaN then).
     """
+    whole = dtensor(logits_shard)
+    if whole is not None:
+        part = loss_part(_CALLER, whole, target, weight, reduction, normalizer, class_dim, inplace)
+        outcome: Tensor | CrossEntropyOutputs = without_padding(
+            _CALLER, part, class_dim, group, num_classes, shard_sizes
+        ).call(
+            cross_entropy,
+            vocab_parallel_cross_entropy,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            inplace=inplace,
+            return_outputs=return_outputs,
+            class_dim=class_dim,
+            **recipe,
+        )
+        return outcome
     options = checked_options(
         _CALLER,
         vocab_parallel_cross_entropy,
@@ -145,8 +168,8 @@ def vocab_parallel_cross_entropy(
     )
     check_arguments(_CALLER, logits_shard, target, weight, options, reduction, normalizer, class_dim)
     check_known(_CALLER, options, "for a vocabulary in shards")
-    ranks, rank = _ranks(group)
-    shards = shards_of_ranks(_CALLER, row_length(logits_shard, class_dim), ranks, rank, num_classes, shard_sizes)
+    place = group_place(_CALLER, group)
+    shards = shards_of_ranks(_CALLER, row_length(logits_shard, class_dim), place, num_classes, shard_sizes)
     soft = target.shape == logits_shard.shape
     check_weight(_CALLER, weight, shards.num_classes, soft)
     if return_outputs:
@@ -163,11 +186,14 @@ def vocab_parallel_cross_entropy(
         shards,
         group,
         inplace,
-        return_outputs,
+        Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs),
         {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
     )
     shape = rows_shape(logits_shard, class_dim)
     return returned_values(results, rows_target, options, reduction, normalizer, shape, return_outputs)
+
+
+OF_PARTS[CROSS_ENTROPY.function] = vocab_parallel_cross_entropy
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
@@ -178,24 +204,3 @@ def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
             f"{tuple(logits_shard.shape)}; keep the classes last and pass class_dim=-1"
         )
     check_inplace(_CALLER, logits_shard, class_dim)
-
-
-def _ranks(group: Any) -> tuple[int, int]:
-    """How many ranks the group has, and which one this process is."""
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(
-            f"{_CALLER}: torch.distributed must be initialized, and is not; start the script with torchrun and call "
-            f"torch.distributed.init_process_group, or use nkilib.torch.cross_entropy for a whole vocabulary"
-        )
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        # What new_group returns to a process outside of the group is no ProcessGroup either.
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
-            raise ValueError(
-                f"{_CALLER}: this process, rank {dist.get_rank()}, must be a member of group, and is not; call it on "
-                f"the ranks of the group only"
-            )
-        raise TypeError(
-            f"{_CALLER}: argument 'group' must be a ProcessGroup or None, not {type(group).__name__}; of a device mesh "
-            f"pass get_group()"
-        )
-    return dist.get_world_size(group), dist.get_rank(group)

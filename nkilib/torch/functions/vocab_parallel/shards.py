@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.dtensors import LocalPart
+from nkilib.torch.dispatch.layout import axis_of, row_length
 from nkilib.torch.functions.cross_entropy.operators import Columns
+
+
+class GroupPlace(NamedTuple):
+    """How many ranks a process group has, and which of them this process is."""
+
+    ranks: int
+    rank: int
 
 
 class VocabularyShards(NamedTuple):
@@ -38,15 +50,14 @@ class VocabularyShards(NamedTuple):
 
 
 def shards_of_ranks(
-    caller: Caller, width: int, ranks: int, rank: int, num_classes: int | None, shard_sizes: Sequence[int] | None
+    caller: Caller, width: int, place: GroupPlace, num_classes: int | None, shard_sizes: Sequence[int] | None
 ) -> VocabularyShards:
     """The shards as the arguments of this rank say.
 
     Args:
         caller: who is named in errors.
         width: columns of this rank's logits, padding included.
-        ranks: of the group.
-        rank: this one's.
+        place: of this rank in the group.
         num_classes: V where all ranks have ``width`` columns and those from V on are padding; None: none are.
         shard_sizes: classes of each rank instead.
 
@@ -54,6 +65,7 @@ def shards_of_ranks(
         TypeError: a number of classes is no integer.
         ValueError: they do not fit each other, the group or the width.
     """
+    ranks, rank = place
     if num_classes is not None and shard_sizes is not None:
         raise ValueError(
             f"{caller}: num_classes is for shards of equal width and shard_sizes for others, got both; pass one of them"
@@ -99,3 +111,63 @@ def _checked_sizes(caller: Caller, given: Sequence[int], width: int, ranks: int,
             f"gives it, got {width}; pass the sizes in rank order, and the logits of this rank"
         )
     return sizes
+
+
+def group_place(caller: Caller, group: Any) -> GroupPlace:
+    """Where this process stands in ``group``, None for all processes.
+
+    Raises:
+        RuntimeError: ``torch.distributed`` is not initialized.
+        TypeError: it is no process group.
+        ValueError: this process is not in it.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            f"{caller}: torch.distributed must be initialized, and is not; start the script with torchrun and call "
+            f"torch.distributed.init_process_group, or use nkilib.torch.cross_entropy for a whole vocabulary"
+        )
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        # What new_group returns to a process outside of the group is no ProcessGroup either.
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(
+                f"{caller}: this process, rank {dist.get_rank()}, must be a member of group, and is not; call it on "
+                f"the ranks of the group only"
+            )
+        raise TypeError(
+            f"{caller}: argument 'group' must be a ProcessGroup or None, not {type(group).__name__}; of a device mesh "
+            f"pass get_group()"
+        )
+    return GroupPlace(dist.get_world_size(group), dist.get_rank(group))
+
+
+def without_padding(
+    caller: Caller,
+    part: LocalPart,
+    class_dim: int,
+    group: Any,
+    num_classes: int | None,
+    shard_sizes: Sequence[int] | None,
+) -> LocalPart:
+    """This rank's part of a DTensor of which the columns from ``num_classes`` on are padding.
+
+    Raises:
+        TypeError: ``num_classes`` is no integer.
+        ValueError: it is out of range; a group or sizes are given, which the DTensor has itself.
+    """
+    if group is not None or shard_sizes is not None:
+        raise ValueError(
+            f"{caller}: group and shard_sizes are for plain tensors, got a DTensor, whose mesh and placements say "
+            f"both; leave them out, or pass {caller.input}.to_local()"
+        )
+    if num_classes is None:
+        return part
+    if part.spread is None:
+        width = _checked_total(caller, num_classes, row_length(part.input, class_dim), 1)
+        axis, soft = axis_of(part.input, class_dim), part.target.shape == part.input.shape
+        target = part.target.narrow(axis, 0, width) if soft else part.target
+        return replace(part, input=part.input.narrow(axis, 0, width), target=target)
+    sizes = part.spread.sizes
+    _checked_total(caller, num_classes, sum(sizes), 1)
+    firsts = (sum(sizes[:rank]) for rank in range(len(sizes)))
+    held_sizes = tuple(min(max(num_classes - first, 0), size) for first, size in zip(firsts, sizes, strict=True))
+    return replace(part, spread=replace(part.spread, sizes=held_sizes))

@@ -73,7 +73,7 @@ def combined_statistics(
         **{name: 0.0 if value is None else value for name, value in values_of(options).items()},
         "weight": class_weight is not None,
         "class probabilities": soft,
-        "return_outputs": own.argmax.numel() > 0,
+        "outputs (none, entropy, all)": _is_given(own.entropy, own.maximum) + _is_given(own.argmax, own.maximum),
         **claims,
     }
     maximum, agreed = _greatest(caller, own.maximum, all_claims, group)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from nkilib.simulator.api import isa, language
+from nkilib.simulator.api import collectives, compiler, isa, language
+from nkilib.simulator.tensors.indexing import DynamicSlice
 
 _FUNCTIONS: dict[Any, Any] = {}
 _ENUMERATIONS: dict[type, type[Enum]] = {}
@@ -78,7 +79,7 @@ def to_simulator(value: Any) -> Any:
         return {name: to_simulator(item) for name, item in value.items()}
     if isinstance(value, slice):
         return slice(*map(to_simulator, (value.start, value.stop, value.step)))
-    if value is None or value is ... or isinstance(value, (*_PLAIN, str)):
+    if value is None or value is ... or isinstance(value, (*_PLAIN, str, collectives.ReplicaGroup)):
         return value
     try:
         return _FUNCTIONS[value]
@@ -92,6 +93,8 @@ def to_kernel(value: Any) -> Any:
         return _CLASSES[type(value)]._hold(value)
     if type(value) in _ENUMERATIONS:
         return _ENUMERATIONS[type(value)][value.name]
+    if isinstance(value, DynamicSlice):
+        return Opaque._hold(value)
     if isinstance(value, (tuple, list)):
         return type(value)(map(to_kernel, value))
     if isinstance(value, str):
@@ -101,5 +104,10 @@ def to_kernel(value: Any) -> Any:
     return Opaque._hold(value)
 
 
-SIMULATED = {"nki.isa": isa, "nki.language": language}
+SIMULATED = {
+    "nki.collectives": collectives,
+    "nki.compiler": compiler,
+    "nki.isa": isa,
+    "nki.language": language,
+}
 """The simulator's modules, by the name of ours."""

@@ -107,10 +107,7 @@ def _fori_loop(module: str, name: str) -> Callable[..., Any]:
     simulated = _simulated(module, name)
 
     def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any], Any], step: int = 1) -> None:
-        """The body gets an NkiScalar, unless a bound is a VirtualRegister."""
-        by_register = any(isinstance(bound, _objects.VirtualRegister) for bound in (lower, upper))
-        counter = _objects.VirtualRegister if by_register else _objects.NkiScalar
-        simulated(to_simulator(lower), to_simulator(upper), lambda value: body_fun(counter._hold(value)), step)
+        simulated(to_simulator(lower), to_simulator(upper), lambda value: body_fun(to_kernel(value)), step)
 
     return fori_loop
 

@@ -1,36 +1,16 @@
-"""What NKI 0.7 documents: the data of 0.6 and what of 0.7 could be read, and signatures made of it.
+"""What NKI 0.7 documents, and signatures made of it.
 
-A parameter is `[name]` or `[name, default as written]`; `["*"]` begins those that go by keyword only.
+The data are those that the names of the simulator are held against: ``tests.simulator.api.documented``.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-from pathlib import Path
 from typing import Any
 
-_TESTS = Path(__file__).parents[3]
-_OF_0_6 = _TESTS / "simulator" / "api" / "documented_api.json"
-_CHANGES = _TESTS / "neuron" / "changes_of_0_7.json"
+from tests.simulator.api.documented import DOCUMENTED as API
 
-
-def _read() -> dict[str, dict[str, dict[str, Any]]]:
-    api: dict[str, dict[str, dict[str, Any]]] = json.loads(_OF_0_6.read_text(encoding="utf-8"))
-    for module, changes in json.loads(_CHANGES.read_text(encoding="utf-8")).items():
-        names = api.setdefault(module, {})
-        for name, change in changes.items():
-            before = names.get(name, {})
-            if "methods" in before:
-                change = {
-                    "attributes": [*before["attributes"], *change["attributes"]],
-                    "methods": before["methods"] | change["methods"],
-                }
-            names[name] = change
-    return api
-
-
-API = _read()
+__all__ = ["API", "bind", "signature"]
 
 
 def signature(parameters: list[list[str]]) -> inspect.Signature:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nkilib.simulator.api import nki as simulated
+from nkilib.simulator.launch.settings import check_nested
+from nkilib.simulator.machine.core import current_core_or_none
 
 from ._boundary import to_kernel, to_simulator
 
@@ -23,11 +25,15 @@ class Kernel:
         return Kernel(self._function, self._launched[cores])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._launched(*args, **kwargs)
+        core = current_core_or_none()
+        if core is None:
+            return self._launched(*args, **kwargs)
+        check_nested(self._launched.__name__, self._launched.settings, core)
+        return self._function(*args, **kwargs)
 
-    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+    def with_schedule(self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: Any = None) -> Kernel:
         """The kernel with extra order between instructions, given by their names."""
-        return Kernel(self._function, self._launched.with_schedule(schedule))
+        return Kernel(self._function, self._launched.with_schedule(schedule, to_simulator(kind)))
 
 
 def jit(
@@ -38,10 +44,9 @@ def jit(
     **kwargs: Any,
 ) -> Any:
     """Make a kernel of a function."""
-    if compile_config is not None or specialization_config is not None:
-        raise NotImplementedError("nki.jit(compile_config=..., specialization_config=...): the simulator has neither")
     if fn is None:
-        return functools.partial(jit, **kwargs)
+        configs = {"compile_config": compile_config, "specialization_config": specialization_config}
+        return functools.partial(jit, **configs, **kwargs)
     function = fn
 
     @functools.wraps(function)
@@ -49,7 +54,11 @@ def jit(
         inputs = {name: _to_kernel(value) for name, value in keywords.items()}
         return to_simulator(function(*map(_to_kernel, args), **inputs))
 
-    return Kernel(function, simulated.jit(traced, **kwargs))
+    configs = {
+        "compile_config": to_simulator(compile_config),
+        "specialization_config": to_simulator(specialization_config),
+    }
+    return Kernel(function, simulated.jit(traced, **configs, **kwargs))
 
 
 def _to_kernel(argument: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from nkilib.simulator.api import isa, language
+from nkilib.simulator.api import collectives, compiler, isa, language
 
 from ._boundary import Held, _held, pair_class, to_kernel, to_simulator
 from ._documented import API, bind, signature
@@ -46,20 +46,66 @@ class VirtualRegister(_RunTimeValue):
 
 
 class NkiScalar(_RunTimeValue):
-    """The value of a compiled loop. The simulator's is a register; it cannot compute with it."""
+    """An integer of the device, which the device computes with."""
 
     __slots__ = ()
-
-    def _compute(self, *_: Any) -> NoReturn:
-        raise NotImplementedError("the simulator does not compute with an nki.isa.NkiScalar yet")
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pos__ = _compute
-    __eq__ = __ne__ = _RunTimeValue._refuse  # type: ignore[assignment]
     __hash__ = object.__hash__
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    def compute(self: Held, *others: Any) -> Any:
+        return to_kernel(getattr(_held(self), name)(*map(to_simulator, others)))
+
+    return compute
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "neg", "pos", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(NkiScalar, f"__{_name}__", _traced(f"__{_name}__"))
 
 
 class NkiInstruction(Held):
     __slots__ = ()
+
+
+class CompileConfig(Held):
+    """How a kernel is compiled; the simulator checks the values."""
+
+    __slots__ = ()
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        return cls._hold(compiler.CompileConfig(**to_simulator(kwargs)))
+
+
+class SpecializationConfig(Held):
+    __slots__ = ()
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        return cls._hold(compiler.SpecializationConfig(**to_simulator(kwargs)))
+
+
+class NkiGrid(Held):
+    """A view in tiles or blocks: its sizes are known while the kernel is built, and an index chooses some of them."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return to_kernel(_held(self)[to_simulator(key)])
+
+
+class NkiTileGrid(NkiGrid):
+    __slots__ = ()
+
+
+class NkiBlockGrid(NkiGrid):
+    __slots__ = ()
+
+
+class ReplicaGroup(collectives.ReplicaGroup):
+    """The simulator's; the operator of a partition comes from this side."""
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: Any, operand: int) -> collectives.ReplicaGroup:
+        return collectives.ReplicaGroup.from_partition_op(world_size, to_simulator(op), operand)
 
 
 def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., Any]:
@@ -69,9 +115,7 @@ def _method(cls: str, name: str, parameters: list[list[str]]) -> Callable[..., A
     def method(self: Held, *args: Any, **kwargs: Any) -> Any:
         given = bind(what, documented, args, kwargs)
         producers = map(to_simulator, given.pop("producers", ()))
-        if given.get("kind") is not None:
-            raise NotImplementedError(f"the simulator does not have {what}(kind=...)")
-        keywords = {name: to_simulator(value) for name, value in given.items() if name != "kind"}
+        keywords = {name: to_simulator(value) for name, value in given.items()}
         return to_kernel(getattr(_held(self), name)(*producers, **keywords))
 
     method.__name__, method.__qualname__ = name, what
@@ -103,6 +147,13 @@ _fill(NkiTensor, "nki.language")
 _fill(NkiInstruction, "nki.isa")
 _fill(NkiScalar, "nki.isa")
 _fill(VirtualRegister, "nki.isa")
+_fill(CompileConfig, "nki.compiler")
+_fill(SpecializationConfig, "nki.compiler")
+for _grid in (NkiGrid, NkiTileGrid, NkiBlockGrid):
+    _fill(_grid, "nki.language")
 pair_class(language.NkiTensor, NkiTensor)
+pair_class(isa.NkiScalar, NkiScalar)
 pair_class(isa.VirtualRegister, VirtualRegister)
 pair_class(isa.NkiInstruction, NkiInstruction)
+pair_class(language.NkiTileGrid, NkiTileGrid)
+pair_class(language.NkiBlockGrid, NkiBlockGrid)

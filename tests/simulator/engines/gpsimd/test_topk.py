@@ -34,23 +34,29 @@ def unwound(partitions: np.ndarray[Any, Any], elements: int) -> list[Any]:
     return [partitions[position % 16, position // 16].item() for position in range(elements)]
 
 
-def largest(sequence: Any, k: int) -> tuple[list[float], list[int]]:
+def largest(sequence: Any, k: int, descending: bool = False) -> tuple[list[float], list[int]]:
     """Values and positions of the k largest, ascending; of equal ones the lower position is taken and stands higher."""
     positions = sorted(range(len(sequence)), key=lambda position: (sequence[position], -position))[-k:]
+    if descending:
+        positions.reverse()
     return [sequence[position] for position in positions], positions
 
 
-def run_topk(source: Any, n: int, k: int, target: str = "trn2") -> Any:
-    """What `topk` leaves in `val_dst` and `idx_dst`, the columns that hold results."""
+def run_topk(source: Any, n: int, k: int, target: str = "trn2", **options: Any) -> Any:
+    """What `topk` leaves in `val_dst` and `idx_dst`, the columns that hold results.
+
+    In the last one of these what holds none reads as NaN, or 4.
+    """
     shape = (source.array.shape[0] if isinstance(source, Tile) else source.shape[0], -(-k // 16))
 
     def body(values: Any, indices: Any, source: Any) -> None:
         val_dst, idx_dst = tile(source.shape[0], k, dtype=BFLOAT16), tile(source.shape[0], k, dtype=UINT32)
-        nisa.topk(val_dst, idx_dst, source, n)
+        nisa.topk(val_dst, idx_dst, source, n, **options)
         nisa.tensor_copy(values, val_dst[:, 0 : shape[1]])
         nisa.tensor_copy(indices, idx_dst[:, 0 : shape[1]])
 
-    return run(body, [source], Result(shape, BFLOAT16), Result(shape, UINT32), target=target)
+    with nkilib.simulator.using(uninitialized="nan"):
+        return run(body, [source], Result(shape, BFLOAT16), Result(shape, UINT32), target=target)
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
@@ -62,16 +68,23 @@ def test_the_largest_in_ascending_order_with_their_positions(target: str) -> Non
     assert [(17 * position) % 42 for position in unwound(indices, 8)] == [34, 35, 36, 37, 38, 39, 40, 41]
 
 
-@given(
-    st.lists(st.integers(-8, 8), min_size=8, max_size=60),
-    st.data(),
-)
-def test_any_sequence(sequence: list[int], data: Any) -> None:
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+def test_sorted_the_largest_comes_first(target: str) -> None:
+    """Result j is in partition j % 16 and column j // 16, as ever: 20 of them in two columns."""
+    sequence = [float((17 * position) % 42) for position in range(42)]
+    values, indices = run_topk(snake(sequence, 3, rest=INF), 42, 20, target, sorted=True)
+    assert unwound(values, 20) == list(range(41, 21, -1))
+    assert values[:, 0].tolist() == list(range(41, 25, -1)) and values[:4, 1].tolist() == [25, 24, 23, 22]
+    assert [(17 * position) % 42 for position in unwound(indices, 20)] == list(range(41, 21, -1))
+
+
+@given(st.lists(st.integers(-8, 8), min_size=8, max_size=60), st.booleans(), st.data())
+def test_any_sequence(sequence: list[int], is_sorted: bool, data: Any) -> None:
     """With ties, any K up to the number of elements, and columns beyond the sequence that are ignored."""
     k = data.draw(st.integers(1, len(sequence)))
     columns = -(-len(sequence) // 16) + data.draw(st.integers(0, 2))
-    values, indices = run_topk(snake(sequence, columns, rest=100), len(sequence), k)
-    assert (unwound(values, k), unwound(indices, k)) == largest(sequence, k)
+    values, indices = run_topk(snake(sequence, columns, rest=100), len(sequence), k, sorted=is_sorted)
+    assert (unwound(values, k), unwound(indices, k)) == largest(sequence, k, descending=is_sorted)
 
 
 def test_every_16_partitions_are_a_snake_of_their_own() -> None:
@@ -111,8 +124,8 @@ def test_special_values() -> None:
     assert unwound(values, 7) == [-INF, -INF, -1, 0, 0, 1, INF]
 
 
-def test_it_writes_the_results_and_nothing_else() -> None:
-    """K = 20 results are column 0 and the first four partitions of column 1; the other elements keep their values."""
+def test_it_writes_whole_columns_and_nothing_else() -> None:
+    """K = 20 results are column 0 and the first four partitions of column 1, whose others are lost: NaN, or 4, here."""
 
     def body(values: Any, indices: Any, source: Any) -> None:
         nisa.memset(values, -3)
@@ -120,25 +133,38 @@ def test_it_writes_the_results_and_nothing_else() -> None:
         nisa.topk(values, indices, source, 32)
 
     source = np.concatenate([snake(range(32), 2), snake(range(100, 132), 2)])
-    values, indices = run(body, [source], Result((32, 20), BFLOAT16), Result((32, 20), UINT32))
+    with nkilib.simulator.using(uninitialized="nan"):
+        values, indices = run(body, [source], Result((32, 20), BFLOAT16), Result((32, 20), UINT32))
     for rows, first in ((slice(0, 16), 0), (slice(16, 32), 100)):
         assert unwound(values[rows], 20) == list(range(first + 12, first + 32))
         assert unwound(indices[rows], 20) == list(range(12, 32))
-        assert (values[rows][4:, 1] == -3).all() and (values[rows][:, 2:] == -3).all()
-        assert (indices[rows][4:, 1] == 7).all() and (indices[rows][:, 2:] == 7).all()
+        assert np.isnan(values[rows][4:, 1]).all() and (values[rows][:, 2:] == -3).all()
+        assert (indices[rows][4:, 1] == 4).all() and (indices[rows][:, 2:] == 7).all()
 
 
-def _reading(results: str, partitions: int, columns: slice) -> Any:
+def _reading(results: str, partitions: int, columns: slice, is_filled_before: bool = False) -> Any:
     """A kernel that reads a part of K = 20 results, of their values or their indices."""
 
     def kernel() -> None:
         values, indices = nl.ndarray((32, 20), BFLOAT16), nl.ndarray((32, 20), UINT32)
+        if is_filled_before:
+            nisa.memset(values, 0)
+            nisa.memset(indices, 0)
         nisa.topk(values, indices, tile(32, 2, dtype=BFLOAT16), 32)
         shape = (partitions, columns.stop - columns.start)
         read = {"values": values, "indices": indices}[results][0:partitions, columns]
         nisa.tensor_copy(nl.ndarray(shape, read.dtype), read)
 
     return kernel
+
+
+@pytest.mark.parametrize("results", ["values", "indices"])
+def test_what_follows_the_results_in_their_last_column_is_lost(results: str) -> None:
+    """The columns behind it keep what they held."""
+    execute(_reading(results, 4, slice(0, 20), is_filled_before=True))
+    execute(_reading(results, 32, slice(2, 20), is_filled_before=True))
+    message = refusal(_reading(results, 32, slice(0, 3), is_filled_before=True), error=UNINITIALIZED)
+    assert message.startswith("nisa.tensor_copy: operand 'src': 24 of the 96 elements of ")
 
 
 @pytest.mark.parametrize("results", ["values", "indices"])
@@ -175,11 +201,15 @@ def test_strided_views_of_some_partitions() -> None:
         nisa.topk(values[32:64, 1:4:2], indices[32:64, 0:4:2], source[32:64, 1:7:2], 48)
         return store(values), store(indices)
 
-    values, indices = execute(body)
+    with nkilib.simulator.using(uninitialized="nan"):
+        values, indices = execute(body)
     # Partition p holds 3p, 3p + 1, 3p + 2: of 48 elements the last partition's last two are the largest.
-    assert values[[32, 33, 48, 49], 1].tolist() == [46, 47, 94, 95]
-    assert indices[[32, 33, 48, 49], 0].tolist() == [31, 47, 31, 47]
-    assert values.astype(np.float32).sum() == 46 + 47 + 94 + 95 and indices.sum() == 2 * (31 + 47)
+    expected_values, expected_indices = np.zeros((64, 4)), np.zeros((64, 4))
+    expected_values[32:64, 1], expected_indices[32:64, 0] = np.nan, 4  # the rest of their columns
+    expected_values[[32, 33, 48, 49], 1] = [46, 47, 94, 95]
+    expected_indices[[32, 33, 48, 49], 0] = [31, 47, 31, 47]
+    assert np.array_equal(values.astype(np.float64), expected_values, equal_nan=True)
+    assert np.array_equal(indices, expected_indices)
 
 
 def test_val_dst_may_be_src() -> None:
@@ -190,10 +220,11 @@ def test_val_dst_may_be_src() -> None:
         nisa.topk(source, indices, source, 32)
         nisa.tensor_copy(values, source)
 
-    values, indices = run(body, [snake(sequence, 2)], Result((16, 2), BFLOAT16), Result((16, 2), UINT32))
+    with nkilib.simulator.using(uninitialized="nan"):
+        values, indices = run(body, [snake(sequence, 2)], Result((16, 2), BFLOAT16), Result((16, 2), UINT32))
     assert unwound(values, 2) == [30, 31]
-    assert unwound(indices, 3) == [6, 19, 99]
-    assert values[2:].tolist() == snake(sequence, 2)[2:].tolist()
+    assert unwound(indices, 2) == [6, 19] and (indices[:, 1] == 99).all()
+    assert values[:, 1].tolist() == snake(sequence, 2)[:, 1].tolist()
 
 
 def test_the_most_elements() -> None:
@@ -229,13 +260,14 @@ def test_the_largest_k() -> None:
     assert len(set(indices.reshape(-1).tolist())) == 15 * 2048
 
 
-def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16) -> Any:
+def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16, **options: Any) -> Any:
     """A kernel that calls `topk` with tiles of these sizes."""
     return lambda: nisa.topk(
         tile(partitions, k, dtype=BFLOAT16),
         tile(partitions, k, dtype=UINT32),
         tile(partitions, columns, dtype=BFLOAT16),
         n,
+        **options,
     )
 
 
@@ -278,6 +310,23 @@ def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16) -> Any:
         "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 32768] bfloat16 "
         "in sbuf with n=40000",
         sizes(40000, 32767, 2500),
+    ),
+    Rule(
+        "largest K sorted",
+        sizes(9000, 8193, 563, sorted=True),
+        "nisa.topk: operand 'val_dst' must have at most 8192 columns with sorted=True, got tensor [16, 8193] bfloat16 "
+        "in sbuf",
+        sizes(9000, 8192, 563, sorted=True),
+    ),
+    Rule(
+        "the name, fifth until NKI 0.6",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16, "the name"
+        ),
+        "nisa.topk: sorted must be True or False, got 'the name'",
+        lambda: nisa.topk(
+            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16, name="the name"
+        ),
     ),
     Rule(
         "number of partitions",

@@ -57,6 +57,27 @@ def test_every_function_over_its_valid_range(name: str) -> None:
         assert is_close(name, x, got), (x, got, CASES[name].formula(x))
 
 
+def test_gpsimd_computes_the_same_without_a_reduction() -> None:
+    engine = nisa.engine.gpsimd
+    result = run3(
+        lambda dst, data: nisa.activate2(dst, nl.square, data, 2.0, 1.0, nl.multiply, nl.subtract, engine=engine),
+        [DATA],
+        Result((2, 3)),
+    )
+    assert result.tolist() == ((2 * DATA - 1) ** 2).tolist()
+    assert engine_of(lambda: copying(tile(2, 2), tile(2, 2), engine=engine), "trn3") == "gpsimd"
+    message = refusal(
+        lambda: nisa.activate2(
+            *(tile(2, 2), nl.copy, tile(2, 2), 0.0, 0.0, BYPASS, BYPASS),
+            reduce_op=nl.maximum,
+            reduce_cmd=COMMAND.reset_reduce,
+            engine=engine,
+        ),
+        "trn3",
+    )
+    assert message.startswith("nisa.activate2: engine=nki.isa.engine.gpsimd has no accumulator registers")
+
+
 SIGNED = np.array([[-4, -0.5, 0, 0.5, 4], [-8, -1, 0, 1, 8]], np.float32)
 
 

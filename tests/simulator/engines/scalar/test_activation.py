@@ -33,7 +33,7 @@ from ...kernels import (
     tile,
 )
 
-COMMAND = nisa.reduce_cmd
+COMMAND, ENGINE = nisa.reduce_cmd, nisa.engine
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 
 
@@ -53,6 +53,96 @@ def test_every_function_over_its_valid_range(name: str, target: str) -> None:
 
 def test_it_runs_on_the_scalar_engine() -> None:
     assert engine_of(lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2))) == "scalar"
+
+
+@pytest.mark.parametrize(
+    ("engine", "runs_on"), [(ENGINE.unknown, "scalar"), (ENGINE.scalar, "scalar"), (ENGINE.gpsimd, "gpsimd")]
+)
+def test_it_runs_on_the_engine_asked_for_on_trn3(engine: Any, runs_on: str) -> None:
+    def body() -> None:
+        nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1), scale=2.0, engine=engine)
+
+    assert engine_of(body, "trn3") == runs_on
+
+
+def test_gpsimd_computes_what_scalar_does() -> None:
+    points = np.array([[-1.5, 0.25, 2]], np.float32)
+    result = run(
+        lambda dst, data: nisa.activation(dst, nl.exp, data, bias=0.5, scale=2.0, engine=ENGINE.gpsimd),
+        [points],
+        Result((1, 3)),
+        target="trn3",
+    )
+    assert result == pytest.approx(np.exp(2 * points.astype(float) + 0.5), rel=4 * 2.0**-24)
+
+
+def test_gpsimd_leaves_the_registers_alone() -> None:
+    """They are the Scalar engine's."""
+
+    def body(total: Any, data: Any) -> None:
+        scratch = nl.ndarray((1, 3), nl.float32)
+        nisa.activation(scratch, nl.copy, data, reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce)
+        nisa.activation(scratch, nl.square, data, engine=ENGINE.gpsimd)
+        nisa.activation(scratch, nl.square, data, reduce_res=total)
+
+    data = np.array([[1, 2, 4]], np.float32)
+    assert run(body, [data], Result((1, 1)), target="trn3").tolist() == [[7]]
+
+
+ONLY_SCALAR_REDUCES = (
+    "engine=nki.isa.engine.gpsimd has no accumulator registers: reduce_cmd must be idle and reduce_res "
+)
+
+
+@rules(
+    Rule(
+        "GpSimd before trn3",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.gpsimd),
+        "nisa.activation: engine=nki.isa.engine.gpsimd needs trn3 (NeuronCore-v4); the target is trn2",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.gpsimd),
+        corrected_target="trn3",
+    ),
+    Rule(
+        "a reduction on GpSimd",
+        lambda: nisa.activation(
+            tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce, engine=ENGINE.gpsimd
+        ),
+        f"nisa.activation: {ONLY_SCALAR_REDUCES}None, got <reduce_cmd.reset_reduce: 3> and None; the Scalar engine "
+        "reduces",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce),
+        target="trn3",
+    ),
+    Rule(
+        "the registers on GpSimd",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_res=tile(2, 1), engine=ENGINE.gpsimd),
+        f"nisa.activation: {ONLY_SCALAR_REDUCES}None, got <reduce_cmd.idle: 0> and tensor [2, 1] float32 in sbuf; the "
+        "Scalar engine reduces",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.gpsimd),
+        target="trn3",
+    ),
+    Rule(
+        "PSUM on GpSimd",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2, buffer=nl.psum), engine=ENGINE.gpsimd),
+        "nisa.activation: operand 'data': the GpSimd engine cannot access psum, got tensor [2, 2] float32 in psum",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2, buffer=nl.psum)),
+        target="trn3",
+    ),
+    Rule(
+        "the name, ninth until NKI 0.6",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), None, 1.0, None, None, COMMAND.idle, "the name"),
+        "nisa.activation: engine must be a member of nki.isa.engine, got 'the name'",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), None, 1.0, None, None, COMMAND.idle, name="the name"),
+    ),
+    Rule(
+        "another engine",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.vector),
+        "nisa.activation: engine must be one of nki.isa.engine.scalar, nki.isa.engine.gpsimd, got "
+        "nki.isa.engine.vector",
+        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.scalar),
+    ),
+)
+def test_engine_rules(rule: Rule) -> None:
+    check_rule(rule)
 
 
 @pytest.mark.parametrize("source", [nl.sbuf, nl.psum])

@@ -196,18 +196,17 @@ def test_a_tile_and_a_shared_tensor_are_two_places_to_meet() -> None:
         execute(kernel, cores=2)
 
 
-@pytest.mark.parametrize("cores", [0, (0,), [0]])
+@pytest.mark.parametrize("cores", [0, (0,), [0], (0, 1)])
 def test_one_core_waits_for_none(cores: Any) -> None:
-    """Published kernels pass ``(0)`` when they are launched on one core."""
+    """Since NKI 0.7 the barrier is for one core too, and takes ``(0, 1)`` there; published kernels pass ``(0)``."""
     with nkilib.simulator.recording() as record:
         execute(lambda: nisa.core_barrier(shared(2, 2), cores), cores=1)
     assert record.instructions_per_engine == {"gpsimd": 1}
 
 
-def test_it_needs_two_cores() -> None:
-    message = "nisa.core_barrier: needs a launch on two cores: kernel[2](...)"
-    assert refusal(lambda: nisa.core_barrier(shared(2, 2), (0, 1)), cores=1) == message
-    execute(lambda: meet(shared(2, 2)), cores=2)
+def test_one_core_has_no_second_one_to_name() -> None:
+    message = "nisa.core_barrier: cores must be (0, 1), got (1,)"
+    assert refusal(lambda: nisa.core_barrier(shared(2, 2), (1,)), cores=1) == message
 
 
 def test_it_needs_trn2() -> None:
@@ -260,7 +259,7 @@ def test_a_core_that_fails_ends_the_waiting_one_and_its_error_is_raised(failing:
         meet(shared(2, 2))
 
     error = error_of_cores(kernel)
-    assert type(error) is AssertionError and str(error) == "rows must be positive"
+    assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -274,7 +273,7 @@ def test_a_core_that_fails_ends_one_that_works(failing: int) -> None:
             tile(1, 1)
 
     error = error_of_cores(kernel)
-    assert type(error) is AssertionError and str(error) == "rows must be positive"
+    assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
 def test_a_kernel_cannot_swallow_the_end_of_the_other_core() -> None:
@@ -289,7 +288,7 @@ def test_a_kernel_cannot_swallow_the_end_of_the_other_core() -> None:
             tile(1, 1)
 
     error = error_of_cores(kernel)
-    assert type(error) is AssertionError and str(error) == "rows must be positive"
+    assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
 def test_a_launch_after_a_failed_one_is_sound() -> None:

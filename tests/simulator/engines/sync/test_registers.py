@@ -99,6 +99,10 @@ def test_a_register_holds_the_low_32_bits_of_an_immediate(value: int) -> None:
         np.int32(-(2**31)),
         np.int32(16777217),
         np.uint32(2**32 - 1),
+        np.float16(-0.1),
+        ml_dtypes.bfloat16(3e38),
+        ml_dtypes.float8_e4m3(-0.0),
+        ml_dtypes.float8_e8m0fnu(2.0**-127),
         np.float32(-0.1),
         np.float32(3e38),
         np.float32(np.inf),
@@ -181,12 +185,15 @@ def test_the_documented_countdown() -> None:
 
     def body(dst: Any) -> None:
         count, one, turns = tile(1, 1, dtype=INT32), tile(1, 1, dtype=INT32, value=1), tile(1, 1, dtype=INT32)
-        register = nisa.register_alloc(5)
-        while register:
+
+        def countdown(register: Any) -> Any:
             nisa.register_store(count, register)
             nisa.tensor_tensor(count, count, one, nl.subtract)
             nisa.tensor_tensor(turns, turns, one, nl.add)
             nisa.register_load(register, count)
+            return register
+
+        nl.while_loop(nisa.register_alloc(5), countdown)
         nisa.tensor_copy(dst, turns)
 
     assert run(body, [], Result((1, 1), INT32)).tolist() == [[5]]
@@ -308,10 +315,26 @@ def float_register() -> Any:
         lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, 1, dtype=INT32).reshape((1, 1))),
     ),
     Rule(
-        "load of a bfloat16",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=nl.bfloat16)),
-        "nisa.register_load: operand 'src' must have an integer type or float32, got tensor [1, 1] bfloat16 in sbuf",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=nl.float32)),
+        "load of a packed type",
+        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=nl.float8_e5m2_x4)),
+        "nisa.register_load: operand 'src': engines compute with float8_e5m2_x4 in nisa.nc_matmul_mx only, got tensor "
+        "[1, 1] float8_e5m2_x4 in sbuf; view it as nl.uint32 to work on its bits",
+        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=nl.float8_e5m2)),
+    ),
+    Rule(
+        "store of a float at another width",
+        lambda: nisa.register_store(tile(1, 1, dtype=nl.bfloat16), float_register()),
+        "nisa.register_store: operand 'dst': VirtualRegister(1.5) holds a float32 and casts nothing, got tensor [1, 1] "
+        "bfloat16 in sbuf; store it to a tensor of its own type and cast that with nisa.tensor_copy",
+        lambda: nisa.register_store(tile(1, 1), float_register()),
+    ),
+    Rule(
+        "load of 64 bits",
+        lambda: nisa.register_load(nisa.register_alloc(), nl.ndarray((1, 1), nl.int64)),
+        "nisa.register_load: operand 'src': engines have 32 bits for an element and take no int64, got tensor [1, 1] "
+        "int64 in sbuf; nisa.dma_copy copies it, nisa.scalar_load reads one element, and viewed as nl.int32 its halves "
+        "are tiles",
+        lambda: nisa.scalar_load(tile(1, 2, dtype=INT32).view(nl.int64)),
     ),
     Rule(
         "load of unwritten memory",
@@ -412,13 +435,7 @@ def test_hbm_bytes() -> None:
     assert (record.hbm_written_bytes, record.hbm_read_bytes) == (2, 4)
 
 
-def test_a_bfloat16_input_is_cast_to_float32_before_a_register_takes_it() -> None:
-    """What the refusal of other floats leaves to do, in whole."""
-
-    def body(dst: Any, src: Any) -> None:
-        wide, register = nl.ndarray((1, 1), nl.float32), nisa.register_alloc()
-        nisa.tensor_copy(wide, src)
-        nisa.register_load(register, wide)
-        nisa.register_store(dst, register)
-
-    assert run(body, [np.full((1, 1), 2.5, ml_dtypes.bfloat16)], Result((1, 1))).tolist() == [[2.5]]
+def test_in_wide_storage_a_bfloat16_stays_one() -> None:
+    """With `NKI_PRECISE_FP=0` its memory is float32, and the register knows what it was."""
+    with nkilib.simulator.using(precise_fp=False):
+        assert through_a_register(np.full((1, 1), 2.5, ml_dtypes.bfloat16), "bfloat16") == 2.5

@@ -1,4 +1,5 @@
-"""`tensor_scalar_reduce`, `select_reduce`, `exponential`, and the accumulator registers that they share."""
+"""`tensor_scalar_reduce`, `select_reduce`, `exponential`, the reduction of `scalar_tensor_tensor`, and the accumulator
+registers that they share."""
 
 from __future__ import annotations
 
@@ -188,7 +189,7 @@ def test_tensor_scalar_reduce_reads_reduce_init_before_dst_overwrites_it() -> No
     Rule(
         "reverse0",
         lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.subtract, 1, nl.add, reverse0=True),
-        "nisa.tensor_scalar_reduce: reverse0=True is not supported by NKI 0.6 (docstring of tensor_scalar_reduce)",
+        "nisa.tensor_scalar_reduce: reverse0=True is not supported by NKI (docstring of tensor_scalar_reduce)",
         lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.subtract, 1, nl.add, reverse0=False),
     ),
     Rule(
@@ -264,6 +265,143 @@ def test_tensor_scalar_reduce_rules(rule: Rule) -> None:
     check_rule(rule)
 
 
+# -- the reduction of scalar_tensor_tensor ---------------------------------------------------------------------------
+
+OTHER = np.array([[2, 1, 0.5, 4], [1, -1, 2, 0.25]], np.float32)
+
+
+@pytest.mark.parametrize(("name", "function"), [("add", sum), ("multiply", math.prod), ("max", max), ("min", min)])
+def test_scalar_tensor_tensor_reduces_its_result(name: str, function: Any) -> None:
+    """`(data * (10 or 20)) - other`; its reduction over both free axes is of the float32 values, dst rounds to int8."""
+    result, reduced = run(
+        lambda dst, res, data, operand, other: nisa.scalar_tensor_tensor(
+            dst, data, nl.multiply, operand, nl.subtract, other, reduce_op=getattr(nl, name), reduce_res=res
+        ),
+        [DATA.reshape(2, 2, 2), column(10, 20), OTHER],
+        Result((2, 4), nl.int8),
+        Result((2, 1)),
+    )
+    exact = (DATA.astype(float) * [[10], [20]] - OTHER).tolist()
+    assert result.tolist() == np.clip(np.rint(exact), -128, 127).tolist()
+    # Each of the three steps of the reduction may round.
+    assert reduced == pytest.approx(np.array([[function(row)] for row in exact]), rel=3 * 2.0**-24)
+
+
+def test_scalar_tensor_tensor_reduces_in_blocks_of_rows() -> None:
+    data, other = normal(128, WIDE), normal(128, WIDE, seed=1)
+    _, reduced = run(
+        lambda dst, res, data, other: nisa.scalar_tensor_tensor(
+            dst, data, nl.add, 1.0, nl.multiply, other, reduce_op=nl.add, reduce_res=res
+        ),
+        [data, other],
+        Result((128, WIDE)),
+        Result((128, 1)),
+    )
+    terms = (data.astype(float) + 1) * other
+    # Each term is rounded twice, and each of its WIDE additions once, to 2^-24 of what is there.
+    tolerance = (np.abs(terms).sum(axis=1) * 2.0**-24 * 16)[:, None]
+    assert (np.abs(reduced - terms.sum(axis=1, keepdims=True)) <= tolerance).all()
+
+
+def test_scalar_tensor_tensor_adds_where_no_operator_is_given() -> None:
+    """The documentation hides the default of reduce_op."""
+    _, reduced = run(
+        lambda dst, res, data: nisa.scalar_tensor_tensor(dst, data, nl.add, 0, nl.add, data, reduce_res=res),
+        [DATA],
+        Result((2, 4)),
+        Result((2, 1)),
+    )
+    assert reduced.tolist() == (2 * DATA.sum(axis=1, keepdims=True)).tolist()
+
+
+def _twice(data: Any, *results: Any) -> None:
+    """`data * 2 + 0`, whose reduction by addition goes into each result one after the other."""
+    for number, result in enumerate(results):
+        command = COMMAND.reduce if number else COMMAND.reset_reduce
+        zeros, scratch = tile(2, 4), nl.ndarray((2, 4), nl.float32)
+        nisa.scalar_tensor_tensor(
+            scratch, data, nl.multiply, 2, nl.add, zeros, reduce_cmd=command, reduce_op=nl.add, reduce_res=result
+        )
+
+
+def test_scalar_tensor_tensor_goes_on_from_the_registers() -> None:
+    """Those of the Vector engine, which other instructions go on from as well; None leaves the sum there."""
+
+    def body(second: Any, third: Any, data: Any) -> None:
+        _twice(data, None, second)
+        nisa.tensor_scalar_reduce(
+            nl.ndarray((2, 4), nl.float32), data, nl.add, 0, nl.add, third, reduce_cmd=COMMAND.reduce
+        )
+
+    second, third = run(body, [DATA], Result((2, 1)), Result((2, 1)))
+    assert second.tolist() == [[10], [20]]
+    assert third.tolist() == [[12.5], [25]]
+
+
+def plain() -> tuple[Any, ...]:
+    """What every call of `scalar_tensor_tensor` has: `(zeros + 1) + zeros`."""
+    return nl.ndarray((2, 2), nl.float32), tile(2, 2), nl.add, 1, nl.add, tile(2, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reduce_cmd": COMMAND.idle}, {"reduce_cmd": COMMAND.idle, "reduce_op": nl.max}]
+)
+def test_scalar_tensor_tensor_without_a_reduction_leaves_nothing_defined(options: Any) -> None:
+    """As before NKI 0.7, nobody asks for one; but the registers are no longer what they were."""
+
+    def body() -> None:
+        nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 0, nl.add)
+        nisa.scalar_tensor_tensor(*plain(), **options)
+        nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 0, nl.add, reduce_cmd=COMMAND.reduce)
+
+    assert refusal(body, error=UNINITIALIZED) == f"nisa.tensor_scalar_reduce: {CONTINUES}"
+
+
+@rules(
+    Rule(
+        "continues from nothing",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.reduce, reduce_op=nl.add),
+        f"nisa.scalar_tensor_tensor: {CONTINUES}",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.reset_reduce, reduce_op=nl.add),
+        error=UNINITIALIZED,
+    ),
+    Rule(
+        "operator of the reduction",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_op=nl.subtract),
+        "nisa.scalar_tensor_tensor: reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got nl.subtract",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_op=nl.maximum),
+    ),
+    Rule(
+        "command",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.load_reduce),
+        "nisa.scalar_tensor_tensor: reduce_cmd must be one of idle, reset_reduce, reduce, got "
+        "<reduce_cmd.load_reduce: 4>",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.reset_reduce),
+    ),
+    Rule(
+        "nothing to read",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.idle, reduce_res=tile(2, 1)),
+        "nisa.scalar_tensor_tensor: reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_res=tile(2, 1)),
+    ),
+    Rule(
+        "shape of the reduction",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_res=tile(2, 2)),
+        "nisa.scalar_tensor_tensor: operand 'reduce_res' must have shape (2, 1), one element for each partition of "
+        "'data', got tensor [2, 2] float32 in sbuf",
+        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_res=tile(2, 1)),
+    ),
+    Rule(
+        "the name, ninth until NKI 0.6",
+        lambda: nisa.scalar_tensor_tensor(*plain(), False, False, "the name"),
+        "nisa.scalar_tensor_tensor: reduce_cmd must be one of idle, reset_reduce, reduce, got 'the name'",
+        lambda: nisa.scalar_tensor_tensor(*plain(), False, False, name="the name"),
+    ),
+)
+def test_reduction_of_scalar_tensor_tensor_rules(rule: Rule) -> None:
+    check_rule(rule)
+
+
 # -- select_reduce ---------------------------------------------------------------------------------------------------
 
 PREDICATE = np.array([[1, 0, 0, 2], [0, 1, 1, 0]], np.int8)
@@ -289,6 +427,31 @@ def test_select_reduce_selects_and_takes_the_maximum(on_false: Any, reverse: boo
     selected, largest = run(body, [DATA, PREDICATE, *others], Result((2, 4)), Result((2, 1)))
     assert selected.tolist() == expected
     assert largest.tolist() == [[max(row)] for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("dst_shape", "predicate_shape", "data_shape"),
+    [
+        ((2, 2, 2), (2, 4), (2, 4)),
+        ((2, 4), (2, 1, 4), (2, 4)),
+        ((2, 4), (2, 4), (2, 2, 1, 2)),
+        ((2, 1, 4), (2, 4), (2, 2, 2)),
+    ],
+)
+def test_select_reduce_takes_tiles_of_unlike_rank(dst_shape: Any, predicate_shape: Any, data_shape: Any) -> None:
+    """Since NKI 0.6, of equally many elements in a partition."""
+    selected, largest = run(
+        lambda dst, res, data, predicate: nisa.select_reduce(
+            dst, predicate, data, -9.5, reduce_res=res, reduce_cmd=COMMAND.reset_reduce
+        ),
+        [DATA.reshape(data_shape), PREDICATE.reshape(predicate_shape)],
+        Result(dst_shape),
+        Result((2, 1)),
+    )
+    expected = np.where(PREDICATE != 0, DATA, -9.5)
+    assert selected.shape == dst_shape
+    assert selected.reshape(2, 4).tolist() == expected.tolist()
+    assert largest.tolist() == expected.max(axis=1, keepdims=True).tolist()
 
 
 @pytest.mark.parametrize("dtype", [nl.int8, nl.uint8, nl.int16, nl.uint16])
@@ -394,20 +557,6 @@ def test_select_reduce_of_minus_infinities_is_minus_infinity() -> None:
         lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8, buffer=PSUM), tile(2, 2, buffer=PSUM), 0.0),
         "nisa.select_reduce: operands 'on_true' and 'predicate' must not both be in psum",
         lambda: nisa.select_reduce(tile(2, 2, buffer=PSUM), tile(2, 2, dtype=nl.int8, buffer=PSUM), tile(2, 2), 0.0),
-    ),
-    Rule(
-        "shape of dst",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 2, 2, dtype=nl.int8), tile(2, 2, 2), 0.0),
-        "nisa.select_reduce: operand 'dst' must have the shape of 'on_true', got tensor [2, 4] float32 in sbuf and "
-        "tensor [2, 2, 2] float32 in sbuf",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 4, dtype=nl.int8), tile(2, 2, 2).reshape((2, 4)), 0.0),
-    ),
-    Rule(
-        "shape of the predicate",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 2, 2, dtype=nl.int8), tile(2, 4), 0.0),
-        "nisa.select_reduce: operand 'predicate' must have the shape of 'on_true', got tensor [2, 2, 2] int8 in sbuf "
-        "and tensor [2, 4] float32 in sbuf",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 2, 2, dtype=nl.int8).reshape((2, 4)), tile(2, 4), 0.0),
     ),
     Rule(
         "size",
@@ -598,19 +747,64 @@ def test_exponential_in_both_on_chip_memories(buffer: Any) -> None:
     assert total.tolist() == [[10], [10]]
 
 
-def test_exponential_takes_four_free_dimensions() -> None:
-    values = normal(2, 2, 3, 2, 2)
+def test_exponential_takes_three_free_dimensions() -> None:
+    values = normal(2, 2, 3, 4)
     result = run(lambda dst, src: nisa.exponential(dst, src), [values], Result((2, 24)), target="trn3")
     assert result.tolist() == pytest.approx(np.exp(values.astype(np.float64)).reshape(2, 24), rel=4 * 2**-23)
 
 
 @rules(
+    *(
+        Rule(
+            f"rank of {name} of {instruction}",
+            broken,
+            f"nisa.{instruction}: operand {name!r} must have at most 4 dimensions, 3 of them free, got tensor "
+            f"[2, 1, 1, 1, 2] float32 in sbuf; flatten some with flatten_dims or reshape",
+            corrected,
+            target="trn3",
+        )
+        for instruction, name, broken, corrected in [
+            (
+                "exponential",
+                "dst",
+                lambda: nisa.exponential(tile(2, 1, 1, 1, 2), tile(2, 2)),
+                lambda: nisa.exponential(tile(2, 1, 1, 2), tile(2, 2)),
+            ),
+            (
+                "exponential",
+                "src",
+                lambda: nisa.exponential(tile(2, 2), tile(2, 1, 1, 1, 2)),
+                lambda: nisa.exponential(tile(2, 2), tile(2, 1, 1, 2)),
+            ),
+            (
+                "tensor_scalar_reduce",
+                "dst",
+                lambda: nisa.tensor_scalar_reduce(tile(2, 1, 1, 1, 2), tile(2, 2), nl.add, 1, nl.add),
+                lambda: nisa.tensor_scalar_reduce(tile(2, 1, 1, 2), tile(2, 2), nl.add, 1, nl.add),
+            ),
+            (
+                "tensor_scalar_reduce",
+                "data",
+                lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 1, 1, 1, 2), nl.add, 1, nl.add),
+                lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 1, 1, 2), nl.add, 1, nl.add),
+            ),
+        ]
+    ),
     Rule(
         "generation",
         lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
         "nisa.exponential: needs gen4 or newer; the target is trn2 (gen3), set NEURON_PLATFORM_TARGET_OVERRIDE to "
         "change it",
         lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
+        corrected_target="trn3",
+    ),
+    Rule(
+        "the first silicon of trn3",
+        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
+        "nisa.exponential: needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is trn3_a0: "
+        "use nisa.activation(op=nl.exp)",
+        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
+        target="trn3pre",
         corrected_target="trn3",
     ),
     Rule(

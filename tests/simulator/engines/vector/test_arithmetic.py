@@ -62,6 +62,34 @@ def test_memset_reaches_both_on_chip_memories(buffer: Any) -> None:
     assert run(lambda dst: nisa.memset(dst, 3), [], Result((2, 2), nl.float32, buffer)).tolist() == [[3, 3], [3, 3]]
 
 
+RANK_6, RANK_5 = (2, 1, 1, 1, 1, 2), (2, 1, 1, 1, 2)
+TOO_MANY = "at most 4 free dimensions, got tensor [2, 1, 1, 1, 1, 2] float32 in sbuf"
+
+
+@rules(
+    Rule(
+        "memset",
+        lambda: nisa.memset(nl.ndarray(RANK_6, nl.float32), 0),
+        f"nisa.memset: operand 'dst': {TOO_MANY}",
+        lambda: nisa.memset(nl.ndarray(RANK_5, nl.float32), 0),
+    ),
+    Rule(
+        "reciprocal of",
+        lambda: nisa.reciprocal(tile(2, 2), nl.ones((2, 2), nl.float32).reshape(RANK_6)),
+        f"nisa.reciprocal: operand 'data': {TOO_MANY}",
+        lambda: nisa.reciprocal(tile(2, 2), nl.ones((2, 2), nl.float32).reshape(RANK_5)),
+    ),
+    Rule(
+        "reciprocal to",
+        lambda: nisa.reciprocal(nl.ndarray(RANK_6, nl.float32), nl.ones((2, 2), nl.float32)),
+        f"nisa.reciprocal: operand 'dst': {TOO_MANY}",
+        lambda: nisa.reciprocal(nl.ndarray(RANK_5, nl.float32), nl.ones((2, 2), nl.float32)),
+    ),
+)
+def test_at_most_five_dimensions(rule: Rule) -> None:
+    check_rule(rule)
+
+
 @rules(
     Rule(
         "engine",

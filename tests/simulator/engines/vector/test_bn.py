@@ -301,6 +301,19 @@ TUPLES = (
         lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6, value=1)[:, 0:3]),
     ),
     Rule(
+        "rank of the statistics",
+        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6, value=1).reshape((2, 1, 1, 1, 1, 6))),
+        "nisa.bn_aggr: operand 'data': at most 4 free dimensions, got tensor [2, 1, 1, 1, 1, 6] float32 in sbuf",
+        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 1, 1, 1, 6, value=1)),
+    ),
+    Rule(
+        "rank of the result",
+        lambda: nisa.bn_aggr(tile(2, 1, 1, 2), tile(2, 6, value=1)),
+        "nisa.bn_aggr: operand 'dst' must have at most 3 dimensions, 2 of them free, got tensor [2, 1, 1, 2] float32 "
+        "in sbuf; flatten some with flatten_dims or reshape",
+        lambda: nisa.bn_aggr(tile(2, 1, 2), tile(2, 6, value=1)),
+    ),
+    Rule(
         "size of the result",
         lambda: nisa.bn_aggr(tile(2, 1), tile(2, 6, value=1)),
         "nisa.bn_aggr: operand 'dst' must have 2 elements per partition (mean and variance), got tensor [2, 1] float32 "

@@ -35,11 +35,11 @@ def test_it_copies_where_the_predicate_is_not_zero() -> None:
     assert copied(SOURCE, PREDICATE).tolist() == [[1, 7, 7, 0.5], [7, 5, -6, 7]]
 
 
-def test_reverse_pred_copies_where_the_predicate_is_zero() -> None:
-    assert copied(SOURCE, PREDICATE, reverse_pred=True).tolist() == [[7, -2, 3, 7], [4, 7, 7, 2]]
+def test_reverse_pred_copies_a_number_where_the_predicate_is_zero() -> None:
+    assert copied(-1.5, PREDICATE, reverse_pred=True).tolist() == [[7, -1.5, -1.5, 7], [-1.5, 7, 7, -1.5]]
 
 
-@pytest.mark.parametrize("number", [2.5, -3, float("-inf"), np.float32(1.5)])
+@pytest.mark.parametrize("number", [2.5, -3.0, float("-inf"), np.float32(1.5)])
 def test_a_number_is_copied_to_every_chosen_element(number: Any) -> None:
     def body(dst: Any, predicate: Any) -> None:
         nisa.memset(dst, 7)
@@ -53,19 +53,28 @@ def test_a_number_is_copied_to_every_chosen_element(number: Any) -> None:
     ("dtype", "number", "expected"),
     [
         (nl.bfloat16, 257.0, 256),
-        (nl.int32, 2.5, 2),
+        (nl.float8_e4m3, np.float64(-3.1), -3),
         (nl.int8, 300, 127),
         (nl.uint8, -1, 0),
-        (nl.int32, 2**24 + 1, 2**24),
+        (nl.uint16, np.int8(5), 5),
+        (nl.uint32, 2**31, 2**31),
     ],
 )
-def test_a_number_is_a_float32_that_is_cast_to_the_type_of_dst(dtype: Any, number: Any, expected: float) -> None:
+def test_a_number_is_cast_to_the_type_of_dst(dtype: Any, number: Any, expected: float) -> None:
     def body(dst: Any, predicate: Any) -> None:
         nisa.memset(dst, 1)
         nisa.tensor_copy_predicated(dst, number, predicate)
 
     result = run(body, [np.array([[0, 1]], np.uint8)], Result((1, 2), dtype))
     assert result.astype(np.float32).tolist() == [[1, expected]]
+
+
+def test_an_integer_that_float32_cannot_hold_is_exact() -> None:
+    def body(dst: Any, predicate: Any) -> None:
+        nisa.memset(dst, 1)
+        nisa.tensor_copy_predicated(dst, 2**24 + 1, predicate)
+
+    assert run(body, [np.array([[0, 1]], np.uint8)], Result((1, 2), nl.int32)).tolist() == [[1, 2**24 + 1]]
 
 
 @pytest.mark.parametrize("dtype", [nl.uint8, nl.uint16, nl.uint32])
@@ -164,20 +173,19 @@ def test_the_predicate_may_be_dst_itself() -> None:
     assert run(body, [PREDICATE], Result((2, 4), nl.uint8)).tolist() == [[1, 9, 9, 2], [9, 255, 1, 9]]
 
 
-@given(st.sampled_from([1, 32, 128]), st.integers(1, 40), st.booleans(), st.integers(0, 99))
-def test_any_shape(partitions: int, columns: int, reverse: bool, seed: int) -> None:
+@given(st.sampled_from([1, 32, 128]), st.integers(1, 40), st.integers(0, 99))
+def test_any_shape(partitions: int, columns: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     before, source = normal(partitions, columns, seed=seed), normal(partitions, columns, seed=seed + 1)
     predicate = rng.integers(0, 3, (partitions, columns)).astype(np.uint16)
 
     def body(dst: Any, before: Any, source: Any, predicate: Any) -> None:
         nisa.tensor_copy(dst, before)
-        nisa.tensor_copy_predicated(dst, source, predicate, reverse_pred=reverse)
+        nisa.tensor_copy_predicated(dst, source, predicate)
 
     result = run(body, [before, source, predicate], Result((partitions, columns)))
     expected = before.copy()
-    chosen = predicate == 0 if reverse else predicate > 0
-    expected[chosen] = source[chosen]
+    expected[predicate > 0] = source[predicate > 0]
     assert np.array_equal(result, expected)
 
 
@@ -262,6 +270,14 @@ def test_it_runs_on_the_vector_engine_of_every_generation(target: str) -> None:
     assert engine_of(body, target) == "vector"
 
 
+def operands_of_rank(fifth: int | None) -> list[Any]:
+    """dst, src and predicate of four dimensions, one of them of five."""
+    types = (nl.float32, nl.float32, nl.uint8)
+    return [
+        tile(*((2, 2, 1, 1, 2) if number == fifth else (2, 2, 1, 2)), dtype=dtype) for number, dtype in enumerate(types)
+    ]
+
+
 @rules(
     Rule(
         "predicate type",
@@ -278,6 +294,37 @@ def test_it_runs_on_the_vector_engine_of_every_generation(target: str) -> None:
         lambda: nisa.tensor_copy_predicated(
             tile(2, 2, dtype=nl.bfloat16), tile(2, 2, dtype=nl.bfloat16), tile(2, 2, dtype=nl.uint8)
         ),
+    ),
+    Rule(
+        "a tile where the predicate is not set",
+        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), tile(2, 2, dtype=nl.uint8), reverse_pred=True),
+        "nisa.tensor_copy_predicated: reverse_pred=True is for a number as 'src', got tensor [2, 2] float32 in sbuf; "
+        "invert the predicate, for instance with nisa.tensor_scalar and op0=nl.equal, operand0=0",
+        lambda: nisa.tensor_copy_predicated(tile(2, 2), 1.0, tile(2, 2, dtype=nl.uint8), reverse_pred=True),
+    ),
+    Rule(
+        "an integer for floats",
+        lambda: nisa.tensor_copy_predicated(tile(2, 2), 9, tile(2, 2, dtype=nl.uint8)),
+        "nisa.tensor_copy_predicated: operand 'src': an integer needs an integer type of 'dst', got 9 for tensor [2, "
+        "2] float32 in sbuf; pass 9.0",
+        lambda: nisa.tensor_copy_predicated(tile(2, 2), 9.0, tile(2, 2, dtype=nl.uint8)),
+    ),
+    Rule(
+        "a float for integers",
+        lambda: nisa.tensor_copy_predicated(tile(2, 2, dtype=nl.int16), 9.0, tile(2, 2, dtype=nl.uint8)),
+        "nisa.tensor_copy_predicated: operand 'src': a float needs a float type of 'dst', got 9.0 for tensor [2, 2] "
+        "int16 in sbuf; pass an integer",
+        lambda: nisa.tensor_copy_predicated(tile(2, 2, dtype=nl.int16), 9, tile(2, 2, dtype=nl.uint8)),
+    ),
+    *(
+        Rule(
+            f"rank of operand {number}",
+            lambda number=number: nisa.tensor_copy_predicated(*operands_of_rank(number)),
+            f"nisa.tensor_copy_predicated: operand {name!r} must have at most 4 dimensions, 3 of them free, got tensor "
+            f"[2, 2, 1, 1, 2] {dtype} in sbuf; flatten some with flatten_dims or reshape",
+            lambda: nisa.tensor_copy_predicated(*operands_of_rank(None)),
+        )
+        for number, (name, dtype) in enumerate([("dst", "float32"), ("src", "float32"), ("predicate", "uint8")])
     ),
     Rule(
         "both in PSUM",

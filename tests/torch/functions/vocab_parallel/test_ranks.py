@@ -165,7 +165,10 @@ def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict
         assert f"they have classes of rank 0 from 2 to {ranks + 1}, here {rank + 2};" in each["unlike sizes"]
         assert "reduction (of mean, sum, none) from 0 to 1" in each["unlike reductions"]
         smoothing = f"label_smoothing from 0 to {0.1 * (ranks - 1):g}, here {0.1 * rank:g}"
-        assert f"they have {smoothing}, return_outputs from 0 to 1, here {int(rank == 0)};" in each["unlike options"]
+        assert (
+            f"they have {smoothing}, outputs (none, entropy, all) from 0 to 2, here {2 * (rank == 0)};"
+            in each["unlike options"]
+        )
         outside = rf"IndexError: vocab_parallel_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
         assert each["target"].startswith(outside)
         assert each["target, no classes here"].startswith(outside)

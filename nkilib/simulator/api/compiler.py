@@ -1,0 +1,7 @@
+"""Stands for the module ``nki.compiler``."""
+
+from __future__ import annotations
+
+from ..terms.compilation import AddressRotation, CompileConfig, SpecializationConfig
+
+__all__ = ["AddressRotation", "CompileConfig", "SpecializationConfig"]

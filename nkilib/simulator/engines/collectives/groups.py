@@ -1,0 +1,162 @@
+"""``ReplicaGroup``: which ranks an operation runs among, and which rank this is.
+
+Source: ``nki/api/nki/collectives/__init__.py``, and the 2.33 page of ``nki.collectives.ReplicaGroup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from ...machine.core import Core, current_core
+from ...tensors.registers import VirtualRegister
+from ...terms.errors import NkiValidationError
+from ...terms.objects import NKIObject
+
+
+class rg_partition_op(Enum):
+    """How :meth:`ReplicaGroup.from_partition_op` gets the number of a rank's list from its own."""
+
+    bitwise_and = "bitwise_and"
+    div = "div"
+    mod = "mod"
+
+
+@dataclass
+class ReplicaGroup(NKIObject):
+    """Lists of ranks; an operation runs within each of them by itself.
+
+    Attributes:
+        groups: the lists. No rank is in two of them; the order within one is that of the ranks' shares.
+    """
+
+    groups: Sequence[Sequence[int]]
+
+    def __post_init__(self) -> None:
+        self.groups = checked_lists(self.groups)
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
+        """Ranks 0 to ``world_size`` - 1 in lists: those with the same ``op(rank, operand)`` are together.
+
+        Raises:
+            NkiValidationError: if an argument is of another kind, or 0 where a rank would be divided by it.
+        """
+        if not _is_rank(world_size) or world_size < 1:
+            raise NkiValidationError(f"ReplicaGroup: world_size must be a positive integer, got {world_size!r}")
+        if not isinstance(op, rg_partition_op):
+            raise NkiValidationError(f"ReplicaGroup: op must be a member of rg_partition_op, got {op!r}")
+        least = 0 if op is rg_partition_op.bitwise_and else 1
+        if not _is_rank(operand) or operand < least:
+            raise NkiValidationError(
+                f"ReplicaGroup: operand of {op.name} must be an integer >= {least}, got {operand!r}"
+            )
+        lists: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            lists.setdefault(_list_of(rank, op, operand), []).append(rank)
+        return ReplicaGroup([lists[key] for key in sorted(lists)])
+
+    def __repr__(self) -> str:
+        return f"ReplicaGroup({[list(ranks) for ranks in self.groups]})"
+
+
+def _list_of(rank: int, op: rg_partition_op, operand: int) -> int:
+    if op is rg_partition_op.bitwise_and:
+        return rank & operand
+    return rank // operand if op is rg_partition_op.div else rank % operand
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
+
+
+def checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
+    """The rank lists of a group, in tuples.
+
+    Raises:
+        NkiValidationError: if they are no lists of ranks, or a rank is in two of them.
+    """
+    is_nested = isinstance(groups, list | tuple) and all(isinstance(ranks, list | tuple) for ranks in groups)
+    if not is_nested or not groups or not all(ranks and all(map(_is_rank, ranks)) for ranks in groups):
+        raise NkiValidationError(
+            f"ReplicaGroup: must be a list of lists of ranks such as [[0, 1], [2, 3]], got {groups!r}"
+        )
+    ranks = [int(rank) for each in groups for rank in each]
+    repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if repeated:
+        raise NkiValidationError(f"ReplicaGroup: a rank is in one list only, and once; got rank {repeated[0]} again")
+    return tuple(tuple(int(rank) for rank in each) for each in groups)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is among those that an operation runs among.
+
+    Attributes:
+        members: the ranks, in the order of their shares.
+        position: of this rank.
+        lists: all lists of the group.
+    """
+
+    members: tuple[int, ...]
+    position: int
+    lists: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+def rank_of(core: Core) -> int:
+    """The rank of a core: 0 in a launch by itself."""
+    return 0 if core.launch.seat is None else core.launch.seat.rank
+
+
+def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
+    """Require that ranks run.
+
+    Raises:
+        NkiValidationError: naming the first one that does not, and how to launch it.
+    """
+    seat = core.launch.seat
+    count = 1 if seat is None else seat.world.ranks
+    beyond = [rank for rank in ranks if rank >= count]
+    if not beyond:
+        return
+    if seat is None:
+        raise NkiValidationError(
+            f"{what} has rank {beyond[0]}, and this kernel runs as rank 0 alone; launch it with "
+            f"nkilib.simulator.ranks({max(ranks) + 1})(kernel)(...)"
+        )
+    raise NkiValidationError(f"{what} has rank {beyond[0]}, and nkilib.simulator.ranks launched ranks 0 to {count - 1}")
+
+
+def place_in(core: Core, replica_group: Any) -> Place:
+    """Where the rank of ``core`` is in a group.
+
+    Raises:
+        NkiValidationError: if it is no group, has ranks that do not run, or leaves this rank out.
+    """
+    if not isinstance(replica_group, ReplicaGroup):
+        raise NkiValidationError(
+            f"replica_group must be an nki.collectives.ReplicaGroup, as ReplicaGroup([[0, 1]]), got {replica_group!r}"
+        )
+    lists = checked_lists(replica_group.groups)
+    check_ranks(core, [rank for ranks in lists for rank in ranks], "replica_group")
+    own = rank_of(core)
+    for members in lists:
+        if own in members:
+            return Place(members, members.index(own), lists)
+    raise NkiValidationError(f"rank {own} is in no list of {replica_group!r}, and would get no result")
+
+
+def rank_id(name: str | None = None) -> VirtualRegister:
+    """The number of this rank among all that run, in a register; 0 in a launch by itself."""
+    core = current_core("nki.collectives.rank_id")
+    if name:
+        core.add_name(name)
+    return VirtualRegister(rank_of(core))

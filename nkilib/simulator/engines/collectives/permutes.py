@@ -1,0 +1,233 @@
+"""Operations in which each rank sends to one other: by pairs that the kernel gives, or round the ring of a group.
+
+Source: ``nki/api/nki/collectives/__init__.py``, ``neuron-runtime/about/collectives.rst`` (Permute Operation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...isa.operators import Operator
+from ...machine.call import Call
+from ...machine.core import current_core
+from ...machine.issue import instruction
+from ...machine.world import Term
+from ...tensors.registers import VirtualRegister
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import MOVABLE, DType
+from ...terms.enums import Engine
+from ...terms.errors import NkiValidationError, add_location
+from ...terms.regions import HBM
+from ..dma.modes import check_priority
+from ..dma.rows import write
+from .exchange import Arrays, Operation, contents, described, perform, shown
+from .groups import Place, ReplicaGroup, check_ranks, place_in, rank_of
+from .operands import REDUCIBLE, check_pairs, check_same_types, check_shape, reduction_key, tensors
+from .reductions import computed_in, reduced
+
+# "The maximum number of channels is 4 for replica groups containing all devices inside a node"; how many devices a node
+# has is not known here.
+_CHANNELS_MAX = 4
+_ENDS_OF_A_PAIR = 2
+_Channels = Sequence[Sequence[NkiTensor]]
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def collective_permute(
+    call: Call,
+    srcs: Sequence[NkiTensor],
+    dsts: Sequence[NkiTensor],
+    source_target_pairs: Sequence[tuple[int, int]],
+    priority: int | None = None,
+) -> None:
+    """``dsts[0]`` on the target of each pair of ranks = ``srcs[0]`` on its source; one tensor each, in HBM.
+
+    A rank that is no target keeps its ``dsts[0]``, and one that is in no pair does nothing.
+
+    Raises:
+        BarrierError: if another rank of the pairs comes to something else, or does not come.
+    """
+    core = call.core
+    pairs = _checked_pairs(source_target_pairs)
+    check_ranks(core, [rank for pair in pairs for rank in pair], "source_target_pairs")
+    check_priority(core, priority)
+    inputs = tensors(call, "srcs", srcs, regions=HBM)
+    outputs = tensors(call, "dsts", dsts, regions=HBM, is_output=True)
+    if len(inputs) != 1:
+        raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)}")
+    check_pairs(inputs, outputs)
+    check_same_types(inputs, outputs)
+    check_shape("dsts[0]", outputs[0], inputs[0].shape, "that of srcs[0]")
+    own = rank_of(core)
+    members = tuple(sorted({rank for pair in pairs for rank in pair}))
+    if own not in members:
+        return
+    sources = {target: source for source, target in pairs}
+
+    def store(brought: Mapping[int, Arrays]) -> None:
+        if own in sources:
+            write(core, outputs[0], brought[sources[own]][0], outputs[0].dtype)
+
+    terms = (Term("source_target_pairs", pairs), *described("srcs", inputs), *described("dsts", outputs))
+    bring = lambda: contents(core, "srcs", inputs)  # noqa: E731
+    perform(call, Operation("collective_permute", members, inputs, outputs, terms, bring, store))
+
+
+def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
+    is_list = isinstance(pairs, list | tuple) and bool(pairs)
+    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == _ENDS_OF_A_PAIR for pair in pairs):
+        raise NkiValidationError(f"source_target_pairs must be a list of (source, target), got {pairs!r}")
+    for end, name in enumerate(("source", "target")):
+        ranks = [pair[end] for pair in pairs]
+        for rank in ranks:
+            if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
+                raise NkiValidationError(f"source_target_pairs: a rank must be an integer >= 0, got {rank!r}")
+            if ranks.count(rank) > 1:
+                raise NkiValidationError(f"source_target_pairs: rank {rank} is the {name} of more than one pair")
+    return [(int(source), int(target)) for source, target in pairs]
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def collective_permute_implicit(
+    call: Call,
+    srcs_by_channel: _Channels,
+    dsts_by_channel: _Channels,
+    replica_group: ReplicaGroup,
+    channel_ids: Sequence[int] = [0],
+    priority: int | None = None,
+) -> None:
+    """Each rank's source goes to its successor in the list of the group, the last one's to the first; on each channel
+    one source and one result, in HBM or SBUF.
+
+    Raises:
+        BarrierError: if another rank of the group comes to something else, or does not come.
+    """
+    place = _place(call, replica_group, channel_ids, priority)
+    inputs = _by_channel(call, "srcs_by_channel", srcs_by_channel, channel_ids)
+    outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, is_output=True)
+    _check_channels(inputs, outputs)
+    bring = lambda: contents(call.core, "srcs_by_channel", inputs)  # noqa: E731
+    _round_the_ring(call, "collective_permute_implicit", place, inputs, outputs, (), bring, lambda dtype: dtype)
+
+
+@instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
+def collective_permute_implicit_reduce(
+    call: Call,
+    srcs0_by_channel: _Channels,
+    srcs1_by_channel: _Channels,
+    dsts_by_channel: _Channels,
+    replica_group: ReplicaGroup,
+    op: Operator,
+    channel_ids: Sequence[int] = [0],
+    priority: int | None = None,
+) -> None:
+    """As :func:`collective_permute_implicit`, of ``op`` of two sources on each channel; arithmetic as in
+    :func:`nkilib.simulator.engines.collectives.even.all_reduce`.
+
+    Raises:
+        BarrierError: if another rank of the group comes to something else, or does not come.
+    """
+    core, key = call.core, reduction_key(op)
+    place = _place(call, replica_group, channel_ids, priority)
+    first = _by_channel(call, "srcs0_by_channel", srcs0_by_channel, channel_ids, dtypes=REDUCIBLE)
+    second = _by_channel(call, "srcs1_by_channel", srcs1_by_channel, channel_ids, dtypes=REDUCIBLE)
+    outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, dtypes=REDUCIBLE, is_output=True)
+    _check_channels(first, outputs)
+    _check_channels(second, outputs)
+
+    def bring() -> list[npt.NDArray[Any]]:
+        left, right = contents(core, "srcs0_by_channel", first), contents(core, "srcs1_by_channel", second)
+        return [reduced(key, dst.dtype, parts) for dst, *parts in zip(outputs, left, right, strict=True)]
+
+    terms = (Term("op", key),)
+    sources = (*first, *second)
+    _round_the_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
+
+
+def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> Place:
+    check_priority(call.core, priority)
+    is_list = isinstance(channel_ids, list | tuple) and bool(channel_ids)
+    if not is_list or list(channel_ids) != list(range(len(channel_ids))) or len(channel_ids) > _CHANNELS_MAX:
+        raise NkiValidationError(
+            f"channel_ids must be consecutive integers from 0, at most {_CHANNELS_MAX} of them, got {channel_ids!r}"
+        )
+    return place_in(call.core, replica_group)
+
+
+def _by_channel(
+    call: Call,
+    name: str,
+    given: Any,
+    channel_ids: Sequence[int],
+    *,
+    dtypes: frozenset[DType] = MOVABLE,
+    is_output: bool = False,
+) -> tuple[NkiTensor, ...]:
+    """The tensor of each channel."""
+    if not isinstance(given, list | tuple) or len(given) != len(channel_ids):
+        raise NkiValidationError(
+            f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {given!r}"
+        )
+    found: list[NkiTensor] = []
+    for channel, inner in enumerate(given):
+        of_channel = tensors(call, f"{name}[{channel}]", inner, dtypes=dtypes, is_output=is_output)
+        if len(of_channel) != 1:
+            raise NkiValidationError(f"{name}[{channel}] must be a list of one tensor, got {len(of_channel)}")
+        found += of_channel
+    return tuple(found)
+
+
+def _check_channels(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
+    for channel, (src, dst) in enumerate(zip(srcs, dsts, strict=True)):
+        check_pairs([src], [dst])
+        check_same_types([src], [dst])
+        check_shape(f"the result of channel {channel}", dst, src.shape, "that of its source")
+
+
+def _round_the_ring(
+    call: Call,
+    what: str,
+    place: Place,
+    srcs: tuple[NkiTensor, ...],
+    dsts: tuple[NkiTensor, ...],
+    terms: tuple[Term, ...],
+    bring: Callable[[], Arrays],
+    brought_in: Callable[[DType], DType],
+) -> None:
+    """Store what the predecessor brings, whose arrays have the type that ``brought_in`` says for that of a result."""
+    predecessor = place.members[place.position - 1]
+
+    def store(brought: Mapping[int, Arrays]) -> None:
+        for channel, dst in enumerate(dsts):
+            write(call.core, dst, brought[predecessor][channel], brought_in(dst.dtype))
+
+    agreed = (shown(place.lists), *terms, *described("sources", srcs), *described("results", dsts))
+    perform(call, Operation(what, place.members, srcs, dsts, agreed, bring, store))
+
+
+def collective_permute_implicit_current_processing_rank_id(
+    iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
+) -> VirtualRegister:
+    """Whose data a rank has after ``iteration_id`` permutes round the ring of the group, in a register.
+
+    After none it is this rank itself, then its predecessor, then the one before that.
+    """
+    what = "nki.collectives.collective_permute_implicit_current_processing_rank_id"
+    core = current_core(what)
+    try:
+        for parameter, value in (("iteration_id", iteration_id), ("channel_id", channel_id)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise NkiValidationError(f"{parameter} must be an integer >= 0, got {value!r}")
+        if channel_id >= _CHANNELS_MAX:
+            raise NkiValidationError(f"channel_id must be below {_CHANNELS_MAX}, got {channel_id}")
+        place = place_in(core, replica_group)
+    except NkiValidationError as error:
+        add_location(error, f"{what} on {core.name}" if core.name else what)
+        raise
+    if name:
+        core.add_name(name)
+    return VirtualRegister(place.members[(place.position - iteration_id) % place.size])

@@ -1,0 +1,146 @@
+"""What a launch is made of before it runs: converted arguments, cores, and who watches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nkilib import lnc
+
+from ..machine.barrier import CoreBarrier
+from ..machine.core import Core, Launch
+from ..machine.lives import Lives
+from ..machine.loops import check_equal_turns
+from ..machine.observer import Watcher, active_watchers
+from ..machine.partial_writes import PartialWrites, WatchWrites
+from ..machine.races import RaceLevels, RaceWatch
+from ..machine.world import Seat
+from ..target.options import Options, current_options
+from ..terms.enums import nc_version
+from ..terms.errors import NkiValidationError
+from .arguments import Arguments
+from .running import CoreRun
+from .schedule import Edge, check_issued
+from .settings import Settings
+
+
+class Launchable(Protocol):
+    """What a launch has to know of a kernel.
+
+    Attributes:
+        func: the Python function.
+        cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
+        schedule: extra order between instructions.
+        settings: what else ``nki.jit`` was told.
+    """
+
+    __name__: str
+    func: Callable[..., Any]
+    cores: int | None
+    schedule: tuple[Edge, ...]
+    settings: Settings
+
+
+def cores_of(kernel: Launchable, options: Options) -> int:
+    """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
+
+    Raises:
+        NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
+        ValueError: if the environment has a number of cores that does not exist.
+    """
+    try:
+        count = lnc.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)
+    except lnc.CoresDisagreeError as error:
+        raise NkiValidationError(str(error)) from None
+    if count > 1 and options.generation.version is nc_version.gen2:
+        launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
+        raise NkiValidationError(
+            f"{kernel.__name__}{launch}: {options.generation.name} has no logical NeuronCores of two; launch on "
+            f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+        )
+    return count
+
+
+class PreparedLaunch:
+    """A launch whose arguments are converted and whose cores stand ready.
+
+    Args:
+        kernel: what to launch.
+        args, kwargs: its arguments.
+        seat: which rank it is, if others run beside it.
+        is_watched: whether those who watch launches see this one.
+        unwritable: ids of the arguments' arrays that the kernel may only read.
+
+    Attributes:
+        running: its cores, to be called each in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        kernel: Launchable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        seat: Seat | None = None,
+        is_watched: bool = True,
+        unwritable: frozenset[int] = frozenset(),
+    ) -> None:
+        func, self._options = kernel.func, current_options()
+        options, count = self._options, cores_of(kernel, self._options)
+        self._kernel = kernel
+        self._arguments = Arguments(
+            func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp, unwritable=unwritable
+        )
+        barrier = CoreBarrier(count) if seat is None else seat.world.barrier()
+        # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
+        grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
+        launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
+        launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
+        launch.compile_config = kernel.settings.compile_config or launch.compile_config
+        cores = [Core(number, launch) for number in range(count)]
+        self._watchers = _watch(cores, options, active_watchers() if is_watched else ())
+        self.running = [CoreRun(func, self._arguments, core) for core in cores]
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether its tensors have shapes and types and no memory."""
+        return self._arguments.is_abstract
+
+    def check_turns(self) -> None:
+        """All its cores have come to their end; two of them must have run their loops equally often.
+
+        Raises:
+            NkiValidationError: if they have not.
+        """
+        if len(self.running) > 1 and self._options.frontend == "tracer":
+            check_equal_turns([run.core.loops for run in self.running])
+
+    def conclude(self, has_ended: bool) -> None:
+        """The cores are done; ``has_ended`` says whether all came to their end without an error."""
+        self._arguments.write_back()
+        for watcher in self._watchers:
+            watcher.conclude(has_ended)
+
+    def results(self) -> Any:
+        """What the kernel returned."""
+        kernel = self._kernel
+        if kernel.schedule:
+            check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
+        writes = self.running[0].core.observers.find(PartialWrites)
+        return self._arguments.results(self.running[0].result, self._options, writes)
+
+
+def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:
+    """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
+    checks_capacity = options.capacity != "ignore"
+    watchers: list[Watcher] = []
+    if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):
+        watchers.append(RaceWatch(RaceLevels(options.races, options.identical_writes)))
+    if options.uninitialized != "ignore":
+        watchers.append(WatchWrites())
+    for core in cores:
+        if checks_capacity or asking:
+            core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
+        for watcher in (*watchers, *asking):
+            core.observers.add(watcher.watch(core.number, core.observers))
+    return [*watchers, *asking]

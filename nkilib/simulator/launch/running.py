@@ -1,0 +1,81 @@
+"""The cores of a launch as threads: each calls the kernel function, and the first error of any is the launch's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..machine.core import Core
+from ..target.current import enter
+from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
+from ..terms.spec import DataNeeded
+from .arguments import Arguments
+
+
+class CoreRun:
+    """One core's execution of the kernel function."""
+
+    def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
+        self._func = func
+        self._arguments = arguments
+        self.core = core
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether it is in a thread of its own, of which the traceback that a user sees tells nothing."""
+        return self.core.number > 0 or self.core.launch.seat is not None
+
+    def __call__(self) -> None:
+        barrier = self.core.launch.barrier
+        enter(self.core)
+        try:
+            # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
+            with np.errstate(all="ignore"):
+                self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
+            for check in self.core.at_end:
+                check()
+            self.core.observers.end()
+            self.core.loads.settle()  # of tiles that outlive the kernel: the caller may change its arrays
+            barrier.finish()
+        except CoreAbortedError:
+            pass
+        except BaseException as error:
+            if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
+                error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
+            if isinstance(error, NkiValidationError):
+                add_location_of_traceback(error, f"{self.core.name}: " if self.core.name else "")
+            elif isinstance(error, Exception) and self._is_elsewhere:
+                add_core(error, self.core.name)
+            self.error = error
+            self.core.launch.abort()
+        finally:
+            enter(None)
+
+
+def run_cores(running: Sequence[CoreRun]) -> None:
+    """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
+    threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
+    for thread in threads:
+        thread.start()
+    running[0]()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # an interrupt while waiting: do not leave the other core running behind
+        running[0].core.launch.abort()
+        for thread in threads:
+            thread.join()
+        raise
+    raise_first_error(running)
+
+
+def raise_first_error(running: Iterable[CoreRun]) -> None:
+    """Raise what the first core that failed raised."""
+    for run in running:
+        if run.error is not None:
+            raise run.error

@@ -1,0 +1,122 @@
+"""Which line wrote what of the tensors that are written in part, for the message about a part that nobody wrote.
+
+Told only where such a read is an error or a warning. A write that leaves no element of its tensor unwritten is of no
+interest, and most are of that kind: all that they cost is one question.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..memory.storage import Storage
+from ..tensors.view import View
+from ..terms.description import first_and_last
+from ..terms.errors import kernel_location
+from ..terms.layout import Layout
+from .observer import Issued, Observer, Observers, Watcher
+
+
+class _Box(NamedTuple):
+    """Rows (indices of dimension 0 of a storage) and bytes of a row, from the first to the last, both included."""
+
+    first_row: int
+    last_row: int
+    first_byte: int
+    last_byte: int
+
+    def distance_to(self, row: int, byte: int) -> tuple[int, int]:
+        """How far a byte lies outside, in rows and in bytes of a row."""
+        rows = max(self.first_row - row, row - self.last_row, 0)
+        return rows, max(self.first_byte - byte, byte - self.last_byte, 0)
+
+
+def _box_of(storage: Storage, layout: Layout, width: int) -> _Box:
+    """The box around the elements of ``layout``, of ``width`` bytes each."""
+    row_bytes = max(storage.partition_bytes, 1)
+    rows = columns = 0
+    for size, stride in zip(layout.shape, layout.strides, strict=True):
+        reach = abs(stride) * width * max(size - 1, 0)
+        if abs(stride) * width >= row_bytes:
+            rows += reach // row_bytes
+        else:
+            columns += reach
+    first_row, first_byte = divmod(layout.offset * width, row_bytes)
+    last_byte = first_byte + columns + width - 1
+    rows += last_byte // row_bytes  # a view that folds rows into a dimension of its own
+    return _Box(first_row, first_row + rows, first_byte, min(last_byte, row_bytes - 1))
+
+
+class PartialWrites(Observer):
+    """What one core wrote to tensors that had unwritten elements left afterwards.
+
+    Args:
+        seen: by the number of a storage the boxes that were written, each with its line, in the order in which they
+            were last written. The cores of a launch have the same: one may read what the other one did not write.
+    """
+
+    def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:
+        self._seen = seen
+
+    def issued(self, call: Issued) -> None:
+        for _, position in call.definition.outputs:
+            view = call.values[position]
+            if view is not None and not view.storage.written.is_full:
+                self.note(view)
+        for operand in call.indirect:
+            if operand.is_output and not operand.base.storage.written.is_full:
+                self.note(operand.base)
+
+    def note(self, view: View) -> None:
+        """The running instruction has written in ``view``, whose tensor has unwritten elements left."""
+        storage = view.storage
+        if view.indirect_access is None:
+            box = _box_of(storage, view.layout, storage.width_of(view.dtype))
+        else:  # somewhere in it
+            box = _Box(0, storage.nbytes // max(storage.partition_bytes, 1), 0, storage.partition_bytes)
+        boxes = self._seen.setdefault(storage.number, {})
+        boxes.pop(box, None)  # to stand at the end again
+        boxes[box] = kernel_location()
+
+    def line_near(self, view: View, index: list[int]) -> str | None:
+        """The line that wrote nearest to an element of ``view``, of several the last one; None if none wrote."""
+        storage = view.storage
+        boxes = list(self._seen.get(storage.number, {}).items())
+        if not boxes:
+            return None
+        width = storage.width_of(view.dtype)
+        at = view.layout.offset + sum(step * stride for step, stride in zip(index, view.layout.strides, strict=True))
+        row, byte = divmod(at * width, max(storage.partition_bytes, 1))
+        _, place = min(reversed(boxes), key=lambda item: item[0].distance_to(row, byte))
+        return place
+
+
+class WatchWrites(Watcher):
+    """Has the partial writes of a launch remembered."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, dict[_Box, str]] = {}
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        return PartialWrites(self._seen)
+
+    def conclude(self, has_ended: bool) -> None:
+        return
+
+
+def where_unwritten(writes: PartialWrites | None, view: View, among: npt.NDArray[np.bool_] | None = None) -> str:
+    """For a message: the first and the last of the unwritten elements of ``view``, and who wrote beside the first.
+
+    Args:
+        writes: what is known of writes.
+        view: a static view with unwritten elements.
+        among: which elements count, in the shape of the view; None for all.
+    """
+    unwritten = view.storage.unwritten(view.layout, view.dtype, among)
+    said = first_and_last(unwritten)
+    line = None if writes is None else writes.line_near(view, np.argwhere(unwritten)[0].tolist())
+    if line is not None:
+        return f"{said}; {line} was the last to write near it"
+    return f"{said}; nothing has written to this tensor" if view.covers_storage() and unwritten.all() else said

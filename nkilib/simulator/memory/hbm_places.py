@@ -1,0 +1,35 @@
+"""Tensors in HBM that a kernel places itself: they must lie apart, since here each one has its own memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class _Place:
+    low: int
+    high: int
+    what: str
+
+
+@dataclass
+class HbmPlaces:
+    """The placed tensors of one HBM: of a core's private one, or of that which the cores share."""
+
+    places: list[_Place] = field(default_factory=list)
+
+    def take(self, low: int, nbytes: int, what: str) -> str | None:
+        """Place ``what`` at bytes ``low`` to ``low + nbytes`` (exclusive).
+
+        Returns:
+            What is wrong, if another placed tensor overlaps it: how long a tensor in HBM is needed is not known.
+        """
+        mine = _Place(low, low + nbytes, what)
+        clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)
+        self.places.append(mine)
+        if clash is None:
+            return None
+        return (
+            f"nl.ndarray: {what} at bytes {mine.low} to {mine.high} overlaps {clash.what} at bytes {clash.low} to "
+            f"{clash.high}: place them apart, or make both views of one tensor"
+        )

@@ -1,0 +1,296 @@
+"""``NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``: a tensor seen in tiles, or in blocks of tiles.
+
+A grid is a view: to make one or to index it takes no memory, copies nothing and issues no instruction. Only ``data``
+is a tensor, for instructions.
+
+Source: pages ``nki.language.NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``, ``tiles`` and ``blocks`` of the API reference
+of NKI 0.7.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from operator import index
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from ..terms.dtypes import DType
+from ..terms.errors import GridTypeError, GridValueError, NkiValidationError, OutOfRangeError
+from ..terms.layout import Layout, Shape
+from ..terms.regions import ON_CHIP, MemoryRegion
+from .grid_axes import Axis, dense_axes
+from .indexing import DynamicSlice
+from .tensor import NkiTensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from 3.11 on
+
+
+class NkiGrid:
+    """Base of :class:`NkiTileGrid` and :class:`NkiBlockGrid`; ``nl.tiles`` and ``nl.blocks`` make them.
+
+    ``grid[i, j]`` is a grid again: an integer takes the coordinate away (a negative one counts from the end), a slice
+    keeps it. Leading dimensions of an HBM tensor that are not tiled come first, and their coordinates count elements.
+    """
+
+    __slots__ = ("_axes", "_offset", "_tensor")
+
+    # What an index counts, for messages.
+    _cell: ClassVar[str] = "tile"
+
+    _tensor: NkiTensor
+    _axes: tuple[Axis, ...]
+    _offset: int
+
+    def __init__(self, **kwargs: Any) -> None:
+        raise GridTypeError(
+            f"{type(self).__name__} is not made by kernels; nl.tiles, nl.blocks, nl.alloc_tiles make it"
+        )
+
+    @classmethod
+    def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
+        """A grid over the storage of ``tensor``, in which element 0 is at ``offset``. For the simulator."""
+        grid = cls.__new__(cls)
+        grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
+        return grid
+
+    @property
+    def dtype(self) -> DType:
+        """Type of an element."""
+        return self._tensor.dtype
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """The memory region of the tensor behind the grid."""
+        return self._tensor.buffer
+
+    @property
+    def tile_shape(self) -> Shape:
+        """Elements of a whole tile along each tiled dimension."""
+        return tuple(axis.tile for axis in self._tiled)
+
+    @property
+    def shape(self) -> Shape:
+        """Number of tiles, or of blocks, along each dimension that no integer has taken away yet."""
+        return tuple(axis.cells for axis in self._axes if not axis.is_consumed)
+
+    @property
+    def element_shape(self) -> Shape:
+        """Number of elements along each dimension."""
+        return tuple(axis.elements for axis in self._axes)
+
+    @property
+    def index_step_elements(self) -> Shape:
+        """Elements from one coordinate to the next, along each dimension of :attr:`shape`.
+
+        Raises:
+            NkiValidationError: if the steps of a dimension differ, as after blocks with a gap were grouped anew.
+        """
+        steps = [axis.step for axis in self._axes if not axis.is_consumed]
+        if None in steps:
+            raise NkiValidationError(f"{self}: its {self._cell}s do not follow each other in equal steps")
+        return tuple(step for step in steps if step is not None)
+
+    @property
+    def is_remainder(self) -> bool:
+        """Whether a selected tile or block is cut off by the edge of the tensor."""
+        return 0 not in self.element_shape and any(axis.is_remainder for axis in self._axes)
+
+    @property
+    def is_data_representable(self) -> bool:
+        """Whether :attr:`data` exists: whether one access pattern has the selected elements and no others."""
+        return self._layout() is not None
+
+    @property
+    def data(self) -> NkiTensor:
+        """The selected elements as one tensor, for an instruction.
+
+        Its shape is :attr:`element_shape`. Several rows of tiles that lie one beside the other on chip, in the same
+        partitions, are a tensor of two dimensions: partitions, and the elements of all tiles in row-major order.
+
+        Raises:
+            NkiValidationError: if no access pattern has them: tiles with gaps between them, and of several rows on chip
+                also tiles that are cut off.
+        """
+        layout = self._layout()
+        if layout is None:
+            raise NkiValidationError(
+                f"{self}: no one access pattern has the elements {list(self.element_shape)} of this selection "
+                f"(is_data_representable is False); index it down to neighbouring {self._cell}s"
+                + (", of one row where some are cut off" if self.buffer in ON_CHIP else "")
+            )
+        is_packed = self._is_packed()
+        if layout == self._tensor.layout and not is_packed:
+            return self._tensor
+        data = self._tensor.with_layout(layout)
+        if is_packed:
+            slabs = [len(axis.tiles) for axis in self._axes if not axis.is_tiled]
+            data.mark_rows_of_tiles(prod(slabs) * len(self._tiled[0].tiles))
+        return data
+
+    def __getitem__(self, key: Any) -> Self:
+        """The tiles or blocks at integers and slices, as a grid of the same kind.
+
+        Raises:
+            OutOfRangeError: if an index or a slice leaves the grid.
+            GridTypeError: if an index is no integer and no slice, for instance a register.
+            GridValueError: if there are too many indices, or a slice does not go upwards.
+        """
+        keys = self._keys(key)
+        axes, offset = [], self._offset
+        for axis in self._axes:
+            chosen = axis if axis.is_consumed else self._chosen(axis, keys.pop(0))
+            if chosen.is_consumed and not chosen.is_tiled:  # a dimension less, as of a tensor
+                offset += chosen.tiles[0] * chosen.outer
+            else:
+                axes.append(chosen)
+        return type(self).of(self._tensor, axes, offset)
+
+    def __iter__(self) -> Any:
+        raise GridTypeError(f"{self}: a grid is not iterated over; index it, for i in range(grid.shape[0])")
+
+    def __repr__(self) -> str:
+        counts = " x ".join(map(str, self.shape))
+        cells = f"{counts} {self._cell}s" if counts else f"one {self._cell}"
+        return f"{type(self).__name__} of {cells} {self._grain()} of {self._tensor!r}"
+
+    def tile_grid(self) -> NkiTileGrid:
+        """The tiles of the selection."""
+        return NkiTileGrid.of(self._tensor, [axis.regrouped(1) for axis in self._axes], self._offset)
+
+    def block_grid(self, block_shape: Sequence[int]) -> NkiBlockGrid:
+        """The tiles of the selection in blocks of so many tiles along each tiled dimension."""
+        leading = len(self._axes) - len(block_shape)
+        groups = (1,) * leading + tuple(block_shape)
+        axes = [axis.regrouped(group) for axis, group in zip(self._axes, groups, strict=True)]
+        return NkiBlockGrid.of(self._tensor, axes, self._offset)
+
+    def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
+        """This grid without the coordinates that integers have taken from the other, whose dimensions come in order."""
+        axes = [
+            replace(axis, is_consumed=other._axes[dim].is_consumed) for axis, dim in zip(self._axes, order, strict=True)
+        ]
+        return type(self).of(self._tensor, axes, self._offset)
+
+    @property
+    def _tiled(self) -> list[Axis]:
+        return [axis for axis in self._axes if axis.is_tiled]
+
+    def _grain(self) -> str:
+        return str(self.tile_shape)
+
+    def _layout(self) -> Layout | None:
+        """The layout of all elements, or None if there is none; see :attr:`data`."""
+        if self._is_packed():
+            return self._packed_layout()
+        spans = [axis.span() for axis in self._axes]
+        found = [span for span in spans if span is not None]
+        if len(found) < len(spans):
+            return None
+        offset = self._offset + sum(span.offset for span in found)
+        return Layout(tuple(span.size for span in found), tuple(span.stride for span in found), offset)
+
+    def _is_packed(self) -> bool:
+        """Whether several rows of tiles, or slabs of them, lie in the same partitions."""
+        return self._tensor.buffer in ON_CHIP and not self._axes[0].follows_partitions()
+
+    def _packed_layout(self) -> Layout | None:
+        """That of whole tiles which lie one beside the other in the same partitions."""
+        rows = self._tiled[0]
+        offset, size = self._offset, prod(self.tile_shape[1:])
+        for axis in reversed(self._axes):
+            if not axis.tiles or axis.elements < len(axis.tiles) * axis.tile:
+                return None
+            if len(axis.tiles) > 1 and (not isinstance(axis.tiles, range) or axis.tiles.step * axis.outer != size):
+                return None
+            offset += axis.tiles[0] * axis.outer
+            size *= len(axis.tiles)
+        return Layout((rows.tile, size), (rows.inner, 1), offset)
+
+    def _keys(self, key: Any) -> list[Any]:
+        """One index for each coordinate: those that are left out are whole slices."""
+        keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
+        missing = sum(not axis.is_consumed for axis in self._axes) - len(keys)
+        dots = [at for at, item in enumerate(keys) if item is Ellipsis]
+        if missing + len(dots) < 0 or len(dots) > 1:
+            raise GridValueError(f"{self} has {len(self.shape)} coordinates, got the index {key!r}")
+        at = dots[0] if dots else len(keys)
+        keys[at : at + len(dots)] = [slice(None)] * (missing + len(dots))
+        return keys
+
+    def _chosen(self, axis: Axis, item: Any) -> Axis:
+        if isinstance(item, builtins.slice):
+            return axis.some(self._range(axis, item))
+        number = self._integer(item, item)
+        if not -axis.cells <= number < axis.cells:
+            raise OutOfRangeError(f"{self}: {self._cell} {number} is out of range of {axis.cells}")
+        return axis.one(number % axis.cells)
+
+    def _range(self, axis: Axis, item: builtins.slice) -> range:
+        """A slice of cells; as with tensors, one that leaves the grid is an error."""
+        count = axis.cells
+        step = 1 if item.step is None else self._integer(item.step, item)
+        if step < 1:
+            raise GridValueError(f"{self}: a slice needs a step >= 1, got {step}")
+        start = 0 if item.start is None else self._integer(item.start, item)
+        stop = count if item.stop is None else self._integer(item.stop, item)
+        start += count if start < 0 else 0
+        stop += count if stop < 0 else 0
+        if not (0 <= start <= count and 0 <= stop <= count):
+            raise OutOfRangeError(f"{self}: the slice {item.start}:{item.stop} leaves its {count} {self._cell}s")
+        return range(start, max(start, stop), step)
+
+    def _integer(self, value: Any, item: Any) -> int:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            return index(value)
+        except TypeError:
+            raise GridTypeError(
+                f"{self} is indexed with integers and slices, got {item!r}; where the place is known at run time only, "
+                f"use a scalar_offset on the tensor, in steps of index_step_elements"
+            ) from None
+
+
+@final
+class NkiTileGrid(NkiGrid):
+    """A tensor in tiles: ``shape`` counts tiles, and an index chooses some of them."""
+
+    __slots__ = ()
+
+
+@final
+class NkiBlockGrid(NkiGrid):
+    """A tensor in blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` has the tiles of one."""
+
+    __slots__ = ()
+
+    _cell = "block"
+
+    @property
+    def block_shape(self) -> Shape:
+        """Tiles of a whole block along each tiled dimension."""
+        return tuple(axis.group for axis in self._tiled)
+
+    def _grain(self) -> str:
+        return f"{self.block_shape} of tiles {self.tile_shape}"
+
+
+def tile_grid_of(tensor: NkiTensor, tile_shape: Sequence[int]) -> NkiTileGrid:
+    """A tensor in tiles, the last of which along a dimension may have less elements.
+
+    Args:
+        tensor: not indirect; on chip with as many dimensions as ``tile_shape``, the first of which counts partitions.
+        tile_shape: of the trailing dimensions.
+
+    Raises:
+        GridValueError: if the tensor cannot be tiled so.
+    """
+    if tensor.is_indirect():
+        raise GridValueError(f"{tensor} is indirect: its address is known at run time only, and it has no tiles")
+    if len(tile_shape) > tensor.ndim or (tensor.is_on_chip() and len(tile_shape) < tensor.ndim):
+        limit = "as many dimensions as" if tensor.is_on_chip() else "at most as many dimensions as"
+        raise GridValueError(f"tile_shape must have {limit} {tensor}, got {tuple(tile_shape)}")
+    return NkiTileGrid.of(tensor, dense_axes(tensor.shape, tensor.strides, tile_shape), tensor.offset)

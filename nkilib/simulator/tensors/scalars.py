@@ -1,0 +1,240 @@
+"""``NkiScalar``: an integer of 32 or 64 bits that only the device knows, with the arithmetic that it computes there.
+
+Sources: pages of ``nki.isa.NkiScalar``, ``scalar_load``, ``scalar_store`` and ``nki.language.fori_loop`` (2.33), the
+deep dive on scalar values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..target.current import current_loop_scope
+from ..terms.dtypes import SCALARS, DType, int32, int64
+from ..terms.errors import NkiValidationError, RegisterTypeError
+from ..terms.objects import NKIObject
+from ..terms.spec import DataNeeded
+from .registers import VirtualRegister
+
+_REMEDY = "nisa.scalar_store it to a [1, 1] tile, compute there, and nisa.scalar_load the result"
+_STEERS = (
+    "has its value on the device only and cannot steer Python: no if, while, int() or range() goes by it; nl.fori_loop "
+    "counts to it"
+)
+
+
+class NkiScalar(NKIObject):
+    """One integer, read by ``nisa.scalar_load`` or counted by ``nl.fori_loop``; it never changes.
+
+    ``+``, ``-`` and ``*`` with an integer or a scalar of the same type make a new scalar of that type, whose value
+    wraps around at its width. Python does not learn the value: a scalar in ``if``, ``while``, ``int()`` or ``range()``
+    is a TypeError, and so is one of two unlike types. A comparison of two int32 makes something that nothing takes;
+    of int64 there are none.
+
+    One that is made in the body of a dynamic loop belongs to that iteration: the device runs one copy of the body, and
+    hands no value from one iteration to the next except in memory.
+
+    Attributes:
+        dtype: ``nl.int32`` or ``nl.int64``.
+    """
+
+    __slots__ = ("_is_comparison", "_scope", "_value", "dtype")
+
+    # Numbers of numpy leave an operator to the scalar on its other side.
+    __array_ufunc__ = None
+
+    def __init__(self, state: Any, dtype: DType | None = None, is_comparison: bool = False) -> None:
+        """Refused: the documentation gives a kernel no other way to a scalar than those that the message names.
+
+        Raises:
+            NkiValidationError: always.
+        """
+        raise NkiValidationError(
+            f"nisa.NkiScalar: a kernel does not make one, got state={state!r}, dtype={dtype!r}, "
+            f"is_comparison={is_comparison!r}; nisa.scalar_load reads one from a tensor, and nl.fori_loop counts in one"
+        )
+
+    @classmethod
+    def holding(cls, value: int | None, dtype: DType, *, is_comparison: bool = False) -> NkiScalar:
+        """A scalar; None is a value that a launch without data does not know. For the simulator."""
+        made = cls.__new__(cls)
+        made._set(value, dtype, is_comparison)
+        return made
+
+    def _set(self, value: int | None, dtype: DType, is_comparison: bool) -> None:
+        self.dtype = dtype
+        self._value = None if value is None else _wrapped(value, dtype)
+        self._is_comparison = is_comparison
+        self._scope = current_loop_scope()
+
+    def value(self, what: str) -> int:
+        """The integer that it stands for; ``what`` says for messages who reads it.
+
+        Raises:
+            RegisterTypeError: if it is the result of a comparison.
+            NkiValidationError: in another iteration of a loop than that in which it was made, or behind the loop.
+        """
+        self._check_use(what)
+        if self._value is None:
+            raise DataNeeded(f"a scalar ({what})")
+        return self._value
+
+    def _check_use(self, what: str) -> None:
+        if self._is_comparison:
+            raise RegisterTypeError(f"{what}: {self} is the result of a comparison of scalars, which nothing can use")
+        if self._scope and current_loop_scope()[: len(self._scope)] != self._scope:
+            raise NkiValidationError(
+                f"{what}: {self} was made in the body of a dynamic loop, or in another iteration of it, and cannot be "
+                f"used here; nisa.scalar_store it to a tensor made before the loop, and nisa.scalar_load it here"
+            )
+
+    def _compute(self, symbol: str, function: Callable[[int, int], int], other: Any, *, swapped: bool) -> NkiScalar:
+        known = self._operands(symbol, other)
+        if known is None:
+            return NkiScalar.holding(None, self.dtype)
+        left, right = reversed(known) if swapped else known
+        return NkiScalar.holding(function(left, right), self.dtype)
+
+    def _operands(self, symbol: str, other: Any) -> tuple[int, int] | None:
+        """The values of this scalar and another operand that fits it; None if one of them is not known."""
+        self._check_use(f"operator {symbol}")
+        second: int | None
+        if isinstance(other, NkiScalar):
+            other._check_use(f"operator {symbol}")
+            if other.dtype != self.dtype:
+                raise RegisterTypeError(
+                    f"operator {symbol}: two scalars must have one type, got {self} and {other}; nisa.scalar_load both "
+                    f"from tensors of one type"
+                )
+            second = other._value
+        else:
+            second = self._immediate(symbol, other)
+        return None if self._value is None or second is None else (self._value, second)
+
+    def _immediate(self, symbol: str, other: Any) -> int:
+        if isinstance(other, bool) or not isinstance(other, int | np.integer):
+            remedy = "; nisa.scalar_load takes it from a tensor" if hasattr(other, "buffer") else ""
+            if isinstance(other, VirtualRegister):
+                remedy = "; nisa.register_store it to a [1, 1] tile, and nisa.scalar_load it from there"
+            raise RegisterTypeError(
+                f"operator {symbol}: the other operand of {self} must be an integer or a scalar, got {other!r}{remedy}"
+            )
+        limits = np.iinfo(self.dtype.numpy)
+        if not limits.min <= other <= limits.max:
+            raise RegisterTypeError(
+                f"operator {symbol}: an integer beside {self} must have its {self.dtype.itemsize * 8} bits, got {other}"
+            )
+        return int(other)
+
+    def _compared(self, symbol: str, other: Any) -> NkiScalar:
+        if self.dtype == int64:
+            raise RegisterTypeError(
+                f"operator {symbol}: scalars of 64 bits are not compared, got {self}; nisa.scalar_store it and compare "
+                f"tiles of 32 bits"
+            )
+        self._operands(symbol, other)
+        return NkiScalar.holding(0, self.dtype, is_comparison=True)
+
+    def __add__(self, other: Any) -> NkiScalar:
+        return self._compute("+", operator.add, other, swapped=False)
+
+    def __radd__(self, other: Any) -> NkiScalar:
+        return self._compute("+", operator.add, other, swapped=True)
+
+    def __sub__(self, other: Any) -> NkiScalar:
+        return self._compute("-", operator.sub, other, swapped=False)
+
+    def __rsub__(self, other: Any) -> NkiScalar:
+        return self._compute("-", operator.sub, other, swapped=True)
+
+    def __mul__(self, other: Any) -> NkiScalar:
+        return self._compute("*", operator.mul, other, swapped=False)
+
+    def __rmul__(self, other: Any) -> NkiScalar:
+        return self._compute("*", operator.mul, other, swapped=True)
+
+    def __neg__(self) -> NkiScalar:
+        return self._compute("-", operator.sub, 0, swapped=True)
+
+    def __pos__(self) -> NkiScalar:
+        return self._compute("+", operator.add, 0, swapped=False)
+
+    def __lt__(self, other: Any) -> NkiScalar:
+        return self._compared("<", other)
+
+    def __le__(self, other: Any) -> NkiScalar:
+        return self._compared("<=", other)
+
+    def __gt__(self, other: Any) -> NkiScalar:
+        return self._compared(">", other)
+
+    def __ge__(self, other: Any) -> NkiScalar:
+        return self._compared(">=", other)
+
+    def __eq__(self, other: object) -> Any:
+        """As the other comparisons for numbers and scalars; anything else, such as None or a name, is not equal."""
+        return self._compared("==", other) if _is_number(other) else False
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared("!=", other) if _is_number(other) else True
+
+    __hash__ = object.__hash__
+
+    def _steer(self) -> NoReturn:
+        raise RegisterTypeError(f"Python cannot go by {self}: a scalar {_STEERS}")
+
+    # int(), float() and range() go through __index__ too.
+    __bool__ = __index__ = _steer
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RegisterTypeError(f"{self} has the operators +, - and * only; {_REMEDY}")
+
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __abs__ = _refuse
+    __divmod__ = __rdivmod__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse
+
+    def __repr__(self) -> str:
+        state = "unknown" if self._value is None else str(self._value)
+        return f"NkiScalar({'comparison' if self._is_comparison else state}, {self.dtype})"
+
+
+# What stands for an integer that only the device knows.
+DeviceInteger = VirtualRegister | NkiScalar
+
+
+def int32_of(name: str, given: DeviceInteger) -> int:
+    """The int32 that a register or a scalar holds, for the parameter or index ``name``.
+
+    Raises:
+        NkiValidationError: if it has 64 bits, or is no integer.
+        UninitializedReadError: if it is a register that was never set.
+    """
+    if isinstance(given, NkiScalar) and given.dtype != int32:
+        raise NkiValidationError(f"{name} must be an int32, got {given}; nisa.scalar_load it from a tensor of int32")
+    return given.value(name)
+
+
+def check_scalar_type(name: str, dtype: DType) -> None:
+    """Refuse a tensor's type that no scalar has.
+
+    Raises:
+        NkiValidationError: naming the operand, and the signed type of the same width.
+    """
+    if dtype not in SCALARS:
+        signed = "int64" if dtype.itemsize == int64.itemsize else "int32"
+        same = dtype.kind == "uint" and dtype.itemsize == int32.itemsize
+        remedy = f"; view it as nl.{signed}" if same else "; cast it to nl.int32 with nisa.tensor_copy"
+        raise NkiValidationError(f"operand {name!r} must be a tensor of int32 or int64, got one of {dtype}{remedy}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.generic | NkiScalar | VirtualRegister)
+
+
+def _wrapped(value: int, dtype: DType) -> int:
+    """The low bits of ``value``, as many as the type has, read as a signed number."""
+    span = 1 << (8 * dtype.itemsize)
+    return (value + span // 2) % span - span // 2

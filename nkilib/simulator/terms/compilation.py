@@ -1,0 +1,93 @@
+"""What a kernel says to the compiler: ``CompileConfig``, ``SpecializationConfig`` and ``AddressRotation``.
+
+Nothing is compiled here, so that no field changes a result; values are checked, and nested kernels must agree.
+
+Source: pages ``nki.compiler`` and ``nki.compiler.CompileConfig`` of the API reference of NKI 0.7. It hides the defaults
+of some fields; where it says nothing of one, it is False.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from enum import Enum
+
+
+class AddressRotation(Enum):
+    """Which tensors the compiler may move for a better layout: those that it has placed itself, all, or none."""
+
+    AUTO = "auto"
+    ENABLE = "enable"
+    DISABLE = "disable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """How one kernel is compiled, for ``nki.jit(compile_config=...)``. None of it changes a simulated result.
+
+    Attributes:
+        address_rotation: whether tensors may be moved.
+        non_ssa_legalization: run the compiler's pass of this name.
+        dead_code_elim: let the compiler remove what nobody reads.
+        barrier_check: check the barriers between the cores; the simulator always does.
+        prefetch_auto: let the compiler keep a ring of prefetched loads in SBUF; not beside ``NKI_PREFETCH_RING_SIZE``.
+        nki_alloc_fallback: let another allocator try where NKI's own one finds no room. Whether the simulator checks
+            capacity is an option of it, whatever this says.
+
+    Raises:
+        TypeError: if a value is of another type.
+        ValueError: if ``prefetch_auto`` and the environment variable are both set.
+    """
+
+    address_rotation: AddressRotation = AddressRotation.AUTO
+    non_ssa_legalization: bool = False
+    dead_code_elim: bool = False
+    barrier_check: bool = False
+    prefetch_auto: bool = False
+    nki_alloc_fallback: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.address_rotation, AddressRotation):
+            raise TypeError(
+                f"CompileConfig.address_rotation must be a member of nki.compiler.AddressRotation, got "
+                f"{self.address_rotation!r}"
+            )
+        _check_flags(self)
+        if self.prefetch_auto and os.environ.get("NKI_PREFETCH_RING_SIZE"):
+            raise ValueError(
+                "CompileConfig(prefetch_auto=True) and the environment variable NKI_PREFETCH_RING_SIZE exclude each "
+                "other: unset the one that is not meant"
+            )
+
+    def differences(self, other: CompileConfig) -> list[str]:
+        """Where this differs from another one, as ``name=mine, not theirs``."""
+        return [
+            f"{field.name}={getattr(self, field.name)}, not {getattr(other, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecializationConfig:
+    """How one kernel is traced, for ``nki.jit(specialization_config=...)``.
+
+    Attributes:
+        allow_nested_config_override: a kernel that this one calls, and that asks for another ``CompileConfig``, runs
+            under this one's with a warning, instead of being refused.
+
+    Raises:
+        TypeError: if a value is of another type.
+    """
+
+    allow_nested_config_override: bool = False
+
+    def __post_init__(self) -> None:
+        _check_flags(self)
+
+
+def _check_flags(config: CompileConfig | SpecializationConfig) -> None:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(field.default, bool) and not isinstance(value, bool):
+            raise TypeError(f"{type(config).__name__}.{field.name} must be a bool, got {value!r}")

@@ -1,0 +1,151 @@
+"""A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator as they are.
+
+``python -m nkilib.simulator`` installs it. The scripts ask for a device, move tensors there and mark steps; here the
+device is the CPU, where the simulator takes tensors, and every operation has run when it returns, so that a step has
+nothing left to do. What cannot mean anything without a Neuron device is not there, and says so.
+
+Nothing here imports torch: the simulator needs none, and a script that works with tensors has imported it itself. A
+real ``torch_xla`` that is installed comes first.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import ModuleType
+from typing import Any
+
+_HINT = "the stand-in of nkilib.simulator has only what AWS's examples of kernels use; run this on a Neuron device"
+
+# What to do where a script imports something that is not there, by its name or the beginning of it.
+_ADVICE = {
+    "torch_xla": "install torch (pip install 'nkilib[torch]'): with it the simulator has a stand-in",
+    "torch_neuronx": "install torch (pip install 'nkilib[torch]'): with it the simulator has a stand-in",
+    "torch": "install torch (pip install 'nkilib[torch]')",
+    "jax": "install jax, and give kernels numpy arrays: numpy.asarray(x)",
+    "neuronxcc": (
+        "this script is written for the first NKI, in the package neuronxcc; the simulator has NKI 0.7: change its "
+        "imports to nki, nki.isa and nki.language, as AWS's migration guide says"
+    ),
+}
+
+# The same for what torch_neuronx had.
+_RENAMED = {"nki_jit": "it is nki.jit now", "nki_call": "call the kernel of nki.jit itself"}
+
+
+class NotInStandInError(AttributeError):
+    """A script asks the stand-in for something that it does not have."""
+
+
+# -- what there is -------------------------------------------------------------------------------------------------
+
+
+def _has_torch() -> bool:
+    return "torch" in sys.modules or find_spec("torch") is not None
+
+
+def _torch() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise RuntimeError("torch_xla (the stand-in of nkilib.simulator): import torch before you ask for a device")
+    return torch
+
+
+def _device(*_: Any, **__: Any) -> Any:
+    """The device on which the simulator takes tensors; which one of several was asked for is of no matter."""
+    return _torch().device("cpu")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """A step, a synchronization: every operation has run when it returns."""
+
+
+@contextmanager
+def _step() -> Iterator[None]:
+    yield
+
+
+def _optimizer_step(optimizer: Any, *_: Any, optimizer_args: dict[str, Any] | None = None, **__: Any) -> Any:
+    return optimizer.step(**(optimizer_args or {}))
+
+
+def _mesh_reduce(_tag: str, data: Any, reduce_fn: Callable[[Sequence[Any]], Any]) -> Any:
+    """Over all processes, of which there is one."""
+    return reduce_fn([data])
+
+
+_MODEL = {
+    "get_local_ordinal": lambda *_: 0,
+    "get_ordinal": lambda *_: 0,
+    "get_rng_state": lambda *_: _torch().initial_seed(),
+    "is_master_ordinal": lambda *_, **__: True,
+    "mark_step": _nothing,
+    "master_print": print,
+    "mesh_reduce": _mesh_reduce,
+    "optimizer_step": _optimizer_step,
+    "rendezvous": _nothing,
+    "set_rng_state": lambda seed, *_: _nothing(_torch().manual_seed(seed)),
+    "wait_device_ops": _nothing,
+    "xla_device": _device,
+    "xrt_world_size": lambda *_: 1,
+}
+# Modules by name. There is no torch_xla.runtime: accelerate takes its absence for that of all of torch_xla, rightly.
+_MODULES: dict[str, dict[str, Any]] = {
+    "torch_xla": {"device": _device, "manual_seed": _MODEL["set_rng_state"], "step": _step, "sync": _nothing},
+    "torch_xla.core": {},
+    "torch_xla.core.xla_model": _MODEL,
+    "torch_neuronx": {},
+}
+
+
+# -- how it comes to a script --------------------------------------------------------------------------------------
+
+
+class _StandIn(MetaPathFinder, Loader):
+    """Finds the modules above, behind all that is installed."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in _MODULES or not _has_torch():
+            return None
+        return spec_from_loader(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name, f"Stands for ``{spec.name}`` in scripts that run on the simulator.")
+
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise NotInStandInError(f"{spec.name}.{name}: {_HINT}")
+
+        setattr(module, "__getattr__", missing)  # noqa: B010  # a module's own, which no type checker knows
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(_MODULES[module.__name__])
+
+
+def install_stand_in() -> None:
+    """Let scripts of this process import ``torch_xla`` and ``torch_neuronx``, where these are not installed."""
+    if not any(isinstance(finder, _StandIn) for finder in sys.meta_path):
+        sys.meta_path.append(_StandIn())
+
+
+def advice(error: BaseException) -> str | None:
+    """One line that says what to do about an error of a script; None if it is no matter of the Neuron software."""
+    if isinstance(error, NotInStandInError):
+        return str(error)
+    if not isinstance(error, ImportError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    said = re.split(r"; | \(", error.msg)[0]  # what Python adds is about packages and files
+    for name, instead in _RENAMED.items():
+        if f"'{name}'" in said:
+            return f"{said}: {instead}"
+    if package in ("torch_xla", "torch_neuronx") and _has_torch():
+        return f"{said}: {_HINT}"
+    return f"{said}: {_ADVICE[package]}" if package in _ADVICE else None

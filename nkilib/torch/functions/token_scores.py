@@ -1,0 +1,113 @@
+"""``token_scores``: log-probability and entropy of every position from one pass over the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import check_tensors
+from nkilib.torch.dispatch.dtensors import dtensor, local_part
+from nkilib.torch.dispatch.layout import as_rows, rows_shape
+from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE
+from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_inplace, checked_options
+from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
+from nkilib.torch.functions.cross_entropy.results import ForwardResults
+from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
+from nkilib.torch.functions.vocab_parallel.shards import group_place, shards_of_ranks, without_padding
+
+_CALLER: Final = Caller("token_scores", "logits", "logits", CROSS_ENTROPY.instead)
+
+
+class TokenScores(NamedTuple):
+    """Float32 of each position, of the shape of the targets, in nats.
+
+    Attributes:
+        logprob: log-probability of the target, at most 0; 0 where it is ignored. Differentiable.
+        entropy: of the softmax of the logits, at ignored positions too; empty, [0], if it was not asked for. Not
+            differentiable.
+    """
+
+    logprob: Tensor
+    entropy: Tensor
+
+
+def token_scores(
+    logits: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    ignore_index: int = -100,
+    logit_softcap: float | None = None,
+    num_classes: int | None = None,
+    shard_sizes: Sequence[int] | None = None,
+    entropy: bool = True,
+    inplace: bool = False,
+) -> TokenScores:
+    """Log-probability of each target and entropy of each position, as reinforcement learning takes them.
+
+    It equals, with z = softcap(logits).float()::
+
+        logprob = -torch.nn.functional.cross_entropy(z.movedim(-1, 1), target, reduction="none")
+        entropy = z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
+
+    from one read of the logits in the forward and one in the backward of ``logprob``, in float32 whatever their type,
+    and without a tensor of their size beside the gradient.
+
+    Args:
+        logits: [..., V], bfloat16 or float32; with ``group`` the columns of this rank, or a DTensor.
+        target: [...] of any integer type, each in [0, V) or ``ignore_index``.
+        group: the ranks that share the vocabulary, as for :func:`nkilib.torch.vocab_parallel_cross_entropy`. None: the
+            logits have all classes. A DTensor has its own.
+        ignore_index: target of positions that do not count, as those of the prompt. Their ``logprob`` is 0.
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves them.
+        num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
+        entropy: False leaves it out.
+        inplace: the backward writes the gradient over the memory of ``logits``.
+
+    Returns:
+        The scores; with ``group`` or a sharded vocabulary the same on every rank.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
+        ValueError: classes of ranks without a group, or a group beside a DTensor.
+    """
+    whole = dtensor(logits)
+    if whole is not None:
+        check_tensors(_CALLER, {"target": target})
+        part = local_part(_CALLER, whole, target, {}, -1, inplace)
+        part = without_padding(_CALLER, part, -1, group, num_classes, shard_sizes)
+        kept = {"ignore_index": ignore_index, "logit_softcap": logit_softcap, "entropy": entropy, "inplace": inplace}
+        scores: TokenScores = part.call(token_scores, token_scores, **kept)
+        return scores
+    options = checked_options(_CALLER, token_scores, ignore_index=ignore_index, logit_softcap=logit_softcap)
+    check_arguments(_CALLER, logits, target, None, options, "none", None, -1)
+    if target.is_floating_point():
+        raise RuntimeError(
+            f"{_CALLER}: expected target dtype to be an integer type, but got {target.dtype}; probabilities have no "
+            f"single class to score"
+        )
+    if inplace:
+        check_inplace(_CALLER, logits, -1)
+    rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
+    if group is None:
+        _check_whole(num_classes, shard_sizes)
+        keywords = FORWARD.keywords_from(options, wanted)
+        results = ForwardResults(*DERIVATIVE.apply(inplace, rows, classes, None, **keywords))
+    else:
+        shards = shards_of_ranks(_CALLER, rows.shape[1], group_place(_CALLER, group), num_classes, shard_sizes)
+        results = vocab_parallel_results(_CALLER, rows, classes, None, options, shards, group, inplace, wanted, {})
+    shape = rows_shape(logits, -1)
+    # A difference, for the negative of 0 has a sign.
+    return TokenScores(0.0 - results.loss.reshape(shape), results.entropy.reshape(shape if entropy else (0,)))
+
+
+def _check_whole(num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
+    if num_classes is not None or shard_sizes is not None:
+        raise ValueError(
+            f"{_CALLER}: num_classes and shard_sizes say which classes the ranks of a group have, got no group; pass "
+            f"group, or slice the logits"
+        )

@@ -1,0 +1,219 @@
+"""The losses of TorchTitan on the kernels, under their names and with their arguments; it is not imported.
+
+What they equal is written down in ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss`
+and 0.3.0 for the rest. How each is put in the place of TorchTitan's is in docs/trainers.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nkilib.torch.dispatch.dtensors import chunk_sizes, dtensor
+from nkilib.torch.dispatch.operator import TILE_DTYPES
+from nkilib.torch.functions.chunks import chunked_loss
+from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.token_scores import token_scores
+from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
+
+# Labels that do not count.
+IGNORE_INDEX: Final = -100
+
+
+def cross_entropy_loss(
+    pred: Tensor,
+    labels: Tensor,
+    *,
+    global_vocab_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    inplace: bool = False,
+) -> Tensor:
+    """The sum of the cross-entropies of all tokens that count, as ``torchtitan.components.loss.cross_entropy_loss``.
+
+    It equals, without the copy of the logits in float32::
+
+        F.cross_entropy(pred.flatten(0, -2).float(), labels.flatten(), reduction="sum", ignore_index=-100)
+
+    and where the vocabulary is sharded, ``_LossParallelCrossEntropy`` there, with two all-reduces for three, and
+    without the log-probabilities [tokens, V / ranks] in float32 that it keeps for the backward.
+
+    Args:
+        pred: logits [..., V]; a DTensor, whose vocabulary may be sharded; or with a group this rank's part of the
+            vocabulary, divided as ``torch.chunk`` does.
+        labels: [...] integer, or -100.
+        global_vocab_size: V, for a part of the vocabulary in a plain tensor.
+        group: the ranks that share the vocabulary of a plain ``pred``. None: the group ``"tp"`` of TorchTitan's mesh,
+            where TorchTitan runs with ``spmd_types``, whose tensors are plain; otherwise ``pred`` is whole.
+        inplace: the backward writes the gradient over the memory of ``pred``.
+
+    Returns:
+        Float32 without dimensions, a plain tensor: of the tokens of this rank.
+
+    Raises:
+        ValueError: the vocabulary is sharded and ``global_vocab_size`` is not given, or it is not the columns.
+        TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
+    """
+    logits = _as_taken(pred)
+    options: dict[str, Any] = {"ignore_index": IGNORE_INDEX, "reduction": "sum", "inplace": inplace, "class_dim": -1}
+    ranks = _ranks_of_vocabulary(logits, group)
+    if ranks is not None:
+        sizes = _sizes("cross_entropy_loss", ranks, global_vocab_size)
+        loss: Tensor = vocab_parallel_cross_entropy(logits, labels, ranks, shard_sizes=sizes, **options)
+        return loss
+    if global_vocab_size not in (None, logits.shape[-1]):
+        raise ValueError(
+            f"cross_entropy_loss: pred has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and "
+            f"the ranks that have the others are not known; pass group"
+        )
+    return cross_entropy(logits, labels, **options)
+
+
+def compute_logprobs(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    return_entropy: bool = False,
+    global_vocab_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Log-probability of every label, and the entropy beside it, as ``torchtitan.components.loss.compute_logprobs``.
+
+    Both come from one read of the logits; where the vocabulary is sharded it is not gathered. The entropy is a constant
+    for autograd, there too.
+
+    Args:
+        logits: as ``pred`` of :func:`cross_entropy_loss`.
+        labels: [...] integer, or -100, with log-probability 0.
+        return_entropy: the result is a tuple of both.
+        global_vocab_size, group: as for :func:`cross_entropy_loss`. Without the size, all ranks of a sharded vocabulary
+            have to have as many columns.
+
+    Returns:
+        Float32 of the shape of ``labels``, in nats.
+    """
+    logits = _as_taken(logits)
+    ranks = _ranks_of_vocabulary(logits, group)
+    sizes = None
+    if ranks is not None and global_vocab_size is not None:
+        sizes = _sizes("compute_logprobs", ranks, global_vocab_size)
+    scores = token_scores(logits, labels, ranks, ignore_index=IGNORE_INDEX, shard_sizes=sizes, entropy=return_entropy)
+    return (scores.logprob, scores.entropy) if return_entropy else scores.logprob
+
+
+def build_cross_entropy_loss(job_config: Any, **kwargs: Any) -> Callable[..., Tensor]:
+    """The loss function for a ``TrainSpec`` of TorchTitan 0.2: ``TrainSpec(build_loss_fn=build_cross_entropy_loss)``.
+
+    Args:
+        job_config: its configuration, of which ``compile`` is read: ``enable``, ``components`` and ``backend``.
+        kwargs: ignored, as there.
+    """
+    if job_config.compile.enable and "loss" in job_config.compile.components:
+        compiled: Callable[..., Tensor] = torch.compile(cross_entropy_loss, backend=job_config.compile.backend)
+        return compiled
+    return cross_entropy_loss
+
+
+@dataclass
+class CrossEntropyLoss:
+    """``(pred, labels, global_valid_tokens) -> (loss, {})``, as the losses of TorchTitan 0.3 are called.
+
+    Attributes:
+        global_vocab_size, group, inplace: of :func:`cross_entropy_loss`.
+    """
+
+    global_vocab_size: int | None = None
+    group: dist.ProcessGroup | None = None
+    inplace: bool = False
+
+    def __call__(
+        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, divided by the number of tokens that count on all ranks, and no metrics.
+
+        Args:
+            pred, labels: of :func:`cross_entropy_loss`.
+            global_valid_tokens: the number; a tensor is not read.
+            kwargs: what else a trainer hands on; ignored, as there.
+        """
+        loss = cross_entropy_loss(
+            pred, labels, global_vocab_size=self.global_vocab_size, group=self.group, inplace=self.inplace
+        )
+        return (loss if global_valid_tokens is None else loss / global_valid_tokens), {}
+
+
+@dataclass
+class ChunkedCrossEntropyLoss:
+    """Output layer, loss and backward for a chunk of the tokens at a time, as TorchTitan's ``ChunkedLossWrapper``.
+
+    The logits of a chunk are nobody else's, so by default their memory takes their gradient. That of the weights is
+    summed up in float32 over the chunks, and all gradients wait for the backward of the loss, which may scale them:
+    :func:`nkilib.torch.functions.chunks.chunked_loss`.
+
+    Attributes:
+        num_chunks: of as many tokens each, but for the last one.
+        loss: of a chunk.
+        lm_head: the output layer, from hidden states to logits.
+    """
+
+    num_chunks: int = 8
+    loss: CrossEntropyLoss = field(default_factory=lambda: CrossEntropyLoss(inplace=True))
+    lm_head: nn.Module | None = None
+
+    def set_lm_head(self, lm_head: nn.Module) -> None:
+        """Set the output layer, before the first call."""
+        self.lm_head = lm_head
+
+    def __call__(
+        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and no metrics.
+
+        Args:
+            pred: hidden states [..., width], what the output layer takes.
+            labels: [...] of the same tokens.
+            global_valid_tokens: as for :class:`CrossEntropyLoss`.
+            kwargs: ignored, as there.
+
+        Raises:
+            RuntimeError: there is no output layer.
+        """
+        if self.lm_head is None:
+            raise RuntimeError(
+                "ChunkedCrossEntropyLoss: the output layer must be set, and is not; call set_lm_head, and have the "
+                "model return its hidden states"
+            )
+
+        def loss(logits: Tensor, target: Tensor) -> Tensor:
+            return self.loss(logits, target, global_valid_tokens)[0]
+
+        return chunked_loss(pred, labels, self.lm_head, loss, self.num_chunks), {}
+
+
+def _as_taken(logits: Tensor) -> Tensor:
+    return logits if logits.dtype in TILE_DTYPES else logits.float()
+
+
+def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group of a plain part of the vocabulary: the caller's, or that of the mesh of a TorchTitan that runs."""
+    if group is not None or dtensor(logits) is not None:
+        return group
+    titan = sys.modules.get("torchtitan.distributed.spmd_types")
+    if titan is None or titan.spmd_mesh_size("tp") <= 1:  # 1 with another way to distribute, too
+        return None
+    of_mesh: dist.ProcessGroup = titan.current_spmd_mesh().get_group("tp")
+    return of_mesh
+
+
+def _sizes(caller: str, group: dist.ProcessGroup, global_vocab_size: int | None) -> tuple[int, ...]:
+    if global_vocab_size is None:
+        raise ValueError(
+            f"{caller}: the vocabulary is sharded over a group of {dist.get_world_size(group)}, and its size is not "
+            f"known; pass global_vocab_size"
+        )
+    return chunk_sizes(global_vocab_size, dist.get_world_size(group))

@@ -1,0 +1,133 @@
+"""A stand-in for the native torch_neuronx, from what its documentation says of ``nki_op``, and nothing else.
+
+What it says, of torch-neuronx 2.14 in SDK 2.33: ``nki_op`` makes an operator of PyTorch of a Python function with
+types, under a name as ``"namespace::name"``, with ``mutates_args`` for what a kernel writes over; it works in eager
+mode and within a graph; ``register_autograd`` adds its derivative. A kernel is called on tensors of the device; in a
+graph that call is one node, beside the operations around it. In eager mode a call is compiled for shapes, types and
+constants.
+
+PyTorch has operators of this kind for kernels of Triton, so that is what the stand-in is made of. It cannot show what
+the compiler of Neuron makes of a node, whether memory that a kernel writes over in a graph stays where it is, a call of
+a kernel in a graph outside of an operator, how the real ``nki_op`` words an error, nor anything of time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from nkilib.lnc import of_kernel
+from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
+
+_NAMESPACE = "stand_in_neuronx"
+
+
+def nki_op(name: str, function: Callable[..., Any] | None = None, mutates_args: str | Iterable[str] = ()) -> Any:
+    """Make an operator of a typed function; of a kernel itself it is refused."""
+    if isinstance(function, Kernel):
+        raise TypeError(f"{name}: decorate a Python function with types that calls the kernel")
+    return torch.library.triton_op(name, function, mutates_args=mutates_args)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What a call of a kernel is compiled for, beside shapes and types.
+
+    Attributes:
+        kernel: of the simulator.
+        cores: it is launched on.
+        names: of the tensors, None among them, the one that is written over first.
+        constants: all other keywords, by name.
+        writes: the kernel writes over the first tensor, and returns it.
+    """
+
+    kernel: Any
+    cores: int
+    names: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    writes: bool
+
+    def run(self, tensors: Iterable[Tensor | None]) -> list[Tensor]:
+        """With tensors on the CPU."""
+        returned = self.kernel[self.cores](**dict(zip(self.names, tensors, strict=True)), **dict(self.constants))
+        return list(returned) if isinstance(returned, tuple) else [returned]
+
+    def shapes(self, tensors: Iterable[Tensor | None]) -> list[Tensor]:
+        """Uninitialized results: of a run on zeros, as a kernel is specialized by running it."""
+        with unset_fake_temporarily():
+            zeros = [None if each is None else torch.zeros(tuple(each.shape), dtype=each.dtype) for each in tensors]
+            results = self.run(zeros)
+        first = next(each for each in tensors if each is not None)
+        return [first.new_empty(each.shape, dtype=each.dtype) for each in results]
+
+
+_launches: list[_Launch] = []
+
+
+@dataclass
+class Kernel:
+    """A kernel in the hands of torch-neuronx.
+
+    Attributes:
+        kernel: of the simulator.
+        cores_of_launches: for each call.
+        keywords_of_launches: for each call.
+    """
+
+    kernel: Any
+    cores_of_launches: list[int] = field(default_factory=list)
+    keywords_of_launches: list[dict[str, Any]] = field(default_factory=list)
+
+    def __getitem__(self, cores: int) -> Callable[..., Any]:
+        return lambda *args, **keywords: self._call(cores, args, keywords)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._call(of_kernel(None).cores, args, keywords)
+
+    def _call(self, cores: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        names = list(inspect.signature(self.kernel).parameters)
+        given = {**dict(zip(names, args, strict=False)), **keywords}
+        self.cores_of_launches.append(cores)
+        self.keywords_of_launches.append(given)
+        tensors = {name: value for name, value in given.items() if value is None or isinstance(value, Tensor)}
+        tensors = dict(sorted(tensors.items(), key=lambda item: item[0] != "logits_hbm"))  # what is written over
+        constants = tuple((name, value) for name, value in given.items() if name not in tensors)
+        launch = _Launch(self.kernel, cores, tuple(tensors), constants, bool(given.get("inplace")))
+        if launch not in _launches:
+            _launches.append(launch)
+        number = _launches.index(launch)
+        ops = getattr(torch.ops, _NAMESPACE)
+        if launch.writes:
+            first, *others = tensors.values()
+            ops.kernel_over(first, others, number)
+            return first.view_as(first)  # the same memory, by another tensor
+        results = ops.kernel(list(tensors.values()), number)
+        return tuple(results) if len(results) > 1 else results[0]
+
+
+def define() -> list[torch.library.Library]:
+    """Define the nodes that calls of kernels are in a graph. They last while the returned objects do."""
+    library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+    library.define("kernel(Tensor?[] tensors, int launch) -> Tensor[]")
+    library.define("kernel_over(Tensor(a!) first, Tensor?[] others, int launch) -> ()")
+
+    def entered(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else to_cpu(tensor)
+
+    def kernel(tensors: list[Tensor | None], launch: int) -> list[Tensor]:
+        return [to_device(result) for result in _launches[launch].run(map(entered, tensors))]
+
+    def kernel_over(first: Tensor, others: list[Tensor | None], launch: int) -> None:
+        _launches[launch].run([to_cpu(first), *map(entered, others)])
+
+    library.impl("kernel", kernel, "PrivateUse1")
+    library.impl("kernel_over", kernel_over, "PrivateUse1")
+    torch.library.register_fake(f"{_NAMESPACE}::kernel", lambda tensors, launch: _launches[launch].shapes(tensors))
+    torch.library.register_fake(f"{_NAMESPACE}::kernel_over", lambda first, others, launch: None)
+    return [library]

@@ -1,0 +1,57 @@
+"""docs/torch.md: what it calls a tensor or a constant is one, and so are the values of NKILIB_TORCH_OPS it names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import nkilib.torch
+from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
+from nkilib.torch.dispatch.native import _ALLOWED
+from nkilib.torch.dispatch.register import OPERATORS
+from tests.fresh_python import CHECKOUT
+
+PAGE = (CHECKOUT / "docs" / "torch.md").read_text(encoding="utf-8")
+OURS = [operator for name, operator in OPERATORS.items() if name.startswith("cross_entropy")]
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading of the third level."""
+    section = PAGE.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+    lines = section[section.index("\n|") + 1 :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def names(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def named(kind: str, column: int) -> set[str]:
+    """What stands in a column of the rows of tensors or of constants."""
+    return {name for row in table("What compiles again") if row[1].startswith(kind) for name in names(row[column])}
+
+
+def test_tensors_of_the_operators_are_called_tensors_and_their_options_constants() -> None:
+    assert named("tensor", 2) == {each.name for operator in OURS for each in operator.inputs}
+    assert named("constant", 2) == {each.name for operator in OURS for each in operator.keywords}
+
+
+def test_every_argument_of_the_functions_has_its_row() -> None:
+    functions = (cross_entropy, vocab_parallel_cross_entropy)
+    arguments = {name for function in functions for name in inspect.signature(function).parameters}
+    tensors = {"input", "logits_shard", "target", "weight", "normalizer"}
+    assert named("tensor", 0) == tensors
+    assert named("constant", 0) == arguments - tensors - {"group"}
+
+
+def test_the_values_of_the_variable_are_those_that_are_accepted() -> None:
+    values = {name for row in table("Operators") for name in names(row[0])}
+    assert values == set(_ALLOWED)
+
+
+def test_the_operators_are_named() -> None:
+    section = PAGE.partition("\n### Operators\n")[2].partition("\n### ")[0]
+    for operator in OURS:
+        for overwrites in (False, True) if operator.may_overwrite else (False,):
+            assert f"`{operator.unqualified(overwrites)}`" in section
+    assert nkilib.torch.__all__

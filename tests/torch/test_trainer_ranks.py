@@ -1,0 +1,170 @@
+"""The losses of trainers on 2 and 4 real processes, against TorchTitan's formulas in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.torch.fresh import run_module
+from tests.torch.telling import assert_gradient, assert_loss
+from tests.torch.trainer_ranks_run import (
+    CLASSES,
+    COUNT,
+    DTYPES,
+    FEW,
+    PROCESSES,
+    SIZES,
+    TOKENS,
+    UNPADDED,
+    hidden_and_weight,
+    labels,
+    logits_of,
+    upstream,
+)
+
+Found = list[dict[Any, Any]]
+# The largest distance of a logit from the maximum, plus log V.
+MAGNITUDE = 20.0
+SECONDS = 120.0
+by_ranks = pytest.mark.parametrize("ranks", [2, 4])
+by_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def logprobs(logits: Tensor, target: Tensor) -> Tensor:
+    """Of each target, as TorchTitan's vocabulary-parallel function has it of the whole: maximum, sum of exponentials,
+    target; 0 where the target is -100."""
+    shifted = logits - logits.detach().amax(-1, keepdim=True)
+    everything = shifted - shifted.exp().sum(-1, keepdim=True).log()
+    return torch.where(target == -100, 0.0, everything.gather(-1, target.clamp(min=0)[:, None])[:, 0])
+
+
+def titan_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """The sum over tokens that count, over the number of them on all ranks."""
+    return -logprobs(logits, target).sum() / COUNT
+
+
+def exact_logits(dtype: str) -> Tensor:
+    return logits_of(DTYPES[dtype]).double().requires_grad_()
+
+
+def gradient(of: Tensor, by: Tensor) -> Tensor:
+    return torch.autograd.grad(of, by, retain_graph=True)[0]
+
+
+@pytest.fixture(scope="module")
+def found_by_processes(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    directory = tmp_path_factory.mktemp("trainer_ranks")
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    run_module("tests.torch.trainer_ranks_run", str(directory), timeout=SECONDS, **one_thread)
+    return [torch.load(directory / f"{rank}.pt") for rank in range(PROCESSES)]
+
+
+def of_group(found: Found, ranks: int, *names: str) -> list[dict[str, Any]]:
+    """What the first group of ``ranks`` has found."""
+    results = [each[ranks] for each in found[:ranks]]
+    for name in names:
+        results = [each[name] for each in results]
+    return results
+
+
+@by_ranks
+@by_dtype
+@pytest.mark.parametrize("given", ["DTensor", "plain"])
+def test_loss_and_gradient_of_a_sharded_vocabulary(
+    given: str, dtype: str, ranks: int, found_by_processes: Found
+) -> None:
+    found = of_group(found_by_processes, ranks, dtype, given)
+    x = exact_logits(dtype)
+    expected = titan_loss(x, labels())
+    assert all(torch.equal(each["loss"], found[0]["loss"]) for each in found), "every rank has the same bits"
+    assert_loss(found[0]["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
+    assert [each["gradient"].shape[1] for each in found] == SIZES[ranks]
+    whole = torch.cat([each["gradient"] for each in found], 1)
+    assert whole.dtype == DTYPES[dtype]
+    assert_gradient(whole, gradient(expected, x), 1 / COUNT)
+
+
+@by_ranks
+@by_dtype
+def test_logprob_and_entropy_of_a_sharded_vocabulary(dtype: str, ranks: int, found_by_processes: Found) -> None:
+    found = of_group(found_by_processes, ranks, dtype, "scores")
+    x = exact_logits(dtype)
+    logprob, entropy = logprobs(x, labels()), torch.distributions.Categorical(logits=x).entropy()
+    for each in found:
+        assert_loss(each["logprob"], logprob.detach(), MAGNITUDE)
+        assert_loss(each["entropy"], entropy.detach(), MAGNITUDE)
+    whole = torch.cat([each["gradient"] for each in found], 1)
+    assert_gradient(whole, gradient((logprob * upstream()).sum(), x), upstream().abs().max().item())
+    for alone, each in zip(of_group(found_by_processes, ranks, dtype, "logprob alone"), found, strict=True):
+        assert torch.equal(alone["logprob"], each["logprob"]) and alone["entropy"].shape == (0,)
+
+
+@by_ranks
+@by_dtype
+def test_two_all_reduces_and_nothing_of_the_size_of_the_logits_is_kept(
+    dtype: str, ranks: int, found_by_processes: Found
+) -> None:
+    """TorchTitan's function takes three, and keeps the log-probabilities in float32."""
+    for each, columns in zip(of_group(found_by_processes, ranks, dtype), SIZES[ranks], strict=True):
+        assert each["all_reduces"] == 2
+        # The logits themselves, in their own memory; of one column they are no larger than what is kept of each token.
+        assert each["saved"] == ([True] if columns > 1 else [])
+
+
+@by_ranks
+@by_dtype
+def test_a_rank_of_a_dtensor_may_have_no_classes(dtype: str, ranks: int, found_by_processes: Found) -> None:
+    found = of_group(found_by_processes, ranks, dtype, "few classes")
+    x, target = exact_logits(dtype), labels().clamp(max=FEW - 1)
+    expected = -logprobs(x[:, :FEW], target).sum() / (target != -100).sum()
+    assert_loss(found[0]["loss"], expected.detach(), MAGNITUDE)
+    assert found[-1]["gradient"].shape[1] == {2: 2, 4: 0}[ranks]
+    assert_gradient(torch.cat([each["gradient"] for each in found], 1), gradient(expected, x)[:, :FEW], 1.0)
+
+
+@by_ranks
+@by_dtype
+def test_padding_of_a_dtensor_is_left_out(dtype: str, ranks: int, found_by_processes: Found) -> None:
+    x, target = exact_logits(dtype)[:, :UNPADDED], labels().clamp(max=UNPADDED - 1)
+    expected = -logprobs(x, target).sum() / (target != -100).sum()
+    for each in of_group(found_by_processes, ranks, dtype, "padded"):
+        for loss in each["losses"]:
+            assert_loss(loss, expected.detach(), MAGNITUDE)
+
+
+@pytest.mark.parametrize("classes", ["sharded", "replicated"])
+def test_tokens_over_one_dimension_of_a_mesh_and_classes_over_the_other(
+    classes: str, found_by_processes: Found
+) -> None:
+    x = exact_logits("float32")
+    expected = titan_loss(x, labels())
+    losses = -logprobs(x, labels()).detach()
+    for rank, each in enumerate(found_by_processes):
+        found = each["two dimensions"][classes]
+        assert_loss(found["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
+        assert_gradient(found["gradient"], gradient(expected, x), 1 / COUNT)
+        assert_loss(found["losses"], losses.chunk(2)[rank // 2], MAGNITUDE)
+
+
+@by_ranks
+@pytest.mark.parametrize("kind", ["chunks", "chunks of a DTensor", "chunks under FSDP"])
+def test_chunks_of_tokens_are_the_whole(kind: str, ranks: int, found_by_processes: Found) -> None:
+    hidden, weight = (each.double().requires_grad_() for each in hidden_and_weight())
+    found = of_group(found_by_processes, ranks, kind)
+    expected = titan_loss(hidden @ weight.T, labels())
+    # A gradient of hidden is a sum over classes of |weight| < 4, one of the weight a sum over tokens of |hidden| < 4.
+    scale = 4.0 * max(CLASSES, TOKENS) / COUNT
+    if kind == "chunks under FSDP":  # each rank has its own tokens
+        losses = torch.stack([each["loss"] for each in found])
+        assert torch.equal(losses, torch.stack([each["validated"] for each in found]))
+        assert_loss(losses.sum(), expected.detach(), MAGNITUDE * TOKENS / COUNT)
+        assert_gradient(torch.cat([each["hidden"] for each in found]), gradient(expected, hidden), scale)
+        assert all(each["is sharded"] for each in found)
+    for each in found:
+        if kind != "chunks under FSDP":
+            assert_loss(each["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
+            assert_gradient(each["hidden"], gradient(expected, hidden), scale)
+        assert_gradient(each["weight"], gradient(expected, weight), scale)
