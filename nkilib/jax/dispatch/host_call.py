@@ -1,8 +1,8 @@
 """Calling a Python function on numpy arrays from a JAX program, compiled or not.
 
-``jax.pure_callback`` is made for that, and can hang: it hands arrays of more than 100 kB over by a copy that a thread
-of the client's pool has to make, and the callback waits for it in a thread of that pool. On one core a single callback
-is enough, on two cores one on each of two devices (https://github.com/jax-ml/jax/issues/24255, seen with JAX 0.10.2).
+``jax.pure_callback`` is made for that, and can hang: it hands large arrays over by a copy that a thread of the client's
+pool has to make, and the callback waits for it in a thread of that pool. On one core a single callback is enough, on
+two cores one on each of two devices (https://github.com/jax-ml/jax/issues/24255, seen with JAX 0.10.0 and 0.10.2).
 ``jax.experimental.buffer_callback`` hands over the memory itself, without a copy and without waiting. It is
 experimental, so ``pure_callback`` serves where it is not there.
 """

@@ -39,7 +39,7 @@ class Kernel:
     def launch(self, **arguments: Any) -> tuple[Any, ...]:
         """What it returns, on the cores that the environment gives; :mod:`nkilib.lnc`."""
         returned = library_launch(self.name, self.function)(**arguments)
-        return returned if isinstance(returned, tuple) else (returned,)
+        return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
 
 def launch(

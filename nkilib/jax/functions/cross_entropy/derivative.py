@@ -20,7 +20,6 @@ from nkilib.jax.functions.cross_entropy.targets import IGNORED, OUT_OF_RANGE
 _NAME: Final = "cross_entropy"
 
 
-@jax.tree_util.register_static
 @dataclass(frozen=True)
 class Needed:
     """By which arguments the loss is differentiated."""
@@ -30,7 +29,6 @@ class Needed:
     class_weight: bool
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Saved:
     """What the backward takes of the forward.
@@ -52,6 +50,10 @@ class Saved:
     target_weight: jax.Array | None
     needed: Needed
 
+
+# To JAX, the one is a constant and the other a container of arrays.
+jax.tree_util.register_static(Needed)
+jax.tree_util.register_dataclass(Saved)
 
 # ``kernels.forward`` or ``kernels.backward``.
 KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Final, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -147,12 +146,13 @@ def cross_entropy(
                 class_indices(target, options.ignore_index, classes),
                 replace(options, ignore_index=IGNORED),
             )
+    if normalizer is not None and not isinstance(normalizer, jax.Array):
+        normalizer = np.asarray(normalizer, np.float32)  # JAX would make int32 of integers, which wraps around
     recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
     return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled(
+def _computed(
     recipe: Recipe,
     reduction: str,
     axis: int,
@@ -161,7 +161,7 @@ def _compiled(
     weight: jax.Array | None,
     normalizer: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """:func:`cross_entropy` of checked arguments, compiled: on its own, each small operation would be a program."""
+    """:func:`cross_entropy` of checked arguments; compiled, or each small operation would be a program of its own."""
     logits, options = as_rows(input, axis), recipe.options
     if target.shape == input.shape:
         exact = target.dtype in (jnp.float32, jnp.bfloat16)
@@ -174,3 +174,6 @@ def _compiled(
     results = loss_of_rows(recipe, logits, rows_target, class_weight)
     shape = rows_shape(input.shape, axis)
     return returned_values(results, valid, options, reduction, divisor, shape, recipe.with_outputs)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))

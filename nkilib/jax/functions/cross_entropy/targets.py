@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = jax.Array | np.ndarray
+Array: TypeAlias = jax.Array | np.ndarray
 
 # What stands for a position that does not count, whatever the caller's ignore_index is.
 IGNORED: Final = -100

@@ -72,7 +72,9 @@ def test_a_normalizer_replaces_the_divisor_and_may_be_traced() -> None:
         loss, gradient = step(x, number)
         assert_loss(loss, exact.losses.sum() / number, 20.0)
         assert_gradient(gradient, exact.gradient / number)
-    assert_loss(cross_entropy(x, target, normalizer=np.float64(4)), exact.losses.sum() / 4, 20.0)
+    for number in (np.float64(4), np.array(4_000_000_000), 4_000_000_000):  # which int32 cannot hold
+        scaled = cross_entropy(x, target, normalizer=number) * np.float32(number)
+        assert_loss(scaled, exact.losses.sum(), 120.0)
 
 
 def test_the_mean_of_nothing_is_nan_and_its_gradient_zero() -> None:
