@@ -21,12 +21,12 @@ help:
 demo: $(VENV)/.installed-cli
 	$(RUN) -m examples.demo
 
-# Two processes on two cores, in which PyTorch's threads would only wait for each other; and the many short processes of
-# the tests compile nkilib once.
+# Two processes on two cores, in which PyTorch's threads would only wait for each other; each takes whole files, so that a
+# fixture of a module is made once; and the many short processes of the tests compile nkilib once.
 test: export OMP_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .

@@ -18,6 +18,7 @@ from nkilib.torch.dispatch.register import OPERATORS
 from tests.torch.dispatch import pretended_neuron
 from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
 from tests.torch.fake_group import two_ranks
+from tests.torch.fresh import leave
 from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.stand_in import stand_in_for
 
@@ -67,3 +68,4 @@ def main(inplace: bool) -> None:
 
 if __name__ == "__main__":
     main(inplace="inplace" in sys.argv[1:])
+    leave()

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.torch.dispatch import neuronx, pretended_neuron
 from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
 from tests.torch.fake_group import two_ranks
+from tests.torch.fresh import leave
 from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.operator_log import OperatorLog
 
@@ -179,3 +180,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()
