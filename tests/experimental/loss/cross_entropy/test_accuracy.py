@@ -33,7 +33,10 @@ def _tuning(vocabulary: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(("logits_dtype", "dtype"), DTYPE_PAIRS, ids=pair_name)
-@pytest.mark.parametrize("vocabulary", TUNINGS)
+@pytest.mark.parametrize(
+    "vocabulary",
+    [size if size < 151936 or size > 201088 else pytest.param(size, marks=pytest.mark.sweep) for size in TUNINGS],
+)
 def test_hard_rows_stay_within_the_bounds(vocabulary: int, logits_dtype: Any, dtype: Any, cores: int) -> None:
     logits, targets = hard_batch(vocabulary)
     logits = logits.astype(logits_dtype)

@@ -163,7 +163,7 @@ def test_the_checks_refuse_wrong_gradients(wrong: str, name: str) -> None:
         assert_gradient(spoilt, logits, targets, lse, upstream, options, BF16)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7])
+@pytest.mark.parametrize("chunk_size", [1, pytest.param(7, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("is_probable", [False, True])
 def test_more_chunks_than_columns_of_statistics(chunk_size: int, is_probable: bool) -> None:
     """Whatever is gathered chunk by chunk is combined whenever the columns are full."""
