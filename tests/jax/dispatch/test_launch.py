@@ -13,6 +13,7 @@ import nkilib.simulator
 from nkilib.jax import cross_entropy
 from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch, simulator_options
+from nkilib.lnc import CoresDisagreeError
 from nkilib.simulator.target.options import current_options
 from tests.jax.inputs import make_logits, make_targets
 
@@ -52,3 +53,13 @@ def test_a_program_that_is_compiled_already_is_not_taken_for_other_options() -> 
     with nkilib.simulator.using(target="trn1"), pytest.raises(jax.errors.JaxRuntimeError, match="trn1 has no logical"):
         cross_entropy(x, target).block_until_ready()
     cross_entropy(x, target).block_until_ready()
+
+
+def test_cores_that_disagree_are_refused_before_the_launch_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX wraps what a launch raises in words of its own; this is raised by the call, also of what is compiled."""
+    cross_entropy(make_logits(), make_targets())
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--lnc=2")
+    for call in (cross_entropy, jax.jit(lambda *of: cross_entropy(*of))):
+        with pytest.raises(CoresDisagreeError, match="; take --lnc=2 out of NEURON_CC_FLAGS"):
+            call(make_logits(), make_targets())

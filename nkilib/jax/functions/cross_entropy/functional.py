@@ -23,6 +23,7 @@ from nkilib.jax.functions.cross_entropy.derivative import loss_of_rows
 from nkilib.jax.functions.cross_entropy.kernels import Recipe
 from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.jax.functions.cross_entropy.targets import IGNORED, Array, class_indices
+from nkilib.lnc import launch_cores, library_grid
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,7 +130,7 @@ def cross_entropy(
         TypeError: an argument has the wrong Python type or dtype (float16, float64 and integer logits are refused), or
             a number that is compiled in is traced.
         ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; ``normalizer``
-            without a mean; ``return_outputs`` with more than 2^24 classes.
+            without a mean; ``return_outputs`` with more than 2^24 classes; the environment says two numbers of cores.
         IndexError: a target out of range, where targets are known.
         NotImplementedError: arrays are not where kernels run; a derivative by class weights with class indices, in
             forward mode through the gradient, or a second one.
@@ -148,6 +149,7 @@ def cross_entropy(
             )
     if normalizer is not None and not isinstance(normalizer, jax.Array):
         normalizer = np.asarray(normalizer, np.float32)  # JAX would make int32 of integers, which wraps around
+    launch_cores("nkilib.jax.cross_entropy", library_grid())  # of a compiled launch JAX would wrap what is raised
     recipe_of_kernels = Recipe(options, return_outputs, simulator_options())
     return _compiled(recipe_of_kernels, reduction, axis, input, target, weight, normalizer)
 
