@@ -50,7 +50,9 @@ def affine_values(
     numbers = [("offset", offset), ("channel_multiplier", channel_multiplier), *(("a step", step) for step in steps)]
     for name, value in numbers:
         if not isinstance(value, int | np.integer) or not _INT32.min <= value <= _INT32.max:
-            raise NkiValidationError(f"{name} must be an int32, got {value!r}")
+            may_be = ", a register or a scalar" if name == "offset" else ""
+            remedy = "; nisa.scalar_load reads a scalar from it" if may_be and isinstance(value, NkiTensor) else ""
+            raise NkiValidationError(f"{name} must be an int32{may_be}, got {value!r}{remedy}")
     values = np.full((1,), offset, np.int64)
     for step, count in zip(steps, counts, strict=True):
         values = (values[:, None] + step * np.arange(count, dtype=np.int64)[None, :]).reshape(-1)

@@ -177,7 +177,7 @@ def test_it_runs_on_gpsimd() -> None:
     Rule(
         "offset",
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=2**31),
-        "nisa.iota: offset must be an int32, got 2147483648",
+        "nisa.iota: offset must be an int32, a register or a scalar, got 2147483648",
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=-(2**31)),
     ),
     Rule(
@@ -195,7 +195,7 @@ def test_it_runs_on_gpsimd() -> None:
     Rule(
         "fractional offset",
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=0.5),
-        "nisa.iota: offset must be an int32, got 0.5",
+        "nisa.iota: offset must be an int32, a register or a scalar, got 0.5",
         lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=1),
     ),
 )

@@ -258,7 +258,7 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
     Rule(
         "offset",
         lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, offset=2**31),
-        "nisa.affine_select: offset must be an int32, got 2147483648",
+        "nisa.affine_select: offset must be an int32, a register or a scalar, got 2147483648",
         lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, offset=2**31 - 1),
     ),
     Rule(
