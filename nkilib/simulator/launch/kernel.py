@@ -6,6 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from .running import run_cores
 from .schedule import Edge, checked_edges
 from .settings import Settings, check_nested
 
-# Keywords of nki.jit that published kernels pass to the compiler: how it compiles, not what the kernel does.
+# Keywords of nki.jit that published kernels pass.
+_KEYWORDS = frozenset({"mode", "platform_target", "grid"})
+# The same for the compiler: how it compiles, not what the kernel does.
 _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_compiler_tb"})
 
 
@@ -57,12 +60,12 @@ class Kernel:
         self.settings = settings or Settings()
 
     def __getitem__(self, grid: Any) -> Kernel:
-        cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in lnc.SIZES:
+        cores = _cores(grid)
+        if cores is None:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
-        return Kernel(self.func, int(cores), self.schedule, self.settings)
+        return Kernel(self.func, cores, self.schedule, self.settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
@@ -105,6 +108,14 @@ class Kernel:
         return f"<simulated NKI kernel {self.__name__}{grid}>"
 
 
+def _cores(grid: Any) -> int | None:
+    """What a launch grid says, ``n`` or ``(n,)``; None if it is no number of cores."""
+    cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
+    if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in lnc.SIZES:
+        return None
+    return int(cores)
+
+
 def _name_of(func: Callable[..., Any]) -> str:
     # A callable without a name, for instance functools.partial, is called after its type.
     return getattr(func, "__name__", type(func).__name__)
@@ -136,13 +147,19 @@ def jit(
     """
     if "mode" in kwargs:
         warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
-    for name in kwargs.keys() - {"mode", "platform_target", "grid"} - _COMPILER_KEYWORDS:
-        raise TypeError(f"nki.jit() has no keyword {name!r}")
-    settings, grid = Settings(compile_config, specialization_config, kwargs.get("platform_target")), kwargs.get("grid")
+    for name in sorted(kwargs.keys() - _KEYWORDS - _COMPILER_KEYWORDS):
+        likely = get_close_matches(name, [*_KEYWORDS, "compile_config", "specialization_config"], 1)
+        raise TypeError(f"nki.jit() has no keyword {name!r}{f'; did you mean {likely[0]!r}?' if likely else ''}")
+    settings = Settings(compile_config, specialization_config, kwargs.get("platform_target"))
+    grid = kwargs.get("grid")
+    cores = None if grid is None else _cores(grid[0] if isinstance(grid, list) and len(grid) == 1 else grid)
+    if grid is not None and cores is None:
+        raise NkiValidationError(
+            f"nki.jit: grid must be the number of cores of a logical NeuronCore, 1 or 2, or [1] or [2], got {grid!r}"
+        )
 
     def made(function: Callable[..., Any]) -> Kernel:
-        kernel = Kernel(function, settings=settings)
-        return kernel if grid is None else kernel[tuple(grid) if isinstance(grid, list) else grid]
+        return Kernel(function, cores, settings=settings)
 
     return made if fn is None else made(fn)
 

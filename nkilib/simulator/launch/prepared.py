@@ -61,9 +61,10 @@ def cores_of(kernel: Launchable, options: Options, arguments: object = ()) -> in
         count = kernel.cores
     if count > 1 and options.generation.version is nc_version.gen2:
         launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
+        one = "launch on one core" if lnc.of_variable() is None else f"set {lnc.VARIABLE}=1 and launch on one core"
         raise NkiValidationError(
-            f"{kernel.__name__}{launch}: {options.generation.name} has no logical NeuronCores of two; launch on "
-            f"one core or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+            f"{kernel.__name__}{launch}: {options.generation.name} has no logical NeuronCores of two; {one}, or set "
+            f"NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     return count
 

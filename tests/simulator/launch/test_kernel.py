@@ -116,8 +116,8 @@ def test_a_grid_that_is_not_the_environments_is_refused(monkeypatch: pytest.Monk
     )
     with nkilib.simulator.using(target="trn1"):
         assert refused(NkiValidationError, lambda: nki.jit(each_core)(X)) == (
-            "each_core with NEURON_LOGICAL_NC_CONFIG=2: trn1 has no logical NeuronCores of two; launch on one core or "
-            "set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
+            "each_core with NEURON_LOGICAL_NC_CONFIG=2: trn1 has no logical NeuronCores of two; set "
+            "NEURON_LOGICAL_NC_CONFIG=1 and launch on one core, or set NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
         )
     shape = nkilib.simulator.spec(X.shape, nl.float32)
     assert nki.jit(each_core)[1](shape) == shape, "a launch on shapes alone is a question about any machine"
@@ -137,7 +137,7 @@ def test_trn1_has_no_logical_core_of_two() -> None:
         message = refused(NkiValidationError, lambda: kernel[2](X))
         np.testing.assert_array_equal(kernel[1](X), np.full((2, 3), 10))
     assert message == (
-        "each_core[2]: trn1 has no logical NeuronCores of two; launch on one core or set "
+        "each_core[2]: trn1 has no logical NeuronCores of two; launch on one core, or set "
         "NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
     )
     for target in ("trn2", "trn3"):
@@ -157,7 +157,10 @@ def test_keywords_of_older_releases() -> None:
     np.testing.assert_array_equal(kernel(X), nki.jit(add)(X))
     with pytest.warns(DeprecationWarning):
         assert nki.jit(mode="trace")(add)(X) is not None
-    assert refused(TypeError, lambda: nki.jit(debug=True)) == "nki.jit() has no keyword 'debug'"
+    assert refused(TypeError, lambda: nki.jit(fast=True)) == "nki.jit() has no keyword 'fast'"
+    assert refused(TypeError, lambda: nki.jit(platfrom_target="trn3")) == (
+        "nki.jit() has no keyword 'platfrom_target'; did you mean 'platform_target'?"
+    )
 
 
 def test_keywords_for_the_compiler_change_nothing() -> None:
