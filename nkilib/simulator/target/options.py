@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from .generation import Generation
@@ -137,6 +137,9 @@ def using(**changes: Any) -> Iterator[Options]:
         TypeError: if a keyword is no field of :class:`Options`.
         ValueError: if a value is not accepted.
     """
+    known = [field.name for field in fields(Options)]
+    for name in changes.keys() - set(known):
+        raise TypeError(f"using: there is no option {name!r}; there are {', '.join(known)}")
     token = _CHANGES.set({**(_CHANGES.get() or {}), **changes})
     try:
         yield current_options()

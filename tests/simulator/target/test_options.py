@@ -46,7 +46,6 @@ def test_options_are_frozen() -> None:
         ("capacity", True, ValueError, "Options.capacity must be one of error, warn, ignore, got True"),
         ("races", "nan", ValueError, "Options.races must be one of error, warn, ignore, got 'nan'"),
         ("identical_writes", "", ValueError, "Options.identical_writes must be one of error, warn, ignore, got ''"),
-        ("speed", 1, TypeError, "Options.__init__() got an unexpected keyword argument 'speed'"),
     ],
 )
 def test_wrong_values_are_refused(field: str, value: Any, error: type[Exception], message: str) -> None:
@@ -59,6 +58,15 @@ def test_wrong_values_are_refused(field: str, value: Any, error: type[Exception]
 
     assert refused(error, use) == message
     assert current_options() == before
+
+
+def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(TypeError) as caught, nkilib.simulator.using(race="warn"):
+        raise AssertionError("the block must not be entered")
+    assert str(caught.value) == (
+        "using: there is no option 'race'; there are target, precise_fp, uninitialized, capacity, races, "
+        "identical_writes, frontend"
+    )
 
 
 @pytest.mark.parametrize(
