@@ -251,5 +251,7 @@ def _input_dtype(array: npt.NDArray[Any], what: str) -> DType:
     try:
         return as_dtype(array.dtype)
     except TypeError:
-        instead = "int32" if array.dtype.kind in "iu" else "float32 or bfloat16"
-        raise TypeError(f"{what}: NKI has no type {array.dtype}; cast it to {instead}") from None
+        instead = "cast it to " + ("int32" if array.dtype.kind in "iu" else "float32 or bfloat16")
+        if array.dtype.kind == "V":  # a structure, or a type that numpy does not know: somebody's packed words
+            instead = "make words of a packed type with nkilib.simulator.packed(array, dtype)"
+        raise TypeError(f"{what}: NKI has no type {array.dtype}; {instead}") from None

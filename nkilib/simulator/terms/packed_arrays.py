@@ -35,9 +35,11 @@ def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
         dtype: ``nl.float8_e5m2_x4``, ``nl.float8_e4m3fn_x4`` or ``nl.float4_e2m1fn_x4``.
 
     Raises:
-        TypeError: if ``dtype`` is no packed type, or the array of another type.
+        TypeError: if ``dtype`` is no packed type, or the array none, or of another type.
         ValueError: if the last dimension makes no whole words.
     """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"packed: array must be a numpy array, got {array!r}; numpy.asarray makes one")
     kind = as_dtype(dtype)
     if not kind.is_packed:
         raise TypeError(f"packed: dtype must be a packed type, such as nl.float8_e4m3fn_x4, got {kind}")

@@ -126,6 +126,11 @@ def test_quantised_weights_go_into_a_matrix_product() -> None:
     ("error", "make", "message"),
     [
         (TypeError, lambda: packed(WORDS, nl.float32), "dtype must be a packed type, such as nl.float8_e4m3fn_x4, got"),
+        (
+            TypeError,
+            lambda: packed([[1, 2]], E4M3),
+            "array must be a numpy array, got [[1, 2]]; numpy.asarray makes one",
+        ),
         (TypeError, lambda: packed(WORDS.astype(np.float32), E4M3), "must be of float8_e4m3fn or unsigned integers"),
         (TypeError, lambda: packed(WORDS.astype(ml_dtypes.float8_e5m2), E4M3), "got float8_e5m2"),
         (ValueError, lambda: packed(np.zeros((2, 6), np.uint8), E4M3), "[2, 6] uint8 makes no whole float8_e4m3fn_x4"),
@@ -135,6 +140,12 @@ def test_quantised_weights_go_into_a_matrix_product() -> None:
 )
 def test_arrays_that_cannot_be_packed(error: type[Exception], make: Callable[[], Any], message: str) -> None:
     assert message in refused(error, make)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype([("words", np.uint32)]), ml_dtypes.float4_e2m1fn], ids=str)
+def test_words_of_an_unknown_name_are_sent_to_packed(dtype: Any) -> None:
+    message = refused(TypeError, lambda: run(copied, np.zeros((2, 4), dtype)))
+    assert message.endswith("; make words of a packed type with nkilib.simulator.packed(array, dtype)")
 
 
 def test_install_lets_numpy_know_the_names() -> None:
