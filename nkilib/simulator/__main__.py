@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .install import install
 from .target.limits import TARGETS
 from .target.options import CHECKS, FRONTENDS, LEVELS, using
-from .xla_stand_in import NotInStandInError, advice, install_stand_in
+from .xla_stand_in import advice, install_stand_in
 
 _CHOICES = {
     "target": TARGETS,
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with using(**changes):
             _run(options)
-    except (ImportError, NotInStandInError) as error:
+    except (ImportError, AttributeError) as error:
         line = advice(error)
         if line is None:
             raise

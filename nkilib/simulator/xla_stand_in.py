@@ -28,6 +28,8 @@ _ADVICE = {
     "torch_neuronx": "install torch (pip install 'nkilib[torch]'): with it the simulator has a stand-in",
     "torch": "install torch (pip install 'nkilib[torch]')",
     "jax": "install jax, and give kernels numpy arrays: numpy.asarray(x)",
+    "jax_neuronx": "call the kernel of nki.jit itself, on numpy arrays: numpy.asarray(x)",
+    "libneuronxla": "it is of the Neuron device alone; run this there",
     "neuronxcc": (
         "this script is written for the first NKI, in the package neuronxcc; the simulator has NKI 0.7: change its "
         "imports to nki, nki.isa and nki.language, as AWS's migration guide says"
@@ -39,7 +41,7 @@ _RENAMED = {"nki_jit": "it is nki.jit now", "nki_call": "call the kernel of nki.
 
 
 class NotInStandInError(AttributeError):
-    """A script asks the stand-in for something that it does not have."""
+    """A script asks the stand-in for something that it does not have, or not yet."""
 
 
 # -- what there is -------------------------------------------------------------------------------------------------
@@ -52,7 +54,9 @@ def _has_torch() -> bool:
 def _torch() -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
-        raise RuntimeError("torch_xla (the stand-in of nkilib.simulator): import torch before you ask for a device")
+        raise NotInStandInError(
+            "torch_xla (the stand-in of nkilib.simulator): import torch before you ask for a device"
+        )
     return torch
 
 
@@ -139,6 +143,8 @@ def advice(error: BaseException) -> str | None:
     """One line that says what to do about an error of a script; None if it is no matter of the Neuron software."""
     if isinstance(error, NotInStandInError):
         return str(error)
+    if isinstance(error, AttributeError) and getattr(error.obj, "__name__", None) == "neuronxcc.nki":
+        return f"{error}: {_ADVICE['neuronxcc']}"  # importing it works, for a name of it that kernels use beside nki
     if not isinstance(error, ImportError) or error.name is None:
         return None
     package = error.name.partition(".")[0]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nkilib.simulator import xla_stand_in
+from nkilib.simulator.api import aliases
 from nkilib.simulator.xla_stand_in import NotInStandInError, advice, install_stand_in
 
 from .test_install import command
@@ -133,10 +134,25 @@ def test_what_it_does_not_have_says_so(torch: Any) -> None:
 def test_jax_that_is_not_installed() -> None:
     said = "No module named 'jax': install jax, and give kernels numpy arrays: numpy.asarray(x)"
     assert advice(ModuleNotFoundError("No module named 'jax'", name="jax")) == said
+    said = "No module named 'jax_neuronx': call the kernel of nki.jit itself, on numpy arrays: numpy.asarray(x)"
+    assert advice(ModuleNotFoundError("No module named 'jax_neuronx'", name="jax_neuronx")) == said
+
+
+def test_the_first_nki_of_which_the_simulator_has_a_name_alone() -> None:
+    nki = aliases.COMPILER_MODULES["neuronxcc.nki"]
+    with pytest.raises(AttributeError) as caught:
+        nki.jit  # noqa: B018  # raises
+    said = advice(caught.value)
+    assert said is not None and said.startswith("module 'neuronxcc.nki' has no attribute 'jit': this script is written")
 
 
 def test_other_errors_of_a_script_are_its_own() -> None:
-    for error in (ImportError("no"), ModuleNotFoundError("no pandas", name="pandas"), ValueError("torch_xla")):
+    for error in (
+        AttributeError("module 'x' has no attribute 'jit'"),
+        ImportError("no"),
+        ModuleNotFoundError("no pandas", name="pandas"),
+        ValueError("torch_xla"),
+    ):
         assert advice(error) is None
 
 
@@ -156,8 +172,9 @@ def test_without_torch_there_is_no_stand_in_and_the_advice_is_to_install_it(
 def test_a_device_before_torch_is_imported(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     xla = imported("torch_xla")
     monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(RuntimeError, match="import torch before you ask for a device"):
+    with pytest.raises(NotInStandInError, match="import torch before you ask for a device") as caught:
         xla.device()
+    assert advice(caught.value) == str(caught.value)
 
 
 def test_it_is_installed_once_and_behind_what_is_installed(torch: Any) -> None:
