@@ -169,8 +169,8 @@ def explanation() -> str:
     if grid == bare.cores:
         return f"{grid}, as {source} says, and without brackets {bare.source}"
     return (
-        f"nkilib's wrappers launch on {grid} ({source}), kernel(...) without brackets on {bare.cores} ({bare.source}): "
-        f"set {VARIABLE} to have both alike"
+        f"nkilib's wrappers launch on {grid} ({source}), kernel(...) without brackets is made for {bare.cores} "
+        f"({bare.source}), which such a compiler refuses (NCC_EVRF066): set {VARIABLE} to have both alike"
     )
 
 

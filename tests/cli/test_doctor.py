@@ -73,8 +73,9 @@ def test_where_there_is_no_neuron_software() -> None:
 def test_the_cores_of_a_launch_and_a_disagreement_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _cores_of_a_launch() == Finding(
         "cores of a launch",
-        "nkilib's wrappers launch on 2 (the compiler's default), kernel(...) without brackets on 1 (the default of NKI "
-        "0.7): set NEURON_LOGICAL_NC_CONFIG to have both alike",
+        "nkilib's wrappers launch on 2 (the compiler's default), kernel(...) without brackets is made for 1 (the "
+        "default of NKI 0.7), which such a compiler refuses (NCC_EVRF066): set NEURON_LOGICAL_NC_CONFIG to have both "
+        "alike",
     )
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     found = "2, as NEURON_LOGICAL_NC_CONFIG=2 says, with brackets and without"
