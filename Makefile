@@ -6,6 +6,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 
+# Figures and tests are of simulated cores, whose number they choose; what this machine's environment says is not meant.
+unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint sweep bench profile clean
 

@@ -72,8 +72,8 @@ def test_commands_of_bash_blocks_work(source: str, tmp_path: Path) -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
-        for target, anchor in re.findall(r"\]\(([\w/.-]+\.md)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
-            linked = page.parent / target
+        for target, anchor in re.findall(r"\]\(([\w/.-]+\.md|(?=#))(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
+            linked = page.parent / target if target else page
             assert linked.is_file(), f"{page.name} links to {target}"
             headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,5 +1,6 @@
 """The package: importing it changes nothing outside itself, and it lives beside another package of the same name."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -84,6 +85,27 @@ def test_the_core_loads_the_declared_dependencies_and_no_others() -> None:
     outcome = run_fresh(DISTRIBUTIONS.format(imports=EVERYTHING), "simulator")
     assert outcome.error == ""
     assert set(outcome.output.split()) - set(startup) == {"numpy", "ml_dtypes"}
+
+
+def imported(file: Path) -> set[str]:
+    """The packages that a module imports when it runs, wherever in it; not what only type checkers see."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    names = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0}
+    return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"nkilib"}
+
+
+@pytest.mark.parametrize("extra", ["torch", "jax"])
+def test_what_a_package_imports_is_in_the_extra_of_its_name(extra: str) -> None:
+    """Even what another requirement brings along: that one may stop to."""
+    table = project()
+    declared = {Requirement(text).name for text in (*table["dependencies"], *table["optional-dependencies"][extra])}
+    found = set().union(*(imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
+    assert extra in found
+    assert found <= declared
 
 
 def test_every_directory_with_code_is_a_package_and_so_is_shipped() -> None:

@@ -4,7 +4,8 @@ Importing it imports torch, which nothing else in nkilib does, and registers the
 where the native torch-neuronx is loaded, also ``torch.ops.nkilib_neuron``.
 """
 
-import nkilib._unmixed  # noqa: F401
+import nkilib._unmixed
+import nkilib.torch._requirement  # noqa: F401
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs

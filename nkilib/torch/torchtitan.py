@@ -66,11 +66,7 @@ def cross_entropy_loss(
         sizes = _sizes("cross_entropy_loss", ranks, global_vocab_size)
         loss: Tensor = vocab_parallel_cross_entropy(logits, labels, ranks, shard_sizes=sizes, **options)
         return loss
-    if global_vocab_size not in (None, logits.shape[-1]):
-        raise ValueError(
-            f"cross_entropy_loss: pred has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and "
-            f"the ranks that have the others are not known; pass group"
-        )
+    _check_whole("cross_entropy_loss: pred", logits, global_vocab_size)
     return cross_entropy(logits, labels, **options)
 
 
@@ -96,11 +92,17 @@ def compute_logprobs(
 
     Returns:
         Float32 of the shape of ``labels``, in nats.
+
+    Raises:
+        ValueError: ``global_vocab_size`` is not the columns, and the ranks that have the others are not known.
+        TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.token_scores`.
     """
     logits = _as_taken(logits)
     ranks = _ranks_of_vocabulary(logits, group)
     sizes = None
-    if ranks is not None and global_vocab_size is not None:
+    if ranks is None:
+        _check_whole("compute_logprobs: logits", logits, global_vocab_size)
+    elif global_vocab_size is not None:
         sizes = _sizes("compute_logprobs", ranks, global_vocab_size)
     scores = token_scores(logits, labels, ranks, ignore_index=IGNORE_INDEX, shard_sizes=sizes, entropy=return_entropy)
     return (scores.logprob, scores.entropy) if return_entropy else scores.logprob
@@ -208,6 +210,16 @@ def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dis
         return None
     of_mesh: dist.ProcessGroup = titan.current_spmd_mesh().get_group("tp")
     return of_mesh
+
+
+def _check_whole(what: str, logits: Tensor, global_vocab_size: int | None) -> None:
+    """Refuse a vocabulary that is larger or smaller than the logits of which no group is known."""
+    if global_vocab_size in (None, logits.shape[-1]):
+        return
+    has = f"has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and"
+    if dtensor(logits) is not None:
+        raise ValueError(f"{what}, a DTensor, {has} the columns of all ranks count; leave global_vocab_size out")
+    raise ValueError(f"{what} {has} the ranks that have the others are not known; pass group")
 
 
 def _sizes(caller: str, group: dist.ProcessGroup, global_vocab_size: int | None) -> tuple[int, ...]:

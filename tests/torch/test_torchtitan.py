@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from nkilib.torch import token_scores, vocab_parallel_cross_entropy
 from nkilib.torch.torchtitan import (
@@ -113,6 +115,12 @@ def test_a_plain_part_of_the_vocabulary_is_that_of_the_mesh_of_torchtitan(monkey
         assert torch.equal(cross_entropy_loss(X, T), cross_entropy_loss(X, T, global_vocab_size=CLASSES))
 
 
-def test_a_part_of_the_vocabulary_without_a_group_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"pred has 6 of global_vocab_size=11 classes, .* not known; pass group"):
-        cross_entropy_loss(X[..., :6], T, global_vocab_size=CLASSES)
+@pytest.mark.parametrize(("function", "name"), [(cross_entropy_loss, "pred"), (compute_logprobs, "logits")])
+def test_a_part_of_the_vocabulary_without_a_group_is_refused(function: Callable[..., Any], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} has 6 of global_vocab_size=11 classes, .* not known; pass group"):
+        function(X[..., :6], T, global_vocab_size=CLASSES)
+    with two_ranks():
+        mesh = init_device_mesh("cpu", (2,))
+        whole = DTensor.from_local(X, mesh, [Replicate()], run_check=False)
+        with pytest.raises(ValueError, match=rf"{name}, a DTensor, has 11 of global_vocab_size=12 .*; leave"):
+            function(whole, T, global_vocab_size=12)
