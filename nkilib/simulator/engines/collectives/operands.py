@@ -19,7 +19,7 @@ from ...terms.errors import NkiValidationError
 from ...terms.regions import HBM, MemoryRegion
 
 HBM_OR_SBUF = HBM | SBUF
-# Bits of any type are moved; those are computed with that engines compute with, but for truth values.
+# Bits of any type but int64 are moved; computed with is what engines compute with, but for truth values.
 REDUCIBLE = COMPUTABLE - {bool_}
 # Dimensions of a tensor in SBUF: one of partitions and one free.
 _SBUF_DIMENSIONS = 2
