@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from nkilib import lnc
 
 from ..machine.core import current_core_or_none
@@ -17,6 +15,7 @@ from ..target.options import preferring
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
+from ..terms.integers import is_integer
 from ..terms.signatures import call_error
 from .prepared import PreparedLaunch
 from .running import run_cores
@@ -58,7 +57,7 @@ class Kernel:
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-        if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in lnc.SIZES:
+        if not is_integer(cores) or cores not in lnc.SIZES:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )

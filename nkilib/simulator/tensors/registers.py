@@ -15,6 +15,7 @@ import numpy as np
 from ..target.current import is_abstract_launch, is_traced
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
+from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
 from ..terms.spec import DataNeeded
 
@@ -156,8 +157,7 @@ def wrap_integer(name: str, value: Any) -> int:
     Raises:
         NkiValidationError: if it is no integer or has more than 32 bits.
     """
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or not _INT32_MIN <= value <= _UINT32_MAX:
+    if not is_integer(value) or not _INT32_MIN <= value <= _UINT32_MAX:
         remedy = "; nisa.register_load takes it from a tensor" if hasattr(value, "buffer") else ""
         remedy = "; nisa.register_move takes it from a register" if isinstance(value, VirtualRegister) else remedy
         raise NkiValidationError(f"{name} must be an integer of 32 bits, got {value!r}{remedy}")
