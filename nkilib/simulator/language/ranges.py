@@ -20,6 +20,7 @@ from ..tensors.scalars import DeviceInteger, NkiScalar, int32_of
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import int32
 from ..terms.errors import NkiValidationError, RegisterTypeError
+from ..terms.integers import is_integer
 
 _INT32 = np.iinfo(np.int32)
 
@@ -128,10 +129,10 @@ def _start_loop(what: str) -> Core:
 def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str]) -> tuple[Core, range]:
     """The core of this thread and the values that a counted loop takes."""
     core = _start_loop(what)
-    if not isinstance(step, int) or step < 1:
+    if not is_integer(step) or step < 1:
         raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
     first, end = (_bound(f"{what}: {name}", bound) for name, bound in zip(names, (lower, upper), strict=True))
-    return core, range(first, end, step)
+    return core, range(first, end, int(step))
 
 
 def _bound(what: str, bound: Any) -> int:

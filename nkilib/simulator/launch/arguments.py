@@ -16,6 +16,8 @@ from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
 from ..target.options import Options
 from ..tensors.grids import NkiGrid
+from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import DeviceInteger
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
@@ -146,13 +148,20 @@ class Arguments:
             writes: what is known of its writes, for the message about elements that it has not written.
 
         Raises:
-            NkiValidationError: if the kernel returns something that is not in HBM or was never written.
+            NkiValidationError: if the kernel returns a tensor that is not in HBM or was never written, a grid, a
+                register or a scalar.
         """
         as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
 
         def converted(leaf: Any, path: str) -> Any:
             if isinstance(leaf, NkiGrid):
                 raise NkiValidationError(f"{self._kernel}: a kernel returns tensors, got {leaf}; return grid.data")
+            if isinstance(leaf, DeviceInteger):
+                store = "register_store" if isinstance(leaf, VirtualRegister) else "scalar_store"
+                raise NkiValidationError(
+                    f"{self._kernel}: a kernel returns tensors, got {leaf}, which the device alone knows; nisa.{store} "
+                    f"it to a tensor of nl.shared_hbm and return that"
+                )
             return self._tensor_result(leaf, options, writes, as_torch) if isinstance(leaf, NkiTensor) else leaf
 
         return map_leaves(value, "", converted)

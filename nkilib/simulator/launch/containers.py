@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from ..tensors.scalars import DeviceInteger
 from ..tensors.view import View
 from ..terms.objects import NKIObject
 
@@ -13,8 +14,8 @@ from ..terms.objects import NKIObject
 def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> Any:
     """``value`` with ``function(leaf, path)`` in place of every leaf.
 
-    Tuples, named ones too, lists, dictionaries and :class:`NKIObject` instances other than tensors are rebuilt; all
-    else is a leaf.
+    Tuples, named ones too, lists, dictionaries and :class:`NKIObject` instances other than tensors, registers and
+    scalars are rebuilt; all else is a leaf.
 
     Args:
         value: what to walk through.
@@ -26,7 +27,7 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         return {key: map_leaves(item, f"{path}[{key!r}]", function) for key, item in value.items()}
-    if isinstance(value, NKIObject) and not isinstance(value, View):
+    if isinstance(value, NKIObject) and not isinstance(value, View | DeviceInteger):
         rebuilt = copy.copy(value)
         for field, item in vars(value).items():
             object.__setattr__(rebuilt, field, map_leaves(item, f"{path}.{field}", function))

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import numpy as np
-
 from nkilib import lnc
 
 from ..machine.core import current_core_or_none
@@ -18,6 +16,7 @@ from ..target.options import preferring
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
+from ..terms.integers import is_integer
 from ..terms.signatures import call_error
 from .prepared import PreparedLaunch
 from .running import run_cores
@@ -111,9 +110,7 @@ class Kernel:
 def _cores(grid: Any) -> int | None:
     """What a launch grid says, ``n`` or ``(n,)``; None if it is no number of cores."""
     cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
-    if isinstance(cores, bool) or not isinstance(cores, int | np.integer) or cores not in lnc.SIZES:
-        return None
-    return int(cores)
+    return int(cores) if is_integer(cores) and cores in lnc.SIZES else None
 
 
 def _name_of(func: Callable[..., Any]) -> str:

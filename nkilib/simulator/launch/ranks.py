@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ..machine.core import current_core_or_none
@@ -20,6 +19,7 @@ from ..machine.world import Seat, World
 from ..memory.loads import may_share
 from ..target.options import current_options, preferring
 from ..terms.errors import NkiValidationError
+from ..terms.integers import is_integer
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
 from .kernel import Kernel, simulate
@@ -71,7 +71,7 @@ def ranks(n: int, *, timeout: float | None = 60.0) -> Ranks:
     Raises:
         ValueError: if ``n`` is no positive integer or ``timeout`` is not positive.
     """
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+    if not is_integer(n) or n < 1:
         raise ValueError(f"ranks(n): n must be a positive integer, got {n!r}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"ranks(timeout=...): must be a positive number of seconds or None, got {timeout!r}")

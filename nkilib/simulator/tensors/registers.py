@@ -15,12 +15,16 @@ import numpy as np
 from ..target.current import is_abstract_launch, is_traced
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
+from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
 from ..terms.spec import DataNeeded
 
 _INT32_MIN, _UINT32_MAX = -(2**31), 2**32 - 1
 
 _REMEDY = "nisa.register_store it to a [1, 1] tile, compute there, and nisa.register_load the result"
+_REMEDY_AS_INTEGER = (
+    "nl.fori_loop(0, register, body) counts to it, and nl.ds(register, size) makes it an index of a tensor"
+)
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,15 @@ class VirtualRegister(NKIObject):
         state = "unset" if content is None else str(content.number if isinstance(content, LoadedFloat) else content)
         return f"VirtualRegister({state}{', frozen' if self.frozen else ''})"
 
-    def _refuse(self, *operands: Any) -> NoReturn:
+    def _refuse(self, *operands: Any, remedy: str = _REMEDY) -> NoReturn:
         raise RegisterTypeError(
-            f"Python cannot compute with {self}: a register has its value on the device only; {_REMEDY}"
+            f"Python cannot compute with {self}: a register has its value on the device only; {remedy}"
         )
 
-    # int(), float() and range() go through __index__ too.
-    __index__ = _refuse
+    def __index__(self) -> NoReturn:
+        """Refused; ``int()``, ``float()``, ``range()`` and the index of a list come here."""
+        self._refuse(remedy=_REMEDY_AS_INTEGER)
+
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __abs__ = _refuse
     __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _refuse
@@ -151,8 +157,7 @@ def wrap_integer(name: str, value: Any) -> int:
     Raises:
         NkiValidationError: if it is no integer or has more than 32 bits.
     """
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or not _INT32_MIN <= value <= _UINT32_MAX:
+    if not is_integer(value) or not _INT32_MIN <= value <= _UINT32_MAX:
         remedy = "; nisa.register_load takes it from a tensor" if hasattr(value, "buffer") else ""
         remedy = "; nisa.register_move takes it from a register" if isinstance(value, VirtualRegister) else remedy
         raise NkiValidationError(f"{name} must be an integer of 32 bits, got {value!r}{remedy}")

@@ -15,6 +15,7 @@ import numpy as np
 from ..target.current import current_loop_scope
 from ..terms.dtypes import SCALARS, DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError
+from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
 from ..terms.spec import DataNeeded
 from .registers import VirtualRegister
@@ -115,7 +116,7 @@ class NkiScalar(NKIObject):
         return None if self._value is None or second is None else (self._value, second)
 
     def _immediate(self, symbol: str, other: Any) -> int:
-        if isinstance(other, bool) or not isinstance(other, int | np.integer):
+        if not is_integer(other):
             remedy = "; nisa.scalar_load takes it from a tensor" if hasattr(other, "buffer") else ""
             if isinstance(other, VirtualRegister):
                 remedy = "; nisa.register_store it to a [1, 1] tile, and nisa.scalar_load it from there"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
+import numpy as np
+
 from .errors import NkiValidationError, RegisterTypeError
+
+
+def is_integer(value: Any) -> bool:
+    """Whether ``value`` is an integer of Python or numpy; a truth value is none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def as_integer(what: str, value: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,10 @@ def scalar(value: int, dtype: Any = nl.int32) -> Any:
 @given(st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 4))
 def test_dynamic_loops_run_as_often_as_range(lower: int, upper: int, step: int) -> None:
     assert called([lower], upper, step=step) == called(lower, {upper}, step=step) == list(range(lower, upper, step))
+
+
+def test_bounds_and_step_may_be_integers_of_numpy() -> None:
+    assert called(np.int64(1), np.int32(8), step=np.int64(3)) == [1, 4, 7]
 
 
 def test_a_loop_may_end_at_the_largest_integer() -> None:

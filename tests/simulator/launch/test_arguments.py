@@ -463,6 +463,16 @@ def test_a_returned_view_of_an_input_shares_its_memory() -> None:
             lambda x: x.select(0, nl.zeros((1, 1), nl.int32)),
             "tensors at a static address, got tensor 'x' [3] float32 in private_hbm",
         ),
+        (
+            lambda x: nisa.register_alloc(3),
+            "tensors, got VirtualRegister(3), which the device alone knows; nisa.register_store it to a tensor of "
+            "nl.shared_hbm and return that",
+        ),
+        (
+            lambda x: nisa.scalar_load(nl.full((1, 1), 3, nl.int32)),
+            "tensors, got NkiScalar(3, int32), which the device alone knows; nisa.scalar_store it to a tensor of "
+            "nl.shared_hbm and return that",
+        ),
     ],
 )
 def test_a_result_must_be_a_plain_tensor_in_hbm(make: Any, told: str) -> None:

@@ -16,6 +16,7 @@ from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused, run, without_line
 
 REMEDY = "nisa.register_store it to a [1, 1] tile, compute there, and nisa.register_load the result"
+AS_INTEGER = "nl.fori_loop(0, register, body) counts to it, and nl.ds(register, size) makes it an index of a tensor"
 
 
 def test_a_register_is_an_nki_object_that_starts_unset_and_writable() -> None:
@@ -106,7 +107,8 @@ def test_a_register_shows_its_value_to_a_debugger(register: VirtualRegister, tex
     assert repr(register) == f"{register}" == text
 
 
-CONVERSIONS: list[Callable[[Any], Any]] = [int, float, range, abs, operator.index, operator.neg, operator.invert]
+CONVERSIONS: list[Callable[[Any], Any]] = [int, float, range, operator.index]
+UNARY: list[Callable[[Any], Any]] = [abs, operator.neg, operator.invert]
 BINARY: list[Callable[[Any, Any], Any]] = [
     operator.add,
     operator.sub,
@@ -129,9 +131,12 @@ BINARY: list[Callable[[Any, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("convert", CONVERSIONS)
-def test_python_does_not_learn_the_value(convert: Callable[[Any], Any]) -> None:
-    expected = f"Python cannot compute with VirtualRegister(3): a register has its value on the device only; {REMEDY}"
+@pytest.mark.parametrize(
+    ("convert", "remedy"), [*((convert, AS_INTEGER) for convert in CONVERSIONS), *((one, REMEDY) for one in UNARY)]
+)
+def test_python_does_not_learn_the_value(convert: Callable[[Any], Any], remedy: str) -> None:
+    """Who wants an integer wants a loop or an index; who computes is told how."""
+    expected = f"Python cannot compute with VirtualRegister(3): a register has its value on the device only; {remedy}"
     assert refused(RegisterTypeError, lambda: convert(VirtualRegister(3))) == expected
 
 

@@ -11,12 +11,20 @@ from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError
 from nkilib.simulator.tensors.registers import VirtualRegister
 from nkilib.simulator.terms.errors import RegisterTypeError
-from nkilib.simulator.terms.integers import as_integer, as_integers
+from nkilib.simulator.terms.integers import as_integer, as_integers, is_integer
 
 from ..frame import counted, in_hbm, refused
 
 TENSOR = "tensor [4, 6] float32 in private_hbm"
 QUOTIENT = "; of two integers, / makes a float and // an integer"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, True), (np.int64(-3), True), (np.uint8(3), True), (True, False), (np.True_, False), (3.0, False)],
+)
+def test_integers_are_told_from_truth_values_and_floats(value: object, expected: bool) -> None:
+    assert is_integer(value) is expected
 
 
 def test_integers_of_any_kind() -> None:

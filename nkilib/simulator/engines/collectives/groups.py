@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
 from ...machine.core import Core, current_core
 from ...tensors.registers import VirtualRegister
 from ...terms.errors import NkiValidationError
+from ...terms.integers import is_integer
 from ...terms.objects import NKIObject
 
 
@@ -71,7 +70,7 @@ def _list_of(rank: int, op: rg_partition_op, operand: int) -> int:
 
 
 def _is_rank(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
+    return is_integer(value) and int(value) >= 0
 
 
 def checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:

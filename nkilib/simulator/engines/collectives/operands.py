@@ -16,10 +16,11 @@ from ...machine.operands import check_operand
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import COMPUTABLE, MOVABLE, DType, bool_
 from ...terms.errors import NkiValidationError
+from ...terms.integers import is_integer
 from ...terms.regions import HBM, MemoryRegion
 
 HBM_OR_SBUF = HBM | SBUF
-# Bits of any type are moved; those are computed with that engines compute with, but for truth values.
+# Bits of any type but int64 are moved; computed with is what engines compute with, but for truth values.
 REDUCIBLE = COMPUTABLE - {bool_}
 # Dimensions of a tensor in SBUF: one of partitions and one free.
 _SBUF_DIMENSIONS = 2
@@ -129,11 +130,11 @@ def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> in
     Raises:
         NkiValidationError: naming the allowed ones.
     """
-    if isinstance(collective_dim, bool) or not isinstance(collective_dim, int) or collective_dim not in allowed:
+    if not is_integer(collective_dim) or collective_dim not in allowed:
         raise NkiValidationError(
             f"collective_dim must be {' or '.join(map(str, allowed))} {why}, got {collective_dim!r}"
         )
-    return collective_dim
+    return int(collective_dim)
 
 
 def check_shape(what: str, tensor: NkiTensor, expected: tuple[int, ...], why: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ...isa.operators import Operator
@@ -21,6 +20,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, DType
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, add_location
+from ...terms.integers import is_integer
 from ...terms.regions import HBM
 from ..dma.modes import check_priority
 from ..dma.rows import write
@@ -84,7 +84,7 @@ def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
     for end, name in enumerate(("source", "target")):
         ranks = [pair[end] for pair in pairs]
         for rank in ranks:
-            if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
+            if not is_integer(rank) or rank < 0:
                 raise NkiValidationError(f"source_target_pairs: a rank must be an integer >= 0, got {rank!r}")
             if ranks.count(rank) > 1:
                 raise NkiValidationError(f"source_target_pairs: rank {rank} is the {name} of more than one pair")
@@ -220,7 +220,7 @@ def collective_permute_implicit_current_processing_rank_id(
     core = current_core(what)
     try:
         for parameter, value in (("iteration_id", iteration_id), ("channel_id", channel_id)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if not is_integer(value) or value < 0:
                 raise NkiValidationError(f"{parameter} must be an integer >= 0, got {value!r}")
         if channel_id >= _CHANNELS_MAX:
             raise NkiValidationError(f"channel_id must be below {_CHANNELS_MAX}, got {channel_id}")

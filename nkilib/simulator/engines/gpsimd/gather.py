@@ -18,6 +18,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import MOVABLE, uint16, uint32
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
+from ...terms.integers import is_integer
 from ...timing import costs
 
 # Partitions to which one of the eight cores of GpSimd is connected.
@@ -101,11 +102,11 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
 
 def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
     """How many indices each group uses."""
-    if not _is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
+    if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
     total = _CORE_PARTITIONS * index.free_size
     count = total if num_valid_indices is None else num_valid_indices
-    if not _is_integer(count) or not 1 <= count <= total:
+    if not is_integer(count) or not 1 <= count <= total:
         raise NkiValidationError(
             f"num_valid_indices must be 1 to {total}, the indices of {_CORE_PARTITIONS} partitions of {index}, got "
             f"{count!r}"
@@ -115,10 +116,6 @@ def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: An
             f"each core of GpSimd takes at most {_INDICES_MAX} indices, got {count} of {index}: gather in several calls"
         )
     return int(count)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer)
 
 
 @instruction(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ...machine.call import Call
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError
+from ...terms.integers import is_integer
 
 _CORES = 2
 
@@ -31,10 +32,6 @@ class Parcel:
     how: tuple[str, str]
     values: npt.NDArray[Any] | None
     arrived: list[Any]
-
-
-def is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:

@@ -15,7 +15,8 @@ from ...terms.dtypes import MOVABLE
 from ...terms.enums import Engine, nc_version
 from ...terms.enums import dma_engine as DmaEngine
 from ...terms.errors import NkiValidationError
-from .exchange import check_alike, check_ranks, exchange, is_integer
+from ...terms.integers import is_integer
+from .exchange import check_alike, check_ranks, exchange
 
 # Elements a partition that the DMA engine of GpSimd takes: 1024 bytes of 32-bit types, 512 of 16-bit and 256 of 8-bit.
 _GPSIMD_ELEMENTS_MAX = 256

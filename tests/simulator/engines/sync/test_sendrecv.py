@@ -51,6 +51,18 @@ def test_each_core_receives_what_the_other_one_sends(shape: Any, dma_engine: Any
     assert received[1].tolist() == first.tolist()
 
 
+def test_ranks_and_pipe_may_be_integers_of_numpy() -> None:
+    def kernel() -> Any:
+        core = nl.program_id(0)
+        src, dst = nl.full((2, 2), core + 1.0, nl.float32), nl.ndarray((2, 2), nl.float32, nl.sbuf)
+        nisa.sendrecv(src, dst, np.int64(1 - core), np.int64(1 - core), np.int32(0))
+        results = [nl.ndarray((2, 2), nl.float32, nl.shared_hbm) for _ in range(2)]
+        nisa.dma_copy(results[core], dst)
+        return results
+
+    assert [result.tolist() for result in nki.jit(kernel)[2]()] == [[[2.0] * 2] * 2, [[1.0] * 2] * 2]
+
+
 @pytest.mark.parametrize(
     "kind", [np.int8, np.uint8, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32], ids=lambda kind: kind.__name__
 )
