@@ -2,5 +2,6 @@
 
 - :mod:`.options`: options as fields of a dataclass;
 - :mod:`.keywords`: those fields as keywords of public functions;
-- :mod:`.reductions`: what a loss of rows may be reduced to.
+- :mod:`.reductions`: what a loss of rows may be reduced to;
+- :mod:`.requirement`: the release of a framework that a package needs.
 """
