@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from examples._curve import curve_line, progress_bar, shown_steps
 from examples._display import counted, heading, make_console
+from examples._steps import parse_steps
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.torch import TokenScores, token_scores
 
@@ -134,18 +135,14 @@ def train(steps: int) -> bool:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; ``None`` means that of this process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.policy_gradient",
-        description="Train a small policy by rewards, with log-probability and entropy from the kernels.",
+    return parse_steps(
+        arguments,
+        "python -m examples.policy_gradient",
+        "Train a small policy by rewards, with log-probability and entropy from the kernels.",
+        STEPS,
+        QUICK_STEPS,
+        quick="few steps",
     )
-    parser.add_argument("--quick", action="store_true", help="few steps, for a first look")
-    parser.add_argument("--steps", type=int, help=f"of training (default {STEPS}, or {QUICK_STEPS} with --quick)")
-    options = parser.parse_args(arguments)
-    if options.steps is None:
-        options.steps = QUICK_STEPS if options.quick else STEPS
-    if options.steps < 1:
-        parser.error(f"--steps must be at least 1, got {options.steps}")
-    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from torch.nn import functional
 from examples._corpus import Corpus, read_corpus
 from examples._curve import curve_line, progress_bar, shown_steps
 from examples._display import counted, heading, make_console
+from examples._steps import parse_steps
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.torch import vocab_parallel_cross_entropy
 
@@ -149,18 +150,14 @@ def train(console: Console, corpus: Corpus, steps: int, size: int) -> bool:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; ``None`` means that of this process."""
-    parser = argparse.ArgumentParser(
-        prog="torchrun --nproc_per_node 2 -m examples.vocab_parallel",
-        description="Train a small model whose output layer is spread over processes, beside the same in one piece.",
+    return parse_steps(
+        arguments,
+        "torchrun --nproc_per_node 2 -m examples.vocab_parallel",
+        "Train a small model whose output layer is spread over processes, beside the same in one piece.",
+        STEPS,
+        QUICK_STEPS,
+        quick="few steps on a few pages of text",
     )
-    parser.add_argument("--quick", action="store_true", help="few steps on a few pages of text, for a first look")
-    parser.add_argument("--steps", type=int, help=f"of training (default {STEPS}, or {QUICK_STEPS} with --quick)")
-    options = parser.parse_args(arguments)
-    if options.steps is None:
-        options.steps = QUICK_STEPS if options.quick else STEPS
-    if options.steps < 1:
-        parser.error(f"--steps must be at least 1, got {options.steps}")
-    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
