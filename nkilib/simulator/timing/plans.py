@@ -61,6 +61,7 @@ class Plan(NamedTuple):
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
         work: what it asks of the DMA engines, if it is a transfer.
+        others: the engines besides that could run it, if the kernel asked for them.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Plan(NamedTuple):
     table: str = ""
     queue: str = ""
     work: DmaWork | None = None
+    others: tuple[str, ...] = ()
 
 
 class Plans:
@@ -121,7 +123,7 @@ class Plans:
             times = engine_times(sides, rows, is_transpose, dma, self.parameters)
             is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
             moved = bytes_of(sides)
-            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose))
+            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose), rows > 0)
         return work
 
     def moving(self, plan: Plan, work: DmaWork) -> Plan:
@@ -153,7 +155,8 @@ class Plans:
         cycles = 0.0
         if definition.cost is not None:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
-        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
+        others = tuple(other.name for other in definition.engines if other is not engine)
+        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
