@@ -110,6 +110,12 @@ class Profile:
         return self.recorded.report.path_us_by_line
 
     @property
+    def waits_us(self) -> dict[str, dict[str, float]]:
+        """By engine that computes, and by cause, microseconds in which it did nothing before an instruction: ``data``
+        that it reads, ``reuse`` of what it overwrites, a ``meeting`` of the cores; on the core that is done last."""
+        return self.recorded.report.waits_us
+
+    @property
     def bound_us(self) -> float | None:
         """The least time that the hardware needs for the work; None if the kernel does not state its work."""
         return max(self.bounds_us.values(), default=None)

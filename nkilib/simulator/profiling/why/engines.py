@@ -13,7 +13,7 @@ from .words import joined, largest, percent, summed, times, us
 _WAITS_FROM = 0.15
 # An engine as busy as this is the limit, whatever others wait for.
 _LIMIT_FROM = 0.85
-_BUSY_FROM, _IDLE_BELOW = 0.6, 0.25
+_BUSY_FROM, _IDLE_BELOW = 0.75, 0.25
 _MOVED_FROM = 0.1
 _ISSUE_FROM = 0.1
 _LATENCY_FROM = 0.15
@@ -37,8 +37,8 @@ def waits(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "waits",
         f"{engine.capitalize()}, the busiest engine that computes ({percent(computing[engine])}), waits {us(duration)} "
-        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. Let it do "
-        f"something else meanwhile: the loads and the work of the next step before the rest of this one.",
+        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. What "
+        f"would help: that these end earlier, or work on another tile meanwhile.",
         duration / NS_PER_US,
         facts.short(core.place(max(own, key=lambda wait: wait.duration_ns).number)),
     )
@@ -152,9 +152,10 @@ def meetings(facts: Facts) -> Iterator[Finding]:
     if facts.share(duration) < _MEETINGS_FROM:
         return
     lines = largest(facts.by_line(links))
+    count = len({link.number for link in links})
     yield Finding(
         "meetings",
-        f"The cores meet {times(len(links))} on the critical path, which takes {us(duration)} "
+        f"The cores meet {times(count)} on the critical path, which takes {us(duration)} "
         f"({percent(facts.share(duration))}), most at {joined(line for line, _ in lines)}. Exchange more at a time, or "
         f"let each core finish alone what needs nothing of the other.",
         duration / NS_PER_US,

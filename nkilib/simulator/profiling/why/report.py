@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ...timing.causes import Waited
 from . import buffers, engines, transfers
 from .cores import Launch
 from .critical import Kind, Link
@@ -25,6 +26,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     engines.meetings,
 )
 _MOST_LINES = 5
+_CAUSES = (Waited.data, Waited.reuse, Waited.meeting)
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,15 @@ class Report:
         findings: what makes it slow, that which takes most of the time first.
         path_us: microseconds of the critical path by what they are spent on, the most first.
         path_us_by_line: the same by line and name of the instruction.
+        waits_us: by engine that computes and by cause, microseconds in which it could have started an instruction; on
+            the core that is done last.
         links: the path itself.
     """
 
     findings: tuple[Finding, ...]
     path_us: dict[str, float]
     path_us_by_line: dict[str, float]
+    waits_us: dict[str, dict[str, float]]
     links: tuple[Link, ...]
 
     def lines(self) -> list[str]:
@@ -55,6 +60,10 @@ class Report:
             f"{line:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
             for line, spent in list(self.path_us_by_line.items())[:_MOST_LINES]
         ]
+        causes = [waited.name for waited in _CAUSES]
+        said += ["", "waits, us" + " " * 11 + " ".join(f"{cause:>10}" for cause in causes)]
+        for engine, waits in self.waits_us.items():
+            said.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
         return [*said, "", "why:", *(f"- {finding}" for finding in self.findings)] if self.findings else said
 
 
@@ -67,8 +76,18 @@ def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
         tuple(sorted(found, key=lambda finding: -finding.time_us)),
         _path(facts),
         {line: spent / NS_PER_US for line, spent in largest(lines, len(lines))},
+        _waits(facts),
         tuple(facts.links),
     )
+
+
+def _waits(facts: Facts) -> dict[str, dict[str, float]]:
+    spent = summed(((wait.engine, wait.waited.name), wait.duration_ns / NS_PER_US) for wait in facts.waits)
+    engines_that_wait = sorted({engine for engine, _ in spent})
+    return {
+        name: {cause: duration for (engine, cause), duration in spent.items() if engine == name}
+        for name in engines_that_wait
+    }
 
 
 def _spent_on(facts: Facts, link: Link) -> str:
