@@ -12,6 +12,7 @@ from ..target.generation import Generation
 from ..terms.dtypes import DType
 from ..terms.enums import Engine
 from ..terms.layout import Layout
+from .causes import Cause
 from .event import Note
 from .footprints import Footprint, Form, Tracked
 from .parameters import ModelParameters
@@ -75,15 +76,16 @@ class Settling:
         """Instructions in program order."""
         for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
             if definition.is_untimed:
-                plan, span = self._untimed(definition, engine, operands, met_ns)
+                plan, span = self._untimed(number, definition, engine, operands, met_ns)
             elif definition.is_transfer:
-                plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
+                plan, span = self._transfer(number, definition, engine, operands, deciding, met_ns)
             else:
-                plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
+                plan, span = self._compute(number, definition, roles, engine, operands, deciding, besides, met_ns)
             self.notes.append((number, plan, label, span, code, position))
 
     def _compute(
         self,
+        number: int,
         definition: Definition,
         roles: Roles,
         engine: Engine,
@@ -105,16 +107,21 @@ class Settling:
             _touch(base, writes if is_output else reads)
         plan = self._plans.plan(definition, engine, forms, deciding, False)
         if definition.cost is not None:
-            return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
+            return plan, self.timeline.compute(number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
-            return plan, self.timeline.meet(engine, reads, met_ns)
+            return plan, self.timeline.meet(number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+            return plan, self.timeline.sequence(number, engine, self._parameters.register_us * _NS_PER_US)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, (now, now)
+        return plan, Span(now, now, Cause())
 
     def _untimed(
-        self, definition: Definition, engine: Engine, operands: Sequence[Access | None], met_ns: float | None
+        self,
+        number: int,
+        definition: Definition,
+        engine: Engine,
+        operands: Sequence[Access | None],
+        met_ns: float | None,
     ) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
         places: Places = []
@@ -122,10 +129,11 @@ class Settling:
             if access is not None:
                 _touch(access, places)
         self.untimed[definition.name] += 1
-        return Plan(definition.name, engine.name, {}), self.timeline.pass_on(engine, places, met_ns or 0.0)
+        return Plan(definition.name, engine.name, {}), self.timeline.pass_on(number, engine, places, met_ns or 0.0)
 
     def _transfer(
         self,
+        number: int,
         definition: Definition,
         engine: Engine,
         operands: Sequence[Access | None],
@@ -157,8 +165,8 @@ class Settling:
         if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
-        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
-        return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
+        plan = self._plans.moving(plan, work)
+        return plan, self.timeline.transfer(number, plan.queue, work, rows > 0, reads, writes, met_ns)
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
