@@ -21,6 +21,7 @@ _NS_PER_US = 1000.0
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
 
+
 class Settling:
     """The timeline of a core, and what its instructions have been.
 
