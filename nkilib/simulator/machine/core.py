@@ -138,6 +138,7 @@ class Core:
         loads: the tiles whose contents come from HBM and may not be made yet.
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: how messages tell it from the others that run; empty if it is alone.
+        language_function: the function of ``nki.language`` that the kernel has called and that runs, or empty.
         at_end: checks that instructions want made when the kernel has come to its end.
     """
 
@@ -160,6 +161,7 @@ class Core:
         self.random = RandomState(rank * launch.cores + number)
         self.numbers = itertools.count(1)
         self.name = launch.name_of(number)
+        self.language_function = ""
         self.at_end: list[Callable[[], None]] = []
         self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0
