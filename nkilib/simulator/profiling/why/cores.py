@@ -66,7 +66,7 @@ class Core:
     @cached_property
     def _positions(self) -> dict[int, int] | None:
         """Where the note of an instruction is, if not every instruction left one."""
-        if not self.notes or self.notes[-1][0] == len(self.notes):
+        if all(note[0] == position for position, note in enumerate(self.notes, 1)):
             return None
         return {note[0]: position for position, note in enumerate(self.notes)}
 
