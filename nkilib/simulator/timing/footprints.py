@@ -129,16 +129,20 @@ class Tracked(NamedTuple):
         uses: the accesses to it, by part.
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
+        nbytes: of the whole storage, on the device.
     """
 
     uses: TileUses | HbmUses
     views: Views
     name: str
+    nbytes: int
 
 
 def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
+    nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:
-        return Tracked(TileUses(storage.number), views, "")
-    return Tracked(HbmUses(storage.number), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+        return Tracked(TileUses(storage.number), views, "", nbytes)
+    name = storage.name or f"{list(storage.shape)} {storage.dtype}"
+    return Tracked(HbmUses(storage.number), views, name, nbytes)
