@@ -173,8 +173,8 @@ class Profile:
         return "trips: " + ", ".join(f"{loop} {count:,}" for loop, count in self.trips.items())
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
-        """Write a trace for https://ui.perfetto.dev: the engines of each core, and its use of SBUF."""
-        write_trace(path, self.title, self.instructions, self.tensors, self.note)
+        """Write a trace for https://ui.perfetto.dev: engines of each core, critical path, and use of SBUF."""
+        write_trace(path, self.title, self.instructions, self.tensors, self.note, self.recorded.report.links)
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw the timeline of the engines and the use of SBUF over time; the suffix of ``path`` names the format.
