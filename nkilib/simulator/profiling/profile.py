@@ -16,6 +16,7 @@ from ..launch.ranks import RankedKernel
 from ..machine.record import Record, recording
 from ..machine.trips import Trips, counting_trips
 from ..target.generation import Generation
+from ..target.limits import generation
 from ..target.options import current_options, preferring
 from ..terms.spec import Spec
 from ..timing.collect import collecting
@@ -177,14 +178,16 @@ class Profile:
         write_trace(path, self.title, self.instructions, self.tensors, self.note, self.recorded.report.links)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the timeline of the engines and the use of SBUF over time; the suffix of ``path`` names the format.
+        """Draw the timeline of the engines, and the use of SBUF over time beside its capacity.
+
+        The suffix of ``path`` names the format.
 
         Raises:
             ImportError: without matplotlib, which the extra ``plot`` brings.
         """
         from .plot import draw  # matplotlib is optional
 
-        draw(path, self.title, self.instructions, self.tensors)
+        draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
     def __repr__(self) -> str:
         """One line: the instructions of a large launch would fill a screen a hundred times."""
