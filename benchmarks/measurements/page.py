@@ -20,8 +20,9 @@ _PARTS: tuple[tuple[str, Half, bool], ...] = (
 
 
 def select(found: Sequence[Found], half: Half, ratios: bool) -> list[Found]:
-    """Those of a half: the ratios of baseline to optimised, or all others."""
-    return [each for each in found if each.measurement.half == half and each.measurement.is_ratio == ratios]
+    """Those of a half: the ratios of baseline to optimised, or the times that count."""
+    rows = [each for each in found if each.measurement.half == half and not each.measurement.is_for_ratio]
+    return [each for each in rows if each.measurement.is_ratio == ratios]
 
 
 def tables() -> str:

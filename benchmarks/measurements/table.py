@@ -28,6 +28,7 @@ class PublicKernel:
         function: its name in the file.
         package: folder of the package that the file belongs to, if it imports its neighbours.
         constants: constants of the module that the measurement set to other values.
+        absent: modules that the file imports and its kernel does not need; empty ones stand for them.
     """
 
     repository: str
@@ -36,6 +37,7 @@ class PublicKernel:
     function: str
     package: str = ""
     constants: dict[str, int] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Measurement:
         calls: the arguments of each launch that the figure adds up.
         keywords: the keyword arguments of all launches.
         baseline, optimised: the rows of the same source that a ratio compares.
+        is_for_ratio: the figure itself cannot be right, only its ratio to another; it is in no table of times.
     """
 
     source: str
@@ -84,6 +87,7 @@ class Measurement:
     keywords: dict[str, Any] = field(default_factory=dict)
     baseline: str = ""
     optimised: str = ""
+    is_for_ratio: bool = False
 
     @property
     def name(self) -> str:
@@ -114,7 +118,9 @@ def measurements() -> tuple[Measurement, ...]:
 
 def _measurement(entry: dict[str, Any]) -> Measurement:
     kernel = entry.pop("kernel", None)
-    if kernel is not None:
-        kernel = PublicKernel(**kernel) if "repository" in kernel else OwnKernel(**kernel)
+    if kernel is not None and "repository" in kernel:
+        kernel = PublicKernel(**kernel | {"absent": tuple(kernel.get("absent", ()))})
+    elif kernel is not None:
+        kernel = OwnKernel(**kernel)
     calls = tuple(tuple(call) for call in entry.pop("calls", ()))
     return Measurement(**entry, kernel=kernel, calls=calls)
