@@ -78,11 +78,18 @@ class Model:
     Args:
         sources: where kernels of others are; without, only kernels of our own are modelled.
         parameters: what the model assumes.
+        with_launches: add what the launches take, where the figure includes it.
     """
 
-    def __init__(self, sources: Sources | None = None, parameters: ModelParameters | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sources | None = None,
+        parameters: ModelParameters | None = None,
+        with_launches: bool = True,
+    ) -> None:
         self.sources = sources
         self.parameters = parameters
+        self.with_launches = with_launches
         self._times: dict[str, float] = {}
 
     def figure(self, row: Measurement) -> float:
@@ -104,7 +111,7 @@ class Model:
                     profile(kernel, *map(_argument, call), parameters=self.parameters, **keywords).time_us
                     for call in row.calls
                 )
-        return self._times[row.name]
+        return self._times[row.name] + (row.launch_us if self.with_launches else 0.0)
 
     def _kernel(self, row: Measurement) -> Any:
         if isinstance(row.kernel, PublicKernel):
