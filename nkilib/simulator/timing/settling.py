@@ -21,6 +21,7 @@ _NS_PER_US = 1000.0
 
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
+_LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class Settling:
@@ -66,15 +67,30 @@ class Settling:
         for index, base, is_output in noted.besides:
             _touch(index, reads)
             _touch(base, writes if is_output else reads)
+        self._register(noted, reads)
         plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
             return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
             return plan, self.timeline.meet(noted.number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self.timeline.sequence(noted.number, engine, self._parameters.register_us * _NS_PER_US)
+            return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
         return plan, Span(now, now, Cause())
+
+    def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
+        """An instruction on a register or a scalar."""
+        parameters = self._parameters
+        is_load = noted.definition.name in _LOADS
+        duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
+        if not parameters.waits_for_registers:
+            return self.timeline.sequence(noted.number, noted.engine, duration, [], [])
+        return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
+
+    def _register(self, noted: Noted, reads: Places) -> None:
+        """Enter the register from which an operand has its address among what an instruction reads."""
+        if noted.register and self._parameters.waits_for_registers:
+            reads.append(self.timeline.register(noted.register))
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
@@ -105,6 +121,7 @@ class Settling:
                 _touch(index, reads)
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
+        self._register(noted, reads)
         forms: list[Form | None] = [item.form for item in footprints]
         if len(forms) < len(noted.operands):
             forms.append(None)
