@@ -99,7 +99,7 @@ def test_a_loop_with_known_bounds_waits_for_all_that_was_issued() -> None:
 
 
 def test_iterations_share_the_tiles_of_the_body() -> None:
-    """A load into a tile that the last iteration still reads has to wait, unless each iteration has tiles of its own."""
+    """A load into a tile that the last iteration still reads waits, unless each iteration has tiles of its own."""
 
     def body(_: Any, x: Any) -> None:
         def turn(i: Any) -> None:
