@@ -28,6 +28,7 @@ class Event(NamedTuple):
         start_us, end_us: when its engine worked on it; of a transfer, from its trigger to its last byte.
         place: ``file:line`` in the kernel.
         number: of the instruction on its core, from 1.
+        dropped_by: the pass that found that the device does not run it, which takes no time then; empty if it runs.
     """
 
     core: int
@@ -40,6 +41,7 @@ class Event(NamedTuple):
     end_us: float
     place: str
     number: int
+    dropped_by: str = ""
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
@@ -63,6 +65,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             end / _NS_PER_US,
             place,
             number,
+            plan.dropped_by,
         )
 
 

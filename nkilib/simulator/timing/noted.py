@@ -85,3 +85,10 @@ class Noted:
         self.position = position
         self.function = function
         self.dropped_by = ""
+
+    def decided(self, name: str) -> Any:
+        """One of the deciding parameters; None if the instruction has no such parameter."""
+        names = self.definition.names
+        return next(
+            (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None
+        )

@@ -60,6 +60,7 @@ class Plan(NamedTuple):
         name, engine, operands, cycles: as in :class:`Event`.
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
+        dropped_by: the pass that found that the device does not run it; empty if it does.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Plan(NamedTuple):
     cycles: float = 0.0
     table: str = ""
     queue: str = ""
+    dropped_by: str = ""
 
 
 class Plans:
