@@ -89,3 +89,10 @@ class Noted:
         self.function = function
         self.register = register
         self.dropped_by = ""
+
+    def decided(self, name: str) -> Any:
+        """One of the deciding parameters; None if the instruction has no such parameter."""
+        names = self.definition.names
+        return next(
+            (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None
+        )

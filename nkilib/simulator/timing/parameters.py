@@ -40,6 +40,8 @@ class ModelParameters:
         functions_without_table: activation functions that every table of the Scalar engine has.
         shared_tables: groups of activation functions that one table holds. Which do is not published: by default each
             function has a table of its own, so that a change of function always costs a load.
+        drops_dead_stores: a ``memset`` that is overwritten before anything reads it is not run. This switch and those
+            that follow are passes over the instructions, each with its evidence: see :mod:`.passes`.
     """
 
     halves_bf16_max: bool = False
@@ -62,6 +64,7 @@ class ModelParameters:
     queues_by_direction: bool = True
     functions_without_table: frozenset[str] = frozenset({"copy"})
     shared_tables: tuple[frozenset[str], ...] = ()
+    drops_dead_stores: bool = True
 
     def table_of(self, function: str) -> str:
         """The name of the activation table that a function needs; empty if any will do."""
@@ -73,6 +76,7 @@ class ModelParameters:
 # The readings of the first version of the model, in which every instruction stands where the kernel issues it and takes
 # what it takes by itself. Older figures of this library stay comparable under it; its times are frozen in the tests.
 AS_ISSUED = ModelParameters(
+    drops_dead_stores=False,
     register_load_us=0.0,
     waits_for_registers=False,
     loops_drain=False,

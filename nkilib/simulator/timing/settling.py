@@ -46,7 +46,9 @@ class Settling:
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
         for noted in pending:
-            if noted.definition.is_untimed:
+            if noted.dropped_by:
+                plan, span = self._dropped(noted)
+            elif noted.definition.is_untimed:
                 plan, span = self._untimed(noted)
             elif noted.definition.is_transfer:
                 plan, span = self._transfer(noted)
@@ -91,6 +93,14 @@ class Settling:
         """Enter the register from which an operand has its address among what an instruction reads."""
         if noted.register and self._parameters.waits_for_registers:
             reads.append(self.timeline.register(noted.register))
+
+    def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
+        """An instruction that the device does not run stands on the list of its engine, and takes no time."""
+        forms = [None if access is None else _footprint(access).form for access in noted.operands]
+        plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
+        plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
+        now = self.timeline.free_ns(noted.engine)
+        return plan, Span(now, now, Cause())
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
@@ -148,11 +158,15 @@ class Settling:
         return self.timeline.trigger_ns(queue_of(values, False, to_chip, self._parameters), reads, writes)
 
 
+def _footprint(access: Access) -> Footprint:
+    known, layout, dtype, reach, _ = access
+    return known.views.footprint(layout, dtype, reach)
+
+
 def _touch(access: Access, places: Places) -> Footprint:
     """Enter a tensor among what an instruction reads, or writes."""
-    known, layout, dtype, reach, _ = access
-    footprint = known.views.footprint(layout, dtype, reach)
+    footprint = _footprint(access)
     part = footprint.part
     if part is not None:
-        places.append(known.uses[part])
+        places.append(access[0].uses[part])
     return footprint
