@@ -9,9 +9,9 @@ from typing import Any
 from ..target.generation import Generation
 from ..terms.enums import Engine
 from .causes import Cause
-from .event import Note
 from .footprints import Footprint, Form
 from .noted import Access, Noted
+from .notes import Notes
 from .parameters import ModelParameters
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
@@ -35,7 +35,7 @@ class Settling:
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
-        self.notes: list[Note] = []
+        self.notes = Notes()
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
@@ -54,7 +54,7 @@ class Settling:
                 plan, span = self._transfer(noted)
             else:
                 plan, span = self._compute(noted)
-            self.notes.append((noted.number, plan, noted.label, span, noted.code, noted.position))
+            self.notes.add(noted.number, plan, noted.label, span, noted.code, noted.position)
 
     def _compute(self, noted: Noted) -> tuple[Plan, Span]:
         definition, engine, met_ns = noted.definition, noted.engine, noted.met_ns
