@@ -8,12 +8,13 @@ from typing import Any
 
 from ..memory.lives import LiveRange
 from ..terms.regions import MemoryRegion
-from ..timing.event import Event, Note, events_of
+from ..timing.event import Event, events_of
+from ..timing.notes import Notes
 from ..timing.trace import Trace
 from .tensors import TensorLife, lives_of
 
 # Of a core: its number, its instructions, its on-chip tensors, and by region those that make the peak.
-_Core = tuple[int, Sequence[Note], Sequence[LiveRange]]
+_Core = tuple[int, Notes, Sequence[LiveRange]]
 
 
 class Recorded:
@@ -48,7 +49,7 @@ class Recorded:
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
         core, notes, lives = self._peaks[region]
-        return tuple(sorted(lives_of(core, lives, notes), key=lambda life: -life.nbytes))
+        return tuple(sorted(lives_of(core, lives, notes, repeats=False), key=lambda life: -life.nbytes))
 
     def _all(self) -> dict[str, Any]:
         names = ("instructions", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")

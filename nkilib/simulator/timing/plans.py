@@ -61,6 +61,7 @@ class Plan(NamedTuple):
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
         work: what it asks of the DMA engines, if it is a transfer.
+        dropped_by: the pass that found that the device does not run it; empty if it does.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Plan(NamedTuple):
     table: str = ""
     queue: str = ""
     work: DmaWork | None = None
+    dropped_by: str = ""
 
 
 class Plans:
