@@ -19,6 +19,7 @@ class Waited(IntEnum):
     reuse = 3  # of what it overwrites, which others still read or write
     trigger = 4  # of a DMA queue, which triggers one transfer after the other
     meeting = 5  # with the other core, which came later
+    loop = 6  # of the device, at whose start, end or next iteration all engines meet
 
 
 class Cause(NamedTuple):

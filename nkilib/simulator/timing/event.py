@@ -34,6 +34,7 @@ class Event(NamedTuple):
         waited_for: the number of the instruction that held it up; 0 if none did.
         queue, nbytes, row_bytes: of a transfer: the queue that triggers it, the bytes that it moves, and those of a
             row, on the average (0 where it is not moved row by row).
+        dropped_by: the pass that found that the device does not run it, which takes no time then; empty if it runs.
     """
 
     core: int
@@ -51,6 +52,7 @@ class Event(NamedTuple):
     queue: str = ""
     nbytes: int = 0
     row_bytes: float = 0.0
+    dropped_by: str = ""
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
@@ -74,6 +76,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             plan.queue,
             0 if work is None else work.nbytes,
             0.0 if work is None else work.row_bytes,
+            plan.dropped_by,
         )
 
 

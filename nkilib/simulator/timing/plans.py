@@ -63,6 +63,7 @@ class Plan(NamedTuple):
         queue: that triggers it, if it is a transfer.
         work: what it asks of the DMA engines, if it is a transfer.
         others: the engines besides that would run it, if the kernel asked for them.
+        dropped_by: the pass that found that the device does not run it; empty if it does.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Plan(NamedTuple):
     queue: str = ""
     work: DmaWork | None = None
     others: tuple[str, ...] = ()
+    dropped_by: str = ""
 
 
 class Plans:

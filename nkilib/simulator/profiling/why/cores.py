@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -47,6 +48,14 @@ class Model(NamedTuple):
             return self.parameters.indirect_base_us * _NS_PER_US
         return self.generation.timing.dma.fixed_ns
 
+    def finish_ns(self, note: Note) -> float:
+        """When others can use what an instruction leaves."""
+        _, plan, _, span, *_ = note
+        timing = self.generation.timing
+        if plan.work is not None:
+            return span.end_ns + timing.dma.to_consumer_ns
+        return span.end_ns + (timing.result_ns[ENGINES[plan.engine]] if plan.cycles else 0.0)
+
 
 class Core:
     """One core of a launch.
@@ -55,13 +64,16 @@ class Core:
         number: of the core.
         notes: its instructions, in program order.
         lives: its on-chip tensors.
+        end_ns: when it is done.
     """
 
-    def __init__(self, number: int, notes: Sequence[Note], lives: Sequence[LiveRange]) -> None:
+    def __init__(self, number: int, notes: Sequence[Note], lives: Sequence[LiveRange], end_ns: float) -> None:
         self.number = number
         self.notes = notes
         self.lives = lives
+        self.end_ns = end_ns
         self._lines = Lines()
+        self._last_done = array("q")
 
     @cached_property
     def _positions(self) -> dict[int, int] | None:
@@ -72,8 +84,7 @@ class Core:
 
     def at(self, number: int) -> Note:
         """The note of an instruction."""
-        positions = self._positions
-        return self.notes[number - 1 if positions is None else positions[number]]
+        return self.notes[self.position(number)]
 
     def place(self, number: int) -> str:
         """``file:line`` of an instruction in the kernel."""
@@ -94,6 +105,21 @@ class Core:
                 table = plan.table
                 loaded.append(number)
         return frozenset(loaded)
+
+    def last_done(self, model: Model) -> Sequence[int]:
+        """By position, which instruction up to there is done last."""
+        if not self._last_done:
+            latest_ns, latest = -1.0, 0
+            for note in self.notes:
+                finish = model.finish_ns(note)
+                if finish > latest_ns:
+                    latest_ns, latest = finish, note[0]
+                self._last_done.append(latest)
+        return self._last_done
+
+    def position(self, number: int) -> int:
+        """Where the note of an instruction is."""
+        return number - 1 if self._positions is None else self._positions[number]
 
     def life_of(self, storage: int) -> LiveRange | None:
         """The on-chip tensor in a storage."""

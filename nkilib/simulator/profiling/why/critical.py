@@ -9,8 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ...timing.causes import Waited
-from ...timing.event import Note
-from .cores import ENGINES, Core, Launch, Model
+from .cores import Core, Launch
 
 
 class Kind(Enum):
@@ -25,6 +24,7 @@ class Kind(Enum):
     issue = "between two instructions of an engine"
     table = "loading activation tables"
     meeting = "meetings of the cores"
+    loop = "loops of the device"
     descriptors = "descriptors of gathers and scatters"
 
 
@@ -56,15 +56,6 @@ def critical_path(launch: Launch) -> list[Link]:
     return walk.links[::-1]
 
 
-def finish_ns(note: Note, model: Model) -> float:
-    """When others can use what an instruction leaves."""
-    _, plan, _, span, *_ = note
-    timing = model.generation.timing
-    if plan.work is not None:
-        return span.end_ns + timing.dma.to_consumer_ns
-    return span.end_ns + (timing.result_ns[ENGINES[plan.engine]] if plan.cycles else 0.0)
-
-
 class _Walk:
     """From the last result back to the start."""
 
@@ -77,14 +68,11 @@ class _Walk:
         self._until = 0.0
 
     def run(self) -> None:
-        ends = [
-            (finish_ns(note, self._model), core.number, core, note[0])
-            for core in self._launch.cores
-            for note in core.notes
-        ]
-        if not ends:
+        self._core = max(self._launch.cores, key=lambda core: core.end_ns)
+        if not self._core.notes:
             return
-        self._until, _, self._core, self._number = max(ends, key=lambda end: end[0])
+        self._until = self._core.end_ns
+        self._to_last_done(len(self._core.notes) - 1)
         gap = Kind.result
         is_trigger = False  # whether it is the trigger of the transfer that counts, not its end
         while self._number:
@@ -96,6 +84,14 @@ class _Walk:
             waited = self._before_start()
             if waited is Waited.nothing:
                 break
+            if waited is Waited.loop:
+                position = self._core.position(self._number)
+                if not position:
+                    self._add(Kind.loop, 0.0)
+                    break
+                self._to_last_done(position - 1)
+                gap, is_trigger = Kind.result, False
+                continue
             if waited is Waited.meeting:
                 self._to_other_core()
                 waited = self._core.at(self._number)[3].cause.waited
@@ -141,6 +137,11 @@ class _Walk:
         if plan.work is not None and span.cause.meets:
             self._add(Kind.meeting, self._until - self._model.barrier_ns)
         return span.cause.waited
+
+    def _to_last_done(self, position: int) -> None:
+        """Go on with what is done last up to a position; what lies behind it is that of a loop."""
+        self._number = self._core.last_done(self._model)[position]
+        self._add(Kind.loop, self._model.finish_ns(self._core.at(self._number)))
 
     def _to_other_core(self) -> None:
         """Go on with the instruction of the other core that came to the same meeting."""

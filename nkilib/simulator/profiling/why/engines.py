@@ -50,6 +50,8 @@ def _cause(facts: Facts, wait: Wait) -> str:
         return f"for the result of {facts.line(core, wait.on)}"
     if wait.waited is Waited.reuse and wait.on:
         return f"until {facts.line(core, wait.on)} is done with what {facts.line(core, wait.number)} overwrites"
+    if wait.waited is Waited.loop:
+        return f"at a loop of the device, before {facts.line(core, wait.number)}"
     return "for the other core" if wait.waited is Waited.meeting else "at the start"
 
 

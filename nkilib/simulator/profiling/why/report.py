@@ -26,7 +26,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     engines.meetings,
 )
 _MOST_LINES = 5
-_CAUSES = (Waited.data, Waited.reuse, Waited.meeting)
+_CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
 
 
 @dataclass(frozen=True)
