@@ -10,7 +10,7 @@ from ...timing.causes import Waited
 from .cores import Core
 from .facts import NS_PER_US, Facts
 from .finding import Finding
-from .replay import MOST_INSTRUCTIONS, replayed_ns
+from .replay import replayed_ns
 from .words import percent, times, us
 
 _SAVED_FROM = 0.03
@@ -19,7 +19,7 @@ _MOST_TRIED = 3
 
 def second_buffers(facts: Facts) -> Iterator[Finding]:
     """Tensors whose reuse is on the critical path, and the time without those waits."""
-    if sum(len(core.notes) for core in facts.launch.cores) > MOST_INSTRUCTIONS:
+    if not all(core.is_whole for core in facts.launch.cores):
         return
     on_path: Counter[str] = Counter()
     for link in facts.links:

@@ -5,6 +5,7 @@ Each link of it follows from the one before: an instruction starts when what it 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import Enum
 from typing import NamedTuple
 
@@ -50,7 +51,10 @@ class Link(NamedTuple):
 
 
 def critical_path(launch: Launch) -> list[Link]:
-    """The links, the first one first: they follow each other without a gap from 0 to the end of the launch."""
+    """The links, the first one first: they follow each other without a gap up to the end of the launch.
+
+    They start at 0, unless the launch is so long that only its last instructions are looked at.
+    """
     walk = _Walk(launch)
     walk.run()
     return walk.links[::-1]
@@ -93,11 +97,14 @@ class _Walk:
                 gap, is_trigger = Kind.result, False
                 continue
             if waited is Waited.meeting:
-                self._to_other_core()
+                if not self._to_other_core():
+                    break
                 waited = self._core.at(self._number)[3].cause.waited
                 if waited in (Waited.nothing, Waited.meeting):
                     break
             self._number -= self._core.at(self._number)[3].cause.on
+            if not self._core.has(self._number):
+                break
             plan = self._core.at(self._number)[1]
             is_engine = waited is Waited.engine
             is_trigger = waited is Waited.trigger or (is_engine and plan.work is not None)
@@ -143,8 +150,12 @@ class _Walk:
         self._number = self._core.last_done(self._model)[position]
         self._add(Kind.loop, self._model.finish_ns(self._core.at(self._number)))
 
-    def _to_other_core(self) -> None:
-        """Go on with the instruction of the other core that came to the same meeting."""
-        turn = self._core.meetings.index(self._number)
+    def _to_other_core(self) -> bool:
+        """Go on with the instruction of the other core that came to the same meeting, if it is known."""
         other = next(core for core in self._launch.cores if core is not self._core)
-        self._core, self._number = other, other.meetings[turn]
+        # Counted from the end, which both cores have.
+        later = len(self._core.meetings) - bisect_left(self._core.meetings, self._number)
+        if later > len(other.meetings):
+            return False
+        self._core, self._number = other, other.meetings[-later]
+        return True

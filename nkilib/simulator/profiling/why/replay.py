@@ -15,9 +15,6 @@ from ...timing.timeline import Places, Timeline
 from ...timing.uses import NOTHING, Done
 from .cores import ENGINES, Core, Launch, Model
 
-# More instructions than these take too long to time again.
-MOST_INSTRUCTIONS = 200_000
-
 _NS_PER_US = 1000.0
 
 

@@ -11,6 +11,7 @@ from nkilib.experimental.loss import Tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator.profiling.why import cores
 from nkilib.simulator.profiling.why.critical import Kind, critical_path
 from nkilib.simulator.profiling.why.replay import replayed_ns
 from tests.simulator.profiling.why import faulty
@@ -130,3 +131,15 @@ def test_the_path_is_that_of_the_target() -> None:
         found = of_a_kernel(faulty.two_functions)
     assert found.generation == "trn3"
     assert replayed_ns(found.recorded.launch) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["forward", "exchange", "barriers", "device loop"])
+def test_of_a_long_launch_the_end_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = critical_path(PROFILES[name]().recorded.launch)
+    found = PROFILES[name]()
+    most = max(len(core.notes) for core in found.recorded.launch.cores) // 2
+    monkeypatch.setattr(cores, "MOST_ANALYSED", most)
+    links = critical_path(found.recorded.launch)
+    assert 0 < len(links) < len(whole)
+    assert links == whole[-len(links) :]
+    assert f"critical path, last {sum(found.critical_path_us.values()):,.1f} us" in str(found)
