@@ -41,12 +41,12 @@ def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
     pairs = _waiting(facts, core, life.storage)
     (writer, reader), count = pairs.most_common(1)[0]
-    what = str(life).partition(", made at ")[0]
+    what = str(life).partition(", made at ")[0].removeprefix("tensor ")
     taken = f"{us(facts.time_ns - saved_ns)} instead of {us(facts.time_ns)}"
     return Finding(
         "buffers",
-        f"{what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} until "
-        f"{reader} has read it. With further buffers, a new tile in each step or two in turn, the same instructions "
+        f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "
+        f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same instructions "
         f"would take about {taken} ({percent(facts.share(saved_ns))} less, an estimate).",
         saved_ns / NS_PER_US,
         facts.short(life.place),

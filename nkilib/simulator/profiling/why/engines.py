@@ -37,8 +37,8 @@ def waits(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "waits",
         f"{engine.capitalize()}, the busiest engine that computes ({percent(computing[engine])}), waits {us(duration)} "
-        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. What "
-        f"would help: that these end earlier, or work on another tile meanwhile.",
+        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. It "
+        f"would help if these ended earlier, or if there were work on another tile meanwhile.",
         duration / NS_PER_US,
         facts.short(core.place(max(own, key=lambda wait: wait.duration_ns).number)),
     )
