@@ -141,7 +141,7 @@ class Settling:
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         plan = self._plans.moving(plan, work)
-        return plan, self.timeline.transfer(noted.number, plan.queue, work, rows > 0, reads, writes, met_ns)
+        return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
