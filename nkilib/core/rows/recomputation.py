@@ -305,8 +305,13 @@ class FlaggedRows:
         nisa.tensor_scalar(dst=kept_sbuf, data=kept_sbuf, op0=nl.subtract, operand0=float(num_batches))
         for tile_sbuf in (number_sbuf, kept_sbuf):
             nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.maximum, operand0=0.0)
-        indices = [cast(tile_sbuf, nl.int32) for tile_sbuf in (none_sbuf, number_sbuf, kept_sbuf)]
-        return GatheredRows(self.num_rows, *indices, after)
+        return GatheredRows(
+            self.num_rows,
+            number_sbuf=cast(none_sbuf, nl.int32),
+            readable_sbuf=cast(number_sbuf, nl.int32),
+            kept_sbuf=cast(kept_sbuf, nl.int32),
+            after=after,
+        )
 
 
 def _cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> _Slots:

@@ -186,6 +186,7 @@ _EVERYTHING = Options(
     wanted=Wanted(entropy=True),
 )
 PLAIN_PLAN = Options(Classes(0, 1, 1), is_plain=True).forward_plan
+SHIFTED_PLAN = Options(Classes(0, 1, 1), is_plain=True, with_shift=True).forward_plan
 LARGEST_PLAN = _EVERYTHING.forward_plan
 
 
@@ -222,9 +223,13 @@ class Launch:
 
     def batches(self) -> list[Batch]:
         """Of the core that runs this; none where there are fewer positions than cores."""
+        return self.batches_of(nl.program_id())
+
+    def batches_of(self, core: int) -> list[Batch]:
+        """Of any core of the launch."""
         cores = nl.num_programs()
         rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
-        return batches_of_core(self.num_positions, cores, nl.program_id(), rows)
+        return batches_of_core(self.num_positions, cores, core, rows)
 
     def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
         """A plan for the chunks of the core's batches, at least one."""
