@@ -16,7 +16,7 @@ from benchmarks.measurements.kernels.attention import fused_attention, unfused_a
 from benchmarks.measurements.kernels.clusters import nearest_centroids
 from benchmarks.measurements.kernels.elementwise import add_in_blocks, add_in_columns, silu, silu_by_parts, transpose
 from benchmarks.measurements.kernels.products import convolution, product_with_gelu
-from benchmarks.measurements.modelled import Found, Model, recorded, summary
+from benchmarks.measurements.modelled import Found, Model, goals, recorded, summary
 from benchmarks.measurements.page import BEFORE, NOW, PAGE, rewritten
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Measurement, OwnKernel, PublicKernel, half_of, measurements
@@ -153,6 +153,14 @@ def test_the_summary() -> None:
     assert of.median == pytest.approx(1.2) and of.median_ratio == pytest.approx(1.05) and of.close == 0.75
     with pytest.raises(ValueError, match="needs at least one row"):
         summary([])
+
+
+def test_the_goals() -> None:
+    times = [Found(_row(), modelled) for modelled in (100.0, 114.0, 116.0)]
+    ratios = [Found(_row(unit="ratio", measured=2.0), modelled) for modelled in (2.0, 2.7)]
+    assert [goal.is_met for goal in goals(times, ratios)] == [True, True, True, False]
+    assert [goal.is_met for goal in goals([Found(_row(), 161.0)], ratios[:1])] == [False, False, False, True]
+    assert goals([], []) == []
 
 
 # Kernels of others.
