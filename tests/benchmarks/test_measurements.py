@@ -245,5 +245,5 @@ def test_a_kernel_that_cannot_be_had(directory: Path) -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--row", "1024 bf16"]) == 0
     shown = capsys.readouterr().out
-    assert "fused attention d=128, S=1024 bf16" in shown and "goal 1.15" in shown and "goal 1.3" in shown
+    assert "fused attention d=128, S=1024 bf16" in shown and "goal 1.15" in shown and "within 1.3, goal all" in shown
     assert "needs --sources" in shown and "attention_cte" in shown
