@@ -72,6 +72,32 @@ def summary(found: Sequence[Found]) -> Summary:
     )
 
 
+@dataclass(frozen=True)
+class Goal:
+    """A goal for the half that the model is not fitted to, and how it stands."""
+
+    text: str
+    is_met: bool
+
+
+def goals(times: Sequence[Found], ratios: Sequence[Found]) -> list[Goal]:
+    """The goals for times, then that for ratios; those without a row are left out."""
+    found = []
+    if times:
+        of = summary(times)
+        found += [
+            Goal(f"median factor {of.median:.2f}, goal {GOAL_MEDIAN}", of.median <= GOAL_MEDIAN),
+            Goal(f"{of.close:.0%} within {GOAL_CLOSE}, goal {GOAL_SHARE:.0%}", of.close >= GOAL_SHARE),
+            Goal(f"worst factor {of.worst.factor:.2f}, goal {GOAL_WORST}", of.worst.factor <= GOAL_WORST),
+        ]
+    if ratios:
+        of = summary(ratios)
+        close = sum(each.factor <= GOAL_RATIO for each in ratios)
+        text = f"ratios: {close} of {of.rows} within {GOAL_RATIO}, goal all; worst factor {of.worst.factor:.2f}"
+        found.append(Goal(text, close == of.rows))
+    return found
+
+
 class Model:
     """Models rows on the simulator, one launch after the other; what a ratio needs twice is modelled once.
 

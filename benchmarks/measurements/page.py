@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.measurements.modelled import Found, Summary, recorded, summary
+from benchmarks.measurements.modelled import Found, Summary, goals, recorded, summary
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
@@ -33,7 +33,7 @@ def counted(found: Sequence[Found]) -> list[Found]:
 def tables() -> str:
     """All tables, from the recorded figures."""
     before, now = recorded(BEFORE), recorded(NOW)
-    parts = [_summaries(before, now), _by_source(before, now)]
+    parts = [_summaries(before, now), _goals(now), _by_source(before, now)]
     for title, half, ratios in _PARTS:
         parts += [f"### {title}", _rows(select(before, half, ratios), select(now, half, ratios))]
     return "\n\n".join(parts)
@@ -70,6 +70,13 @@ def _summaries(before: Sequence[Found], now: Sequence[Found]) -> str:
                 if some:
                     lines.append(_summary_line(title, name, summary(some)))
     return "\n".join(lines)
+
+
+def _goals(now: Sequence[Found]) -> str:
+    """How the half to check stands."""
+    found = goals(select(now, CHECK, ratios=False), select(now, CHECK, ratios=True))
+    lines = [f"- {goal.text}: {'met' if goal.is_met else '**missed**'}" for goal in found]
+    return "\n".join(["Half to check, now:", "", *lines])
 
 
 def _by_source(before: Sequence[Found], now: Sequence[Found]) -> str:

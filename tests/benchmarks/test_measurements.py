@@ -16,7 +16,7 @@ from benchmarks.measurements.kernels.attention import fused_attention, unfused_a
 from benchmarks.measurements.kernels.clusters import nearest_centroids
 from benchmarks.measurements.kernels.elementwise import add_in_blocks, add_in_columns, silu, silu_by_parts, transpose
 from benchmarks.measurements.kernels.products import convolution, product_with_gelu
-from benchmarks.measurements.modelled import Found, Model, recorded, summary
+from benchmarks.measurements.modelled import Found, Model, goals, recorded, summary
 from benchmarks.measurements.page import BEFORE, NOW, PAGE, rewritten
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Measurement, OwnKernel, PublicKernel, half_of, measurements
@@ -155,6 +155,14 @@ def test_the_summary() -> None:
         summary([])
 
 
+def test_the_goals() -> None:
+    times = [Found(_row(), modelled) for modelled in (100.0, 114.0, 116.0)]
+    ratios = [Found(_row(unit="ratio", measured=2.0), modelled) for modelled in (2.0, 2.7)]
+    assert [goal.is_met for goal in goals(times, ratios)] == [True, True, True, False]
+    assert [goal.is_met for goal in goals([Found(_row(), 161.0)], ratios[:1])] == [False, False, False, True]
+    assert goals([], []) == []
+
+
 # Kernels of others.
 
 DOUBLED = """
@@ -237,5 +245,5 @@ def test_a_kernel_that_cannot_be_had(directory: Path) -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--row", "1024 bf16"]) == 0
     shown = capsys.readouterr().out
-    assert "fused attention d=128, S=1024 bf16" in shown and "goal 1.15" in shown and "goal 1.3" in shown
+    assert "fused attention d=128, S=1024 bf16" in shown and "goal 1.15" in shown and "within 1.3, goal all" in shown
     assert "needs --sources" in shown and "attention_cte" in shown

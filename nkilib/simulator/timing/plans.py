@@ -62,8 +62,8 @@ class Plan(NamedTuple):
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
         work: what it asks of the DMA engines, if it is a transfer.
-        others: the engines besides that would run it, if the kernel asked for them.
         dropped_by: the pass that found that the device does not run it; empty if it does.
+        others: the engines besides that would run it, if the kernel asked for them.
     """
 
     name: str
@@ -73,8 +73,8 @@ class Plan(NamedTuple):
     table: str = ""
     queue: str = ""
     work: DmaWork | None = None
-    others: tuple[str, ...] = ()
     dropped_by: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Plans:

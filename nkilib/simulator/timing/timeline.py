@@ -227,7 +227,9 @@ class Timeline:
         """When an engine can start an instruction, what it waits for, and which instruction holds it up."""
         free = self._free.get(engine, self._met_ns)
         if free >= ready.ns and free:
-            return (free, _LOOP, 0) if free == self._met_ns else (free, _ENGINE, self._last[engine])
+            if free == self._met_ns:
+                return free, _LOOP, 0
+            return free, _ENGINE, self._last[engine]
         return ready.ns, ready.waited, ready.last
 
     def _cause(self, number: int, waited: Waited, last: int, ready: _Ready, meets: bool = False) -> Cause:

@@ -46,8 +46,8 @@ def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     return Finding(
         "buffers",
         f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "
-        f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same instructions "
-        f"would take about {taken} ({percent(facts.share(saved_ns))} less, an estimate).",
+        f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same "
+        f"instructions would take about {taken} ({percent(facts.share(saved_ns))} less, an estimate).",
         saved_ns / NS_PER_US,
         facts.short(life.place),
     )
