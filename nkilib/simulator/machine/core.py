@@ -140,7 +140,7 @@ class Core:
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: how messages tell it from the others that run; empty if it is alone.
         language_function: the function of ``nki.language`` that the kernel has called and that runs, or empty.
-        meetings: how often it has met other cores or made what they share: this each iteration of a loop does for itself.
+        meetings: how often it has met other cores or made what they share, which no iteration of a loop can leave out.
         tally: of what is counted in loops whose iterations need not all run.
         at_end: checks that instructions want made when the kernel has come to its end.
     """

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from .core import Core
 from .loops import Turns
 
-
 # Loops with fewer run whole: to see that iterations repeat takes half as many.
 FEWEST_ITERATIONS = 24
 

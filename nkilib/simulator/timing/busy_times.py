@@ -73,10 +73,10 @@ class BusyTimes:
         return Hours(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
-        """What it has worked in the last ``shift_ns`` it works several times more; ``before_ns`` is the total before."""
-        self.total_ns += times * (self.total_ns - before_ns)
-        if not self._ends:
+        """What it worked in the last ``shift_ns`` it works several times more; ``before_ns`` is the total before that."""
+        if self.total_ns == before_ns:
             return
+        self.total_ns += times * (self.total_ns - before_ns)
         latest = self.hours().since(self._ends[-1] - shift_ns)
         most = _KEPT // max(1, len(latest)) + 2
         for time in range(max(1, times - most), times + 1):

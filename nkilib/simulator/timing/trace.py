@@ -188,10 +188,12 @@ class Trace(Observer):
     def repeats(self, loop: Turns, left: int) -> Skip | None:
         watch = self._watches[-1]
         self._period = None if watch is None else watch.period()
-        if self._period is None or left <= self._period.iterations:
+        if self._period is None:
             return None
-        # The last iterations run: they leave everything as the loop leaves it.
-        times = (left - 1) // self._period.iterations
+        # The last period runs: it leaves everything as the loop leaves it.
+        times = left // self._period.iterations - 1
+        if times < 1:
+            return None
         return Skip(self._period.iterations, times, len(self._period.numbers))
 
     def repeated(self, loop: Turns, skip: Skip) -> None:
