@@ -100,7 +100,9 @@ def test_the_table_has_path_waits_and_findings() -> None:
     assert re.search(r"^critical path +us +share$", table, re.MULTILINE)
     assert re.search(rf"^{line('in_turns|tensor_scalar')} tensor_scalar +[\d.]+ +[\d.]+%$", table, re.MULTILINE)
     assert re.search(r"^vector +59\.5 +0\.0 +0\.0 +0\.0$", table, re.MULTILINE)
-    assert all(f"\n- {finding}" in table for finding in found.why)
+    words = " ".join(table.split())
+    assert all(f" - {finding}" in words for finding in found.why)
+    assert max(map(len, table[table.index("why:") :].splitlines())) <= 118
 
 
 def test_the_one_that_takes_most_comes_first() -> None:
