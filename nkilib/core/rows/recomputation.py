@@ -4,7 +4,8 @@ Which rows these are is known on the device alone. So each flagged row gets a sl
 computes. Slot 128 i + j is row j of trip i; what a row is, its partition and its batch, is moved there by matrix
 products with ones at its row and its trip, and zeros elsewhere. At the end the cores agree on the larger of their
 numbers of rows, and a loop whose trip count is read at run time takes 128 slots a trip: zero trips as a rule. A slot
-without a row reads the first row, and what it would write is out of range, which the DMA engine is told to skip.
+without a row reads the first row of its core, and what it would write is out of range, which the DMA engine is told to
+skip.
 
 All numbers on the way are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
 """
@@ -62,7 +63,7 @@ class GatheredRows:
     Attributes:
         num_rows: of the matrix.
         number_sbuf: of each row; out of range in a slot without one.
-        readable_sbuf: the same, with row 0 in such a slot.
+        readable_sbuf: the same, with the first row of the core in such a slot.
         kept_sbuf: where its kept values are.
         after: what has to be done before anything is read or written for the rows.
     """
@@ -336,8 +337,8 @@ class FlaggedRows:
         num_batches = len(self.added)
         _linear(kept_sbuf, ordinal_sbuf, num_batches, batch_sbuf)
         nisa.tensor_scalar(dst=kept_sbuf, data=kept_sbuf, op0=nl.subtract, operand0=float(num_batches))
-        for tile_sbuf in (number_sbuf, kept_sbuf):
-            nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.maximum, operand0=0.0)
+        for tile_sbuf, least in ((number_sbuf, self.core), (kept_sbuf, 0)):
+            nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.maximum, operand0=float(least))
         return GatheredRows(
             self.num_rows,
             number_sbuf=cast(none_sbuf, nl.int32),

@@ -80,7 +80,7 @@ CUTS = [
     Cut(3, 3, 2, 2, cores=2),  # batches of unlike sizes on the two cores
     Cut(300, 5, 128, 5),
     Cut(300, 5, 100, 2, cores=2),
-    Cut(517, 5, 3, 4, cores=2),
+    Cut(131, 5, 3, 4, cores=2),
 ]
 
 

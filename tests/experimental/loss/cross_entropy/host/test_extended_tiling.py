@@ -166,13 +166,16 @@ def test_the_default_chunk_and_the_chosen_one_run_with_every_option(dtype: Any, 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_the_work_of_options_is_stated(dtype: Any) -> None:
-    """Probabilities cross HBM once a pass, a cap doubles the activation functions."""
+    """Probabilities cross HBM once a pass, a cap doubles the activation functions, an argmax is a maximum."""
     elements = 64 * 1000
     logits, vector = spec((64, 1000), dtype), spec((64,), "float32")
     y = spec((64, 1000), "float32")
     found = extended_forward_work(logits, y, None, dtype=dtype, logit_softcap=30.0)
     assert found.hbm_bytes == elements * (dtype.itemsize + 4) + 64 * 16
-    assert (found.exponentials, found.maxima) == (2 * elements, elements)
+    assert (found.exponentials, found.maxima) == (2 * elements, 0)
+    for asked in ({"with_argmax": True}, {"exact_maximum": True}):
+        found = extended_forward_work(logits, vector, None, dtype=dtype, logit_softcap=None, **asked)
+        assert (found.exponentials, found.maxima) == (elements, elements)
     back = extended_backward_work(
         logits_hbm=logits,
         targets_hbm=spec((64,), "int32"),
