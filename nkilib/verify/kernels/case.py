@@ -48,6 +48,7 @@ class Case(Step):
     """A launch of a kernel.
 
     Attributes:
+        sizes: of the logits, positions and classes.
         kernel: what ``nki.jit`` returned.
         arguments: makes its arguments by name, the same ones every time.
         results: names of what it returns, in order.
@@ -56,6 +57,7 @@ class Case(Step):
         written: the argument that the kernel writes over, if it does.
     """
 
+    sizes: tuple[int, int]
     kernel: Any
     arguments: Callable[[], dict[str, Any]]
     results: Sequence[str]
@@ -69,9 +71,7 @@ class Case(Step):
 
     @property
     def what(self) -> str:
-        """The shape of its first array, and the type."""
-        first = next(value for value in self.arguments().values() if isinstance(value, np.ndarray))
-        return f"{first.dtype.name} {'x'.join(map(str, first.shape))}, {self.cores} core{'s' * (self.cores > 1)}"
+        return f"{self.sizes[0]} x {self.sizes[1]}, {self.cores} core{'s' * (self.cores > 1)}"
 
     def observe(self, is_device: bool) -> Observation:
         return observed(self.kernel, self.arguments(), self.cores, self.results)

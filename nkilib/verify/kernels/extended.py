@@ -33,6 +33,8 @@ _ASKED: Final = {
 }
 _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
 _SHARD_FIRST: Final = 20
+_SIZES: Final = (POSITIONS, CLASSES)
+_SHARD_SIZES: Final = (POSITIONS, CLASSES - _SHARD_FIRST)
 _RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
 
 _IGNORED: Final = {"ignore_index": int(inputs.targets(POSITIONS, CLASSES)[2])}
@@ -196,49 +198,41 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
     return {**_shard(given), **known}
 
 
-def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> Case:
-    return Case(
-        f"extended_cross_entropy_forward: {name}",
-        is_quick,
-        extended_cross_entropy_forward,
-        make,
-        result_names(make()),
-        forward_truths,
-        cores,
-    )
+def _forward_case(name: str, cores: int, make: Any, sizes: tuple[int, int] = _SIZES, is_quick: bool = False) -> Case:
+    full_name, results = f"extended_cross_entropy_forward: {name}", result_names(make())
+    return Case(full_name, is_quick, sizes, extended_cross_entropy_forward, make, results, forward_truths, cores)
 
 
-def _backward_case(name: str, cores: int, make: Any, truths: Any = backward_truths, written: str | None = None) -> Case:
-    return Case(
-        f"extended_cross_entropy_backward: {name}",
-        False,
-        extended_cross_entropy_backward,
-        make,
-        ("gradient",),
-        truths,
-        cores,
-        written,
-    )
+def _backward_case(
+    name: str, make: Any, truths: Any = backward_truths, sizes: tuple[int, int] = _SIZES, written: str | None = None
+) -> Case:
+    full_name, kernel = f"extended_cross_entropy_backward: {name}", extended_cross_entropy_backward
+    return Case(full_name, False, sizes, kernel, make, ("gradient",), truths, 2, written)
 
 
 def cases() -> Iterator[Case]:
     """All of them."""
     for name, options in OPTIONS.items():
         yield _forward_case(f"{name}, float32", 2, partial(_forward, "float32", **options, **_ALL_ASKED))
-        yield _backward_case(f"{name}, float32", 2, partial(_of_forward, "float32", options))
+        yield _backward_case(f"{name}, float32", partial(_of_forward, "float32", options))
     for type_name in inputs.TYPES:
-        yield _forward_case(f"a shard, {type_name}", 2, partial(_shard_forward, type_name))
-        yield _forward_case(f"equal largest logits, {type_name}", 1, partial(_ties, type_name), type_name == "float32")
-        yield _forward_case(f"special rows, {type_name}", 2, partial(_special_forward, type_name, **_ALL_ASKED))
-        yield _backward_case(f"special rows, {type_name}", 2, partial(_special_backward, type_name))
-        yield _backward_case(
-            f"every gradient, in place, {type_name}", 2, partial(_all_gradients, type_name), written="logits_hbm"
+        shard, special = f"a shard, {type_name}", f"special rows, {type_name}"
+        yield _forward_case(shard, 2, partial(_shard_forward, type_name), _SHARD_SIZES)
+        yield _backward_case(shard, partial(_shard_backward, type_name), shard_backward_truths, _SHARD_SIZES)
+        yield _forward_case(
+            f"equal largest logits, {type_name}", 1, partial(_ties, type_name), is_quick=type_name == "float32"
         )
-        yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_truths)
-    yield _forward_case("special rows, soft cap, float32", 2, partial(_special_forward, "float32", **_CAPPED))
-    yield _backward_case("special rows, soft cap, float32", 2, partial(_special_backward, "float32", **_CAPPED))
-    yield _forward_case("weights, smoothing, bfloat16", 2, partial(_forward, "bfloat16", **_WEIGHTS, **_SMOOTHED))
-    yield _backward_case("weights, smoothing, bfloat16", 2, partial(_of_forward, "bfloat16", {**_WEIGHTS, **_SMOOTHED}))
+        yield _forward_case(special, 2, partial(_special_forward, type_name, **_ALL_ASKED), inputs.SPECIAL_SIZES)
+        yield _backward_case(special, partial(_special_backward, type_name), sizes=inputs.SPECIAL_SIZES)
+        yield _backward_case(
+            f"every gradient, in place, {type_name}", partial(_all_gradients, type_name), written="logits_hbm"
+        )
+    capped = "special rows, soft cap, float32"
+    yield _forward_case(capped, 2, partial(_special_forward, "float32", **_CAPPED), inputs.SPECIAL_SIZES)
+    yield _backward_case(capped, partial(_special_backward, "float32", **_CAPPED), sizes=inputs.SPECIAL_SIZES)
+    weighted, options = "weights, smoothing, bfloat16", {**_WEIGHTS, **_SMOOTHED}
+    yield _forward_case(weighted, 2, partial(_forward, "bfloat16", **options))
+    yield _backward_case(weighted, partial(_of_forward, "bfloat16", options))
 
 
 def _of_forward(type_name: str, options: Mapping[str, Any]) -> dict[str, Any]:

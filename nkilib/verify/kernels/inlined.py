@@ -79,8 +79,15 @@ _LSE_UNITS: Final = 4.0
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    results = ("loss", "lse", "gradient")
-    yield Case("inline", True, inlined_cross_entropy, _logits_and_targets, results, _plain_truths, 2)
+    results, sizes = ("loss", "lse", "gradient"), (_POSITIONS, _CLASSES)
+    yield Case("inline", True, sizes, inlined_cross_entropy, _logits_and_targets, results, _plain_truths, 2)
     yield Case(
-        "extended_inline", False, inlined_extended_cross_entropy, _extended_arguments, results, _extended_truths, 2
+        "extended_inline",
+        False,
+        sizes,
+        inlined_extended_cross_entropy,
+        _extended_arguments,
+        results,
+        _extended_truths,
+        2,
     )

@@ -93,6 +93,7 @@ _ROWS: Final[tuple[tuple[list[float], int], ...]] = (
     ([7] * 8, 5),
     ([60, 0, 0, 0, 0, 0, 0, 0], 0),
 )
+SPECIAL_SIZES: Final = (len(_ROWS), len(_ROWS[0][0]))
 SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size": 3}
 
 

@@ -18,8 +18,13 @@ from nkilib.verify.observation import Array
 
 # Three batches on one core, two on two; two full chunks and a short one.
 SMALL: Final[dict[str, Any]] = {"positions_per_batch": 2, "chunk_size": 16}
-# More than a batch of all partitions, and chunks whose number does not divide the classes.
-MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 128, "chunk_size": 300}
+# Two batches on each core, the second one a short one; four chunks, the last one a short one.
+MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 64, "chunk_size": 300}
+_SMALL_SIZES: Final = (5, 37)
+_MIDDLE_SIZES: Final = (140, 1000)
+_ROUNDED_SIZES: Final = (20, 1000)
+# A batch of all partitions on each core, cut up as users are advised to.
+_LONG_SIZES: Final = (256, 32128)
 
 
 def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
@@ -96,49 +101,42 @@ def _special_backward(type_name: str) -> dict[str, Any]:
     return {**given, "lse_state_hbm": lse, "inplace": False, "reduction": "sum"}
 
 
-def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> Case:
-    return Case(
-        f"cross_entropy_forward: {name}",
-        is_quick,
-        cross_entropy_forward,
-        make,
-        ("loss", "lse"),
-        forward_truths,
-        cores,
-    )
+def _forward_case(
+    name: str, cores: int, make: Any, sizes: tuple[int, int] = _SMALL_SIZES, is_quick: bool = False
+) -> Case:
+    kernel = cross_entropy_forward
+    return Case(f"cross_entropy_forward: {name}", is_quick, sizes, kernel, make, ("loss", "lse"), forward_truths, cores)
 
 
-def _backward_case(name: str, cores: int, make: Any, is_quick: bool = False, is_inplace: bool = True) -> Case:
+def _backward_case(
+    name: str, cores: int, make: Any, sizes: tuple[int, int] = _SMALL_SIZES, is_inplace: bool = True
+) -> Case:
+    kernel, written = cross_entropy_backward, "logits_hbm" if is_inplace else None
     return Case(
-        f"cross_entropy_backward: {name}",
-        is_quick,
-        cross_entropy_backward,
-        make,
-        ("gradient",),
-        backward_truths,
-        cores,
-        "logits_hbm" if is_inplace else None,
+        f"cross_entropy_backward: {name}", False, sizes, kernel, make, ("gradient",), backward_truths, cores, written
     )
 
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    yield _forward_case("small, float32", 1, partial(_forward, 5, 37, "float32"))
-    yield _forward_case("small, bfloat16", 2, partial(_forward, 5, 37, "bfloat16", lse_dtype=nl.float32))
+    small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
+    summed = partial(_backward, *small, "float32", inplace=False, reduction="sum")
+    yield _forward_case("small, float32", 1, partial(_forward, *small, "float32"))
+    yield _forward_case("small, bfloat16", 2, partial(_forward, *small, "bfloat16", lse_dtype=nl.float32))
+    yield _backward_case("small, float32, sum", 1, summed, is_inplace=False)
+    yield _backward_case("small, bfloat16, in place", 2, partial(_backward, *small, "bfloat16"))
     yield _backward_case(
-        "small, float32, sum", 1, partial(_backward, 5, 37, "float32", inplace=False, reduction="sum"), is_inplace=False
-    )
-    yield _backward_case("small, bfloat16, in place", 2, partial(_backward, 5, 37, "bfloat16"))
-    yield _backward_case(
-        "small, bfloat16 with a bfloat16 log-sum-exp", 1, partial(_backward, 5, 37, "bfloat16", lse_type="bfloat16")
+        "small, bfloat16 with a bfloat16 log-sum-exp", 1, partial(_backward, *small, "bfloat16", lse_type="bfloat16")
     )
     for type_name in inputs.TYPES:
-        yield _forward_case(f"1000 classes, {type_name}", 2, partial(_forward, 300, 1000, type_name))
-        yield _backward_case(f"1000 classes, {type_name}, in place", 2, partial(_backward, 300, 1000, type_name))
-        yield _forward_case(f"special rows, {type_name}", 2, partial(_special, type_name), type_name == "float32")
-        yield _backward_case(f"special rows, {type_name}", 2, partial(_special_backward, type_name), is_inplace=False)
+        yield _forward_case(f"1000 classes, {type_name}", 2, partial(_forward, *middle, type_name), middle)
+        yield _backward_case(f"1000 classes, {type_name}, in place", 2, partial(_backward, *middle, type_name), middle)
+        special, is_quick = f"special rows, {type_name}", type_name == "float32"
+        yield _forward_case(special, 2, partial(_special, type_name), inputs.SPECIAL_SIZES, is_quick)
+        yield _backward_case(special, 2, partial(_special_backward, type_name), inputs.SPECIAL_SIZES, is_inplace=False)
     # float32 logits in bfloat16 tiles: the DMA rounds on the way in, and in place widens on the way out.
-    yield _forward_case("rounded on loading", 2, partial(_forward, 20, 1000, "float32", dtype=nl.bfloat16))
-    yield _backward_case("rounded on loading, in place", 2, partial(_backward, 20, 1000, "float32", dtype=nl.bfloat16))
-    yield _forward_case("32128 classes, bfloat16", 2, partial(_forward, 256, 32128, "bfloat16", lse_dtype=nl.float32))
-    yield _backward_case("32128 classes, bfloat16, in place", 2, partial(_backward, 256, 32128, "bfloat16"))
+    rounded, sizes = "rounded on loading", _ROUNDED_SIZES
+    yield _forward_case(rounded, 2, partial(_forward, *sizes, "float32", dtype=nl.bfloat16), sizes)
+    yield _backward_case(f"{rounded}, in place", 2, partial(_backward, *sizes, "float32", dtype=nl.bfloat16), sizes)
+    yield _forward_case("32128 classes, bfloat16", 2, partial(_forward, *long, "bfloat16", lse_dtype=nl.float32), long)
+    yield _backward_case("32128 classes, bfloat16, in place", 2, partial(_backward, *long, "bfloat16"), long)

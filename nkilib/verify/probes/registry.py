@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.verify.probes import arithmetic, cores, dma, infinities, integers
+from nkilib.verify.probes import arithmetic, cores, dma, infinities, integers, loops
 from nkilib.verify.probes.probe import Probe
 
 PROBES: Final[tuple[Probe, ...]] = (
@@ -13,5 +13,6 @@ PROBES: Final[tuple[Probe, ...]] = (
     *integers.PROBES,
     *dma.PROBES,
     *cores.PROBES,
+    *loops.PROBES,
     *dma.LAST,
 )

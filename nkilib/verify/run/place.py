@@ -66,7 +66,7 @@ def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Place:
         return Place(False, "as asked for")
     if backend.name == "neuron":
         if found or requested == "device":
-            return Place(True, f"{here}; {backend.reason}")
+            return Place(True, f"{here if found else 'as asked for, though ' + here}; {backend.reason}")
         return Place(False, f"{here}, though {backend.reason}")
     if requested == "device" or (found and not backend.reason.startswith("NKILIB_BACKEND")):
         raise CannotRunError(

@@ -103,7 +103,7 @@ def _losses() -> Iterator[Figure]:
             tiling = choose_tiling(positions, vocabulary, "bfloat16", direction)._asdict()
             timed = Timed(direction, kernel, {**shapes, **further}, {**tiling, **options}, 2)
             is_quick = (positions, direction) == (512, "forward")
-            yield _whole(f"{kernel.__name__}, {positions} x {vocabulary}", timed, None, ROUGH, is_quick)
+            yield _whole(f"cross_entropy_{direction}, {positions} x {vocabulary}", timed, None, ROUGH, is_quick)
 
 
 def figures() -> list[Figure]:
