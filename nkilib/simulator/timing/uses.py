@@ -63,6 +63,28 @@ class Place(Protocol):
         """A write that has waited."""
 
 
+class RegisterPlace:
+    """A register or a scalar, from which an operand has its address."""
+
+    __slots__ = ("_loaded", "storage")
+
+    def __init__(self, loaded: Done) -> None:
+        self._loaded = loaded
+        self.storage = 0
+
+    def last_write(self, by: Engine) -> Done:
+        return self._loaded
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        return self._loaded, False
+
+    def note_read(self, done: Done) -> None:
+        """Nothing is written to it again: a load makes another one."""
+
+    def note_write(self, done: Done) -> None:
+        """As :meth:`note_read`."""
+
+
 class TilePlace:
     """A part of a tile, with its last write, the reads since then, and the other parts that it meets.
 
