@@ -86,6 +86,8 @@ def forward_truths(given: Mapping[str, Any]) -> Truths:
         of_sum = FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + 2.0 * of_cap
         found["log_sum"] = Truth(log_sum, of_sum, is_defined)
         found["distance_sum"] = found["distance_sum"]._replace(is_defined=is_defined)
+        if given.get("exact_maximum") is False:  # the two are of the shift, which need not be the maximum
+            del found["maximum"], found["log_sum"]
         no_argmax = first + logits.shape[1] if "num_classes" not in given else given["num_classes"]
         argmax = np.where(np.isnan(logits.astype(np.float32)).any(axis=1), no_argmax, exact.argmax + first)
         found["argmax"] = Truth(argmax.astype(np.int32))
@@ -226,6 +228,11 @@ def cases() -> Iterator[Case]:
         yield _backward_case(special, partial(_special_backward, type_name), sizes=inputs.SPECIAL_SIZES)
         yield _backward_case(
             f"every gradient, in place, {type_name}", partial(_all_gradients, type_name), written="logits_hbm"
+        )
+    shifted = {**_WEIGHTS, **_IGNORED, **_SQUARE, "with_log_sum": True, "exact_maximum": False}
+    for cores, type_name in enumerate(inputs.TYPES, start=1):
+        yield _forward_case(
+            f"weights, ignored, z-loss, under a shift, {type_name}", cores, partial(_forward, type_name, **shifted)
         )
     capped = "special rows, soft cap, float32"
     yield _forward_case(capped, 2, partial(_special_forward, "float32", **_CAPPED), inputs.SPECIAL_SIZES)

@@ -86,7 +86,6 @@ def _one_off(array: Array) -> Array:
         "cross_entropy_backward: small, bfloat16, in place",
         "extended_cross_entropy_forward: probabilities, float32",
         "extended_cross_entropy_backward: every gradient, in place, float32",
-        "inline",
     ],
 )
 def test_wrong_results_differ(name: str, change: Any) -> None:
