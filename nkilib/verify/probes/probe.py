@@ -27,11 +27,13 @@ class Reading:
         name: a clause for people to read.
         expected: values of results by name, as numpy has them. A result that is not there may be anything.
         refused: a pattern of the error that the launch ends with instead; None where it returns.
+        worded: such an error, for tests.
     """
 
     name: str
     expected: Mapping[str, Array]
     refused: str | None = None
+    worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
         """Whether a launch gave this."""
@@ -45,7 +47,7 @@ class Reading:
 
     def planted(self) -> Observation:
         """A launch that gave this, for tests."""
-        return Observation(dict(self.expected)) if self.refused is None else Observation(error="OutOfRangeError: index")
+        return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def shown(observation: Observation, names: Sequence[str]) -> str:
     if observation.error is not None:
         return observation.error
     parts = []
-    for name in names:
+    for name in filter(observation.arrays.__contains__, names):
         array = observation.arrays[name]
         values = ", ".join(f"{value:g}" for value in array.astype(np.float64).ravel()[:_SHOWN])
         parts.append(f"{name} = [{values}{', ...' if array.size > _SHOWN else ''}]")
