@@ -26,6 +26,7 @@ from .parts import Reach
 from .passes.registry import window_for
 from .plans import roles_of
 from .settling import Settling
+from .uses import HbmUses
 
 # How many instructions are settled at a time.
 _BATCH = 256
@@ -99,6 +100,11 @@ class Trace(Observer):
         )
         if len(self._pending) >= _BATCH:
             self._settle()
+
+    @property
+    def in_hbm(self) -> dict[int, Tracked]:
+        """What is known of the storages in HBM, by their numbers."""
+        return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
         """Put all that is noted on the timeline: no pass looks ahead beyond this point."""
