@@ -65,7 +65,7 @@ class Group:
         """For rows of so many chunks of ``dtype``."""
         columns = Columns.of_group(batches, num_chunks)
         is_capped = options.softcap is not None
-        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype)
+        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, options.scale)
         exact_neg_max_sbuf = statistics.exact_neg_max_sbuf
         if is_capped and options.wanted.argmax:
             exact_neg_max_sbuf = nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf)

@@ -18,7 +18,7 @@ from nkilib.core.rows.tiles import (
 )
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.softcap import capped_logits
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.nki import nisa, nl
 
@@ -71,7 +71,7 @@ def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
 def store_results(group: Group, results: Results, options: Options) -> None:
     """Compute and store the results of a group of batches, whose log d is there."""
     statistics, moments = group.statistics, group.moments
-    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.row_neg_max_sbuf)
+    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     if group.targets is None:
         of_targets = _of_probabilities(group.first_moment, statistics)
     else:
@@ -82,7 +82,7 @@ def store_results(group: Group, results: Results, options: Options) -> None:
         (results.lse_hbm, lse_sbuf),
     ]
     if results.target_logit_hbm is not None:
-        found.append((results.target_logit_hbm, _where_held(of_targets.logit_sbuf, masks)))
+        found.append((results.target_logit_hbm, _where_held(statistics.scaled(of_targets.logit_sbuf), masks)))
         weight_sbuf = of_targets.weight_sbuf
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
         found.append((results.position_weight_hbm, _where_held(weight_sbuf, masks)))
@@ -91,9 +91,9 @@ def store_results(group: Group, results: Results, options: Options) -> None:
     if moments is not None and moments.entropy is not None:
         found.append((results.entropy_hbm, moments.entropy.entropies(statistics)))
     if results.distance_sum_hbm is not None:
-        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -1.0)))
+        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -statistics.scale)))
     if results.maximum_hbm is not None:
-        found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -1.0)))
+        found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
         found.append((results.log_sum_hbm, statistics.log_sum_sbuf))
     for vector_hbm, tile_sbuf in found:
         if vector_hbm is not None:
@@ -106,7 +106,7 @@ class _OfTargets:
 
     Attributes:
         loss_sbuf: the loss.
-        logit_sbuf: z[t], or the sum of f z for probabilities with factors f; may have another type.
+        logit_sbuf: z[t], or the sum of f z for probabilities with factors f, over the scale; may have another type.
         weight_sbuf: w[t], or the sum of f; None where it is 1.
     """
 
@@ -125,10 +125,12 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
     logit_sbuf = targets.logits_sbuf
     if options.softcap is not None:
         logit_sbuf = float32_like(targets.logits_sbuf)
-        capped_logits(logit_sbuf, targets.logits_sbuf, options.softcap)
+        hyperbolic_tangents(logit_sbuf, targets.logits_sbuf, options.softcap)
+        masked_tangents(logit_sbuf, logit_sbuf, targets.logits_sbuf)
     loss_sbuf = float32_like(logit_sbuf)
     nisa.tensor_tensor(dst=loss_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
-    nisa.tensor_tensor(dst=loss_sbuf, data1=statistics.log_sum_sbuf, data2=loss_sbuf, op=nl.subtract)
+    below_sbuf = statistics.scaled(loss_sbuf)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=statistics.log_sum_sbuf, data2=below_sbuf, op=nl.subtract)
     if targets.weights_sbuf is not None:
         nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=targets.weights_sbuf, op=nl.multiply)
     if options.spread != 0.0:
@@ -141,7 +143,7 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
 
 
 def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
-    """The sums of f * (lse - z), of f * z = G + F * m, and of f."""
+    """The sums of f * (lse - z), of f * z = scale * (G + F * m) over the scale, and of f."""
     negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
     return _OfTargets(
         _spread_loss(first, statistics), difference(first.row_first_sbuf, negated_sbuf), first.row_factors_sbuf
@@ -149,9 +151,10 @@ def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
 
 
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
-    """Sum of f * (lse - z) = F * log d - G: large logits have cancelled in G already."""
+    """Sum of f * (lse - z) = F * log d - scale * G: large logits have cancelled in G already."""
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
-    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first.row_first_sbuf, op=nl.subtract)
+    first_sbuf = statistics.scaled(first.row_first_sbuf)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first_sbuf, op=nl.subtract)
     return loss_sbuf
 
 

@@ -8,7 +8,9 @@ the 16 u that ``bounds.forward_bounds`` derives; what is added here:
 - sums over the classes: terms f (m - z) are of one sign, chunk by chunk too, so 16 u of their sum covers factors,
   products and pairwise additions;
 - the entropy log d - E / d: a term exp(z - m) (m - z) is off by half a unit of (m - z)^2 more than its sum;
-- s lse^2 doubles the relative error of lse.
+- s lse^2 doubles the relative error of lse;
+- a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so that the argument of an
+  exponential is off by 2 u abs(z) more. Differences that are scaled once they are formed are off by 1 u of themselves.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Launch:
             "label_smoothing": options.label_smoothing,
             "logit_softcap": options.logit_softcap,
             "lse_square_scale": options.lse_square_scale,
+            "temperature": options.temperature,
         }
 
 
@@ -72,6 +75,7 @@ class Upstream:
     loss: Array
     lse: Array | None = None
     logprob: Array | None = field(default=None)
+    entropy: Array | None = field(default=None)
 
 
 def forward(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch, **more: Any) -> dict[str, Array]:
@@ -97,6 +101,7 @@ def backward(
             upstream.loss,
             grad_lse_hbm=upstream.lse,
             grad_logprob_hbm=upstream.logprob,
+            grad_entropy_hbm=upstream.entropy,
             **launch.arguments(options),
             **more,
         )
@@ -138,13 +143,16 @@ def forward_bounds(logits: Array, targets: Array, dtype: Any, options: ExtendedL
         p = np.exp(z - truth.lse[:, np.newaxis])
         spread = np.where(factors == 0.0, 0.0, factors * below).sum(axis=1)
         total = factors.sum(axis=1)
-        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0)
+        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.temperature
         weights = options.weights(z.shape[1])
-        lse = UNITS * UNIT * np.maximum(1.0, np.maximum(maximum, log_sum)) + of_cap
-        square = options.lse_square_scale * np.abs(truth.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(truth.lse))
         second = np.where(p == 0.0, 0.0, p * np.square(below)).sum(axis=1)
+        of_scale = 0.0 if options.temperature == 1.0 else 2.0 * UNIT
+        of_z = of_scale * (maximum + np.where(p == 0.0, 0.0, p * below).sum(axis=1))
+        of_entropy = of_scale * (maximum * 2.0 * (1.0 + truth.entropy) + 2.0 * second)
+        lse = UNITS * UNIT * np.maximum(1.0, np.maximum(maximum, log_sum)) + of_cap + of_z
+        square = options.lse_square_scale * np.abs(truth.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(truth.lse))
         distance_sum = UNITS * UNIT * (weights * below).sum(axis=1) + of_cap * weights.sum() + SMALLEST_NORMAL
-        target_logit = np.full(len(z), of_cap + SMALLEST_NORMAL)
+        target_logit = of_cap + SMALLEST_NORMAL + of_scale * np.abs(truth.target_logit)
         position_weight = np.full(len(z), SMALLEST_NORMAL)
         if targets.ndim == 2:
             target_logit = UNITS * UNIT * (spread + total * maximum) + of_cap * total
@@ -152,13 +160,16 @@ def forward_bounds(logits: Array, targets: Array, dtype: Any, options: ExtendedL
             position_weight = UNITS * UNIT * total
     return {
         "loss": UNITS * UNIT * (total * np.maximum(1.0, log_sum) + spread)
-        + 2.0 * of_cap * total
+        + (2.0 * of_cap + of_z) * total
         + square
         + SMALLEST_NORMAL,
         "lse": lse,
         "target_logit": target_logit,
         "position_weight": position_weight,
-        "entropy": UNITS * UNIT * np.maximum(1.0, truth.entropy) + UNIT * second + 2.0 * of_cap * (1.0 + truth.entropy),
+        "entropy": UNITS * UNIT * np.maximum(1.0, truth.entropy)
+        + UNIT * second
+        + 2.0 * of_cap * (1.0 + truth.entropy)
+        + of_entropy,
         "distance_sum": distance_sum,
     }
 
@@ -184,7 +195,7 @@ def check_backward(
     else:
         assert gradient.dtype == launch.dtype
         assert given.tobytes() == logits.tobytes(), "not in place, the logits keep every byte"
-    assert_gradient(gradient, logits, targets, lse, upstream, options, launch.dtype)
+    assert_gradient(gradient, logits, targets, lse, upstream, options, launch.dtype, more.get("entropy_hbm"))
     return gradient
 
 
@@ -196,11 +207,12 @@ def assert_gradient(
     upstream: Upstream,
     options: ExtendedLoss,
     dtype: Any,
+    entropy: Array | None = None,
 ) -> None:
     """Errors of a gradient are within :func:`gradient_bounds`."""
     inputs = (logits, targets, lse, upstream.loss, dtype, options, upstream.lse, upstream.logprob)
-    truth = extended_backward_reference(*inputs)
-    bounds = gradient_bounds(logits, targets, lse, upstream, options, dtype)
+    truth = extended_backward_reference(*inputs, entropy, upstream.entropy)
+    bounds = gradient_bounds(logits, targets, lse, upstream, options, dtype, entropy)
     if BF16 in (dtype, gradient.dtype):
         bounds = bounds + bfloat16_allowance(truth)
     ratio = error_over_bound(gradient, truth, bounds).max()
@@ -208,7 +220,13 @@ def assert_gradient(
 
 
 def gradient_bounds(
-    logits: Array, targets: Array, lse: Array, upstream: Upstream, options: ExtendedLoss, dtype: Any
+    logits: Array,
+    targets: Array,
+    lse: Array,
+    upstream: Upstream,
+    options: ExtendedLoss,
+    dtype: Any,
+    entropy: Array | None = None,
 ) -> Array:
     """Largest accepted errors of a float32 gradient, [N, V].
 
@@ -220,6 +238,10 @@ def gradient_bounds(
     off by u (8 + |z - lse| + |lse|) of itself, and the terms of A, their sum and the product cost 4 u more. At the
     target the large part of r is not granted: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r is
     the sizes of the terms of A - D times |1 - p|, and |g (e / V) w|. The factor 1 - tanh^2 is off by 3 u, of dz.
+
+    A temperature t doubles what stands in the exponent, 12 apart, and divides all by t. The gradient h of the entropy H
+    adds h p (log p + H), relative to which p is off as above. Of log p + H the difference z - m, its product with h,
+    log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1) more.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
@@ -244,6 +266,13 @@ def gradient_bounds(
             own += np.abs(of_logprob[rows, 0])
             at_target = np.abs(of_loss[rows, 0]) * spread[classes]
             drawn[rows, classes] = at_target + own * np.abs(1.0 - p[rows, classes])
-        cap = options.logit_softcap or 0.0
-        units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + np.abs(z - exact_lse) + np.abs(exact_lse) + 4.0 * cap))
-        return UNIT * (units + 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)) + SMALLEST_NORMAL
+        cap, t = options.logit_softcap or 0.0, options.temperature
+        exponent = (np.abs(z - exact_lse) + np.abs(exact_lse)) * (1.0 if t == 1.0 else 2.0) + 4.0 * cap / t
+        of_entropy = np.zeros_like(z)
+        if entropy is not None and upstream.entropy is not None:
+            of_log_p = np.abs(z - exact_lse + entropy[:, np.newaxis])
+            terms = of_log_p * (12.0 + exponent) + 4.0 * (exponent + np.abs(entropy[:, np.newaxis]) + 1.0)
+            of_entropy = np.abs(upstream.entropy[:, np.newaxis]) * p * terms
+        units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + exponent) + of_entropy)
+        units += 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)
+        return UNIT * units / t + SMALLEST_NORMAL
