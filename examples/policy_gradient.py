@@ -4,7 +4,8 @@
 
 A policy answers each of a few questions with a word, and is rewarded where the word is one of those that are good
 there. It learns by the clipped surrogate of PPO (arXiv 1707.06347) with an entropy bonus; log-probabilities and
-entropies come from ``nkilib.torch.token_scores``. Beside it the same policy learns from the same answers, with those of PyTorch.
+entropies come from ``nkilib.torch.token_scores``. Beside it the same policy learns from the same answers, with those of
+PyTorch.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST, scaled
+from nkilib.core.rows.tiles import finite_limit, scaled
 from nkilib.nki import nisa, nl
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
@@ -143,8 +143,7 @@ class Statistics:
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
-        # Times the scale it has to stay finite, too.
-        limit = FLOAT32_HIGHEST if self.scale <= 1.0 else 0.5 * FLOAT32_HIGHEST / self.scale
+        limit = finite_limit(self.scale)
         nisa.tensor_scalar(
             dst=place.of(self.neg_max_sbuf),
             data=self.exact_neg_max_sbuf,

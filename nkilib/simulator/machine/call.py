@@ -25,8 +25,10 @@ class Call(Issued):
         self.values = values
         self.number = next(core.numbers)
         self.engine = definition.default_engine
+        self.function = core.language_function
         self.reads = []
         self.indirect = []
+        self.register = 0
 
     def keep(self, view: View) -> None:
         """It leaves some elements of an operand that it writes as they were: they are needed."""

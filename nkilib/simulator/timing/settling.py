@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from types import CodeType
+from collections.abc import Iterable
 from typing import Any
 
-from ..isa.definition import Definition
 from ..target.generation import Generation
-from ..terms.dtypes import DType
 from ..terms.enums import Engine
-from ..terms.layout import Layout
-from .event import Note
-from .footprints import Footprint, Form, Tracked
+from .causes import Cause
+from .footprints import Footprint, Form
+from .noted import Access, Noted
+from .notes import Notes
 from .parameters import ModelParameters
-from .parts import Reach
-from .plans import Plan, Roles, plans_for
+from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
 
@@ -24,32 +21,7 @@ _NS_PER_US = 1000.0
 
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
-
-# A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
-# tensor that it is read from.
-Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
-
-
-# What tensor indirection reads, chooses from, and whether it writes there.
-Indirection = tuple[Access, Access, bool]
-
-# What is noted of an instruction when it is issued; no tensor, for that would keep its data: its number on its core;
-# what runs, what its parameters are to the model, where, and its ``name=``; the tensors and the deciding parameters, as
-# these roles order them; those of tensor indirection; when the last core came to the meeting that it is, if it is one;
-# and its position in the kernel's code.
-Noted = tuple[
-    int,
-    Definition,
-    Roles,
-    Engine,
-    str | None,
-    Sequence[Access | None],
-    Sequence[Any],
-    Sequence[Indirection],
-    float | None,
-    CodeType | None,
-    int,
-]
+_LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class Settling:
@@ -63,7 +35,7 @@ class Settling:
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
-        self.notes: list[Note] = []
+        self.notes = Notes()
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
@@ -73,70 +45,80 @@ class Settling:
 
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
-        for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
-            if definition.is_untimed:
-                plan, span = self._untimed(definition, engine, operands, met_ns)
-            elif definition.is_transfer:
-                plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
+        for noted in pending:
+            if noted.dropped_by:
+                plan, span = self._dropped(noted)
+            elif noted.definition.is_untimed:
+                plan, span = self._untimed(noted)
+            elif noted.definition.is_transfer:
+                plan, span = self._transfer(noted)
             else:
-                plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
-            self.notes.append((number, plan, label, span, code, position))
+                plan, span = self._compute(noted)
+            self.notes.add(noted.number, plan, noted.label, span, noted.code, noted.position)
 
-    def _compute(
-        self,
-        definition: Definition,
-        roles: Roles,
-        engine: Engine,
-        operands: Sequence[Access | None],
-        deciding: Sequence[Any],
-        besides: Sequence[Indirection],
-        met_ns: float | None,
-    ) -> tuple[Plan, Span]:
+    def _compute(self, noted: Noted) -> tuple[Plan, Span]:
+        definition, engine, met_ns = noted.definition, noted.engine, noted.met_ns
         reads: Places = []
         writes: Places = []
         forms: list[Form | None] = []
-        written = len(roles.writes)
-        for access in operands:
+        written = len(noted.roles.writes)
+        for access in noted.operands:
             # Those that are written come first.
             places = writes if len(forms) < written else reads
             forms.append(None if access is None else _touch(access, places).form)
-        for index, base, is_output in besides:
+        for index, base, is_output in noted.besides:
             _touch(index, reads)
             _touch(base, writes if is_output else reads)
-        plan = self._plans.plan(definition, engine, forms, deciding, False)
+        self._register(noted, reads)
+        plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
-            return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
+            return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
-            return plan, self.timeline.meet(engine, reads, met_ns)
+            return plan, self.timeline.meet(noted.number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+            return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, (now, now)
+        return plan, Span(now, now, Cause())
 
-    def _untimed(
-        self, definition: Definition, engine: Engine, operands: Sequence[Access | None], met_ns: float | None
-    ) -> tuple[Plan, Span]:
+    def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
+        """An instruction on a register or a scalar."""
+        parameters = self._parameters
+        is_load = noted.definition.name in _LOADS
+        duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
+        if not parameters.waits_for_registers:
+            return self.timeline.sequence(noted.number, noted.engine, duration, [], [])
+        return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
+
+    def _register(self, noted: Noted, reads: Places) -> None:
+        """Enter the register from which an operand has its address among what an instruction reads."""
+        if noted.register and self._parameters.waits_for_registers:
+            reads.append(self.timeline.register(noted.register))
+
+    def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
+        """An instruction that the device does not run stands on the list of its engine, and takes no time."""
+        forms = [None if access is None else _footprint(access).form for access in noted.operands]
+        plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
+        plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
+        now = self.timeline.free_ns(noted.engine)
+        return plan, Span(now, now, Cause())
+
+    def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
         places: Places = []
-        for access in operands:
+        for access in noted.operands:
             if access is not None:
                 _touch(access, places)
-        self.untimed[definition.name] += 1
-        return Plan(definition.name, engine.name, {}), self.timeline.pass_on(engine, places, met_ns or 0.0)
+        name, engine = noted.definition.name, noted.engine
+        self.untimed[name] += 1
+        return Plan(name, engine.name, {}), self.timeline.pass_on(noted.number, engine, places, noted.met_ns or 0.0)
 
-    def _transfer(
-        self,
-        definition: Definition,
-        engine: Engine,
-        operands: Sequence[Access | None],
-        deciding: Sequence[Any],
-        met_ns: float | None,
-    ) -> tuple[Plan, Span]:
+    def _transfer(self, noted: Noted) -> tuple[Plan, Span]:
+        definition, met_ns = noted.definition, noted.met_ns
         reads: Places = []
         writes: Places = []
         footprints: list[Footprint] = []
         rows, is_gathered = 0, False
-        for access in operands:
+        for access in noted.operands:
             if access is None:  # a constant takes the place of the source
                 continue
             known, layout, _, reach, index = access
@@ -149,16 +131,17 @@ class Settling:
                 _touch(index, reads)
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
+        self._register(noted, reads)
         forms: list[Form | None] = [item.form for item in footprints]
-        if len(forms) < len(operands):
+        if len(forms) < len(noted.operands):
             forms.append(None)
-        plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
+        plan = self._plans.plan(definition, noted.engine, forms, noted.deciding, is_gathered)
         sides = [item.side for item in footprints]
         if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
-        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
-        return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
+        plan = self._plans.moving(plan, work)
+        return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
@@ -175,11 +158,15 @@ class Settling:
         return self.timeline.trigger_ns(queue_of(values, False, to_chip, self._parameters), reads, writes)
 
 
+def _footprint(access: Access) -> Footprint:
+    known, layout, dtype, reach, _ = access
+    return known.views.footprint(layout, dtype, reach)
+
+
 def _touch(access: Access, places: Places) -> Footprint:
     """Enter a tensor among what an instruction reads, or writes."""
-    known, layout, dtype, reach, _ = access
-    footprint = known.views.footprint(layout, dtype, reach)
+    footprint = _footprint(access)
     part = footprint.part
     if part is not None:
-        places.append(known.uses[part])
+        places.append(access[0].uses[part])
     return footprint

@@ -16,6 +16,7 @@ from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, F
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
 from nkilib.experimental.loss.cross_entropy.results import Results, store_results
+from nkilib.experimental.loss.cross_entropy.shifted_forward import shifted_forward_of_core
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetElements, TargetFinder
 from nkilib.nki import nisa, nl
@@ -23,6 +24,9 @@ from nkilib.nki import nisa, nl
 
 def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
     """The results of the positions of this core."""
+    if options.with_shift:
+        shifted_forward_of_core(launch, options, results)
+        return
     batches = launch.batches()
     if batches:
         _Forward.make(launch, options, batches).run(results)
@@ -58,7 +62,7 @@ class _Forward:
 
     launch: Launch
     options: Options
-    logits: Stream
+    logits: Stream[Batch]
     factors: ClassFactors
     scores: TileRing
     products: TileRing
@@ -114,7 +118,7 @@ class _Forward:
         group.combine(self.logits.num_chunks)
         group.statistics.take_logs()
 
-    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk, batch: int) -> None:
+    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk[Batch], batch: int) -> None:
         """The logits at the targets of a batch, and their class weights.
 
         DMA rounds this logit to the type of the tiles just as it rounds the chunks: no other one exceeds the maximum.
