@@ -32,6 +32,8 @@ _ASKED: Final = {
     "with_log_sum": ("maximum", "log_sum"),
 }
 _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
+# Upstream gradients and what belongs to them, as the oracle takes them.
+_FURTHER: Final = ("grad_lse_hbm", "grad_logprob_hbm", "entropy_hbm", "grad_entropy_hbm")
 _SHARD_FIRST: Final = 20
 _SIZES: Final = (POSITIONS, CLASSES)
 _SHARD_SIZES: Final = (POSITIONS, CLASSES - _SHARD_FIRST)
@@ -49,7 +51,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "no option": {},
     "weights, smoothing, ignored, z-loss": {**_WEIGHTS, **_SMOOTHED, **_IGNORED, **_SQUARE},
     "soft cap": _CAPPED,
-    "smoothing, soft cap": {**_SMOOTHED, **_CAPPED},
+    "smoothing, soft cap, temperature": {**_SMOOTHED, **_CAPPED, "temperature": 0.7},
     "probabilities": _PROBABILITIES,
     "probabilities, weights, smoothing, soft cap": {**_PROBABILITIES, **_WEIGHTS, **_SMOOTHED, **_CAPPED},
 }
@@ -81,7 +83,7 @@ def forward_truths(given: Mapping[str, Any]) -> Truths:
         log_sum = np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1))
         # Of a row without a finite maximum, the two are what the kernel needs to form lse of them.
         is_defined = np.isfinite(maximum)
-        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0)
+        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.temperature
         found["maximum"] = Truth(maximum, np.full_like(maximum, of_cap + SMALLEST_NORMAL), is_defined)
         of_sum = FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + 2.0 * of_cap
         found["log_sum"] = Truth(log_sum, of_sum, is_defined)
@@ -100,7 +102,7 @@ def backward_truths(given: Mapping[str, Any]) -> Truths:
     """The gradient in float64; that of a shard is a part of the whole."""
     logits, dtype, options = given["logits_hbm"], given["dtype"], loss_of(given)
     inputs_of_gradient = (given["lse_hbm"], given["grad_loss_hbm"], dtype, options)
-    further = (given.get("grad_lse_hbm"), given.get("grad_logprob_hbm"))
+    further = tuple(given.get(name) for name in _FURTHER)
     result = logits.dtype if given.get("inplace") else inputs.TYPES[str(dtype)][0]
     with np.errstate(all="ignore"):
         exact = extended_backward_reference(logits, given["targets_hbm"], *inputs_of_gradient, *further)
@@ -186,6 +188,8 @@ def _all_gradients(type_name: str) -> dict[str, Any]:
         **given,
         "grad_lse_hbm": inputs.numbers(6, POSITIONS),
         "grad_logprob_hbm": inputs.numbers(7, POSITIONS),
+        "entropy_hbm": np.abs(inputs.numbers(8, POSITIONS)),
+        "grad_entropy_hbm": inputs.numbers(9, POSITIONS),
         "maximum_hbm": maximum.astype(np.float32),
         "log_sum_hbm": np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1)).astype(np.float32),
         "inplace": True,
