@@ -57,7 +57,7 @@ def maxima_of_flagged(matrix_hbm: Any, offsets_hbm: Any, flags_hbm: Any, cut: Cu
             nisa.tensor_tensor(dst=largest_sbuf, data1=largest_sbuf, data2=summand_sbuf, op=nl.add)
         rows.stored(result_hbm, largest_sbuf)
 
-    flagged.recompute(compute, stores)
+    flagged.recompute(compute, flagged.exchanged_count(), stores)
     return result_hbm
 
 
