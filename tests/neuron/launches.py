@@ -100,6 +100,7 @@ EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "smoothing": {"label_smoothing": 0.1},
     "softcap": {"logit_softcap": 2.0},
     "z-loss": {"lse_square_scale": 0.01},
+    "temperature": {"temperature": 0.7},
     "shard": {"first_class": 20, "num_classes": 20 + CLASSES, "targets_hbm": _targets() + np.int32(20)},
     "probabilities": {"targets_hbm": _probabilities()},
 }
@@ -112,7 +113,7 @@ EXTENDED.update(
 EXTENDED["probabilities, smoothed"] = {**EXTENDED["probabilities"], **EXTENDED["class weights"], "label_smoothing": 0.1}
 _TOGETHER: Final[dict[str, Any]] = {
     name: value
-    for options in ("class weights", "ignored", "smoothing", "softcap", "z-loss")
+    for options in ("class weights", "ignored", "smoothing", "softcap", "z-loss", "temperature")
     for name, value in EXTENDED[options].items()
 }
 _ASKED: Final = {f"with_{name}": {f"with_{name}": True} for name in ("argmax", "entropy", "distance_sum", "log_sum")}
@@ -128,14 +129,17 @@ _MAXIMUM: Final = {
     "maximum_hbm": _logits(np.float32).max(1),
     "log_sum_hbm": _lse() - _logits(np.float32).max(1),
 }
+_ENTROPIES: Final = {"entropy_hbm": np.abs(_numbers(7, ROWS)), "grad_entropy_hbm": _numbers(8, ROWS)}
 _SHARD_SUMS: Final = {"target_weight_hbm": _weights()[_targets()], "weight_sum": float(_weights().sum())}
 EXTENDED_BACKWARD: Final = {
     **EXTENDED,
     "in place": {"inplace": True},
     "gradients of lse and logprob": _GRADIENTS,
     "maximum and log-sum": _MAXIMUM,
+    "entropy": _ENTROPIES,
+    "entropy of a capped row": {**_ENTROPIES, **_MAXIMUM, "logit_softcap": 2.0},
     "weights of a shard": {**EXTENDED["shard"], **EXTENDED["class weights"], "label_smoothing": 0.1, **_SHARD_SUMS},
-    "all": {**_TOGETHER, **_GRADIENTS, **_MAXIMUM, **_SHARD_SUMS, "inplace": True},
+    "all": {**_TOGETHER, **_GRADIENTS, **_MAXIMUM, **_ENTROPIES, **_SHARD_SUMS, "inplace": True},
 }
 
 

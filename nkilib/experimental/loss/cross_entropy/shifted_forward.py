@@ -160,7 +160,7 @@ class _ShiftedForward:
         logits = Stream(self.launch.logits_hbm, [rows], self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(rows.rows, 1, min(chunks, STATISTICS_COLUMNS))
-        statistics = Statistics.make(columns, self.launch.dtype)
+        statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
         targets = None
         for number in range(chunks):
             if columns.are_full(number):

@@ -119,10 +119,12 @@ class _Tiles(NamedTuple):
 
 
 _PLAIN_TILES = {"forward": _Tiles(SHIFTED_PLAN.small_bytes, 0, 0), "backward": _Tiles(PLAIN_PLAN.small_bytes, 0, 0)}
+# Every tile of scratch there can be, and one more: two of each are faster than one where not all are there.
+_EXTENDED_SCRATCH = (LARGEST_PLAN.num_scratch + 1) * SCRATCH_BYTES
 _EXTENDED_TILES = {
-    "forward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 0),
-    # The exponentials of two chunks. The backward could do with one tile less, but two of each are faster than one.
-    "backward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 2 * SCRATCH_BYTES),
+    "forward": _Tiles(LARGEST_PLAN.small_bytes, _EXTENDED_SCRATCH, 0),
+    # The exponentials of two chunks.
+    "backward": _Tiles(LARGEST_PLAN.small_bytes, _EXTENDED_SCRATCH, 2 * SCRATCH_BYTES),
 }
 
 _ITEMSIZES = {"bfloat16": 2, "float32": 4}
