@@ -26,6 +26,8 @@ from .perfetto import write_trace
 from .recorded import Recorded
 from .tensors import TensorLife
 from .trips import AskedTrips, TripsToRun
+from .why.cores import Model
+from .why.finding import Finding
 from .work import bounds_us
 
 MODELLED = "modelled, not measured"
@@ -101,6 +103,28 @@ class Profile:
     @property
     def instructions(self) -> Sequence[Event]:
         return self.recorded.instructions
+
+    @property
+    def why(self) -> Sequence[Finding]:
+        """What makes it slow, that which takes most of the time first; each a sentence that names lines of the kernel,
+        figures and what to do. Empty if nothing stands out."""
+        return self.recorded.report.findings
+
+    @property
+    def critical_path_us(self) -> dict[str, float]:
+        """Microseconds of the critical path by what they are spent on, the most first; together they are the time."""
+        return self.recorded.report.path_us
+
+    @property
+    def critical_path_us_by_line(self) -> dict[str, float]:
+        """The same by ``file:line`` in the kernel and name of the instruction."""
+        return self.recorded.report.path_us_by_line
+
+    @property
+    def waits_us(self) -> dict[str, dict[str, float]]:
+        """By engine that computes, and by cause, microseconds in which it did nothing before an instruction: ``data``
+        that it reads, ``reuse`` of what it overwrites, a ``meeting`` of the cores; on the core that is done last."""
+        return self.recorded.report.waits_us
 
     @property
     def bound_us(self) -> float | None:
@@ -188,6 +212,8 @@ class Profile:
         lines += ["", f"{'instruction':<28} {'count':>8}"]
         for name, count in Counter(self.instruction_counts).most_common():
             lines.append(f"{name:<28} {count:>8,}{'   not timed' if name in self.untimed else ''}")
+        if self.recorded.report.links:
+            lines += ["", *self.recorded.report.lines()]
         return "\n".join(lines)
 
     def _all_trips_lines(self) -> list[str]:
@@ -280,6 +306,7 @@ def _profile_of(
     assumed: ModelParameters,
 ) -> Profile:
     """What the cores of a launch did."""
+    busy = _busy(traces)
     read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
     return Profile(
         kernel=name,
@@ -287,7 +314,7 @@ def _profile_of(
         cores=len(traces),
         time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
         bounds_us=bounds,
-        engine_busy_us=_busy(traces),
+        engine_busy_us=busy,
         hbm_read_bytes=read.total(),
         hbm_written_bytes=written.total(),
         hbm_read_bytes_by_tensor=dict(read),
@@ -296,7 +323,7 @@ def _profile_of(
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
-        recorded=Recorded(traces),
+        recorded=Recorded(traces, Model(generation, assumed), busy),
         untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
     )
 

@@ -57,14 +57,8 @@ class Event(NamedTuple):
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
     """What the notes of a core say."""
-    lines: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+    lines = Lines()
     for number, plan, label, (start, end, cause), code, position in notes:
-        place = "<unknown>"
-        if code is not None:
-            known = lines.get(id(code))
-            if known is None:
-                known = lines[id(code)] = _lines_of(code)
-            place = f"{code.co_filename}:{known[position]}"
         work = plan.work
         yield Event(
             core,
@@ -75,7 +69,7 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             plan.cycles,
             start / _NS_PER_US,
             end / _NS_PER_US,
-            place,
+            lines.place(code, position),
             number,
             cause.waited.name,
             number - cause.on if cause.on else 0,
@@ -84,6 +78,22 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             0.0 if work is None else work.row_bytes,
             plan.dropped_by,
         )
+
+
+class Lines:
+    """The lines of positions in the code of a kernel."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+
+    def place(self, code: CodeType | None, position: int) -> str:
+        """``file:line`` in the kernel."""
+        if code is None:
+            return "<unknown>"
+        known = self._known.get(id(code))
+        if known is None:
+            known = self._known[id(code)] = _lines_of(code)
+        return f"{code.co_filename}:{known[position]}"
 
 
 def _lines_of(code: CodeType) -> dict[int, int]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..isa.definition import Definition
 from ..target.generation import Generation
 from ..terms.enums import Engine
+from ..terms.regions import MemoryRegion
 from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
@@ -62,6 +63,7 @@ class Plan(NamedTuple):
         queue: that triggers it, if it is a transfer.
         work: what it asks of the DMA engines, if it is a transfer.
         dropped_by: the pass that found that the device does not run it; empty if it does.
+        others: the engines besides that would run it, if the kernel asked for them.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Plan(NamedTuple):
     queue: str = ""
     work: DmaWork | None = None
     dropped_by: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Plans:
@@ -123,7 +126,7 @@ class Plans:
             times = engine_times(sides, rows, is_transpose, dma, self.parameters)
             is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
             moved = bytes_of(sides)
-            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose))
+            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose), rows > 0)
         return work
 
     def moving(self, plan: Plan, work: DmaWork) -> Plan:
@@ -155,7 +158,8 @@ class Plans:
         cycles = 0.0
         if definition.cost is not None:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
-        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
+        others = _others(definition, engine, forms)
+        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
@@ -163,6 +167,15 @@ class Plans:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""
+
+
+def _others(definition: Definition, engine: Engine, forms: Sequence[Form | None]) -> tuple[str, ...]:
+    """The other engines that would run an instruction. Of those that compute functions, GpSimd runs some on trn3."""
+    is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
+    has_gpsimd = not is_in_psum and definition.default_engine is not Engine.scalar
+    return tuple(
+        other.name for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
+    )
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Settling:
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         plan = self._plans.moving(plan, work)
-        return plan, self.timeline.transfer(noted.number, plan.queue, work, rows > 0, reads, writes, met_ns)
+        return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def repeat(self, period: Period, skip: Skip) -> None:
         """What was issued last happens several times more."""

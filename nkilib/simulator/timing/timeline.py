@@ -123,7 +123,7 @@ class Timeline:
         timing = self._timing
         clock = timing.clock_ghz[engine]
         ready = _Ready(engine, reads, writes)
-        start, cause = self._start(number, engine, ready)
+        start, waited, last = self._start(engine, ready)
         if table and table != self._table:
             start += timing.activation_table_ns
             self._table = table
@@ -132,14 +132,13 @@ class Timeline:
         self._busy[engine] += end - start
         self._last[engine] = number
         self._note(number, engine, end, end + timing.result_ns[engine], reads, writes)
-        return Span(start, end, cause)
+        return Span(start, end, self._cause(number, waited, last, ready))
 
     def transfer(
         self,
         number: int,
         queue: str,
         work: DmaWork,
-        is_gathered: bool,
         reads: Places,
         writes: Places,
         met_ns: float | None = None,
@@ -150,7 +149,6 @@ class Timeline:
             number: of the instruction.
             queue: that triggers it.
             work: of the DMA engines.
-            is_gathered: whether a vector offset names its rows.
             reads, writes: the tensors.
             met_ns: when the last core came to it, if it is a meeting.
         """
@@ -162,11 +160,11 @@ class Timeline:
             has_met = queue_free == self._met_ns
             trigger, waited, last = queue_free, *((_LOOP, 0) if has_met else (_TRIGGER, self._queue_last[queue]))
         if met_ns is not None:
-            start = met_ns + self._parameters.barrier_us * _NS_PER_US
-            if start > trigger:
-                trigger, waited, last = start, _MEETING, 0
+            if met_ns > trigger:
+                waited, last = _MEETING, 0
+            trigger = max(trigger, met_ns + self._parameters.barrier_us * _NS_PER_US)
         fixed_ns = dma.fixed_ns
-        if is_gathered:
+        if work.is_gathered:
             # GpSimd writes the descriptors first.
             busy = self._parameters.indirect_gpsimd_us * _NS_PER_US
             gpsimd_free = self.free_ns(_GPSIMD)
@@ -181,7 +179,7 @@ class Timeline:
         self._queue_last[queue] = number
         end = self._dma.add(trigger + fixed_ns, work)
         self._note(number, _DMA, end, end + dma.to_consumer_ns, reads, writes)
-        return Span(trigger, end, self._cause(number, waited, last, ready))
+        return Span(trigger, end, self._cause(number, waited, last, ready, met_ns is not None))
 
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
         """When a queue can trigger a transfer."""
@@ -193,9 +191,10 @@ class Timeline:
         It holds up its engine and whatever touches its data, which it is said to write, afterwards.
         """
         ready = _Ready(engine, [], data)
-        start, cause = self._start(number, engine, ready)
+        start, waited, last = self._start(engine, ready)
         if met_ns > start:
-            cause = self._cause(number, _MEETING, 0, ready)
+            waited, last = _MEETING, 0
+        cause = self._cause(number, waited, last, ready, meets=True)
         end = met_ns + self._parameters.barrier_us * _NS_PER_US
         self._free[engine] = end
         self._last[engine] = number
@@ -213,14 +212,15 @@ class Timeline:
 
     def sequence(self, number: int, engine: Engine, duration_ns: float, reads: Places, writes: Places) -> Span:
         """What a sequencer does to registers and scalars, one after the other."""
-        start, cause = self._start(number, engine, _Ready(engine, reads, writes))
+        ready = _Ready(engine, reads, writes)
+        start, waited, last = self._start(engine, ready)
         end = self._free[engine] = start + duration_ns
         self._last[engine] = number
         self._note(number, engine, end, end, reads, writes)
         self._registers[number] = loaded = Done(engine, end, end + self._timing.sync_ns, number)
         if self._recent is not None:
             self._recent.append(loaded)
-        return Span(start, end, cause)
+        return Span(start, end, self._cause(number, waited, last, ready))
 
     def marks(self) -> Marks:
         """Where it stands."""
@@ -289,16 +289,16 @@ class Timeline:
         """Busy time by engine; that of ``dma`` is of the DMA engine that is busy longest."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
-    def _start(self, number: int, engine: Engine, ready: _Ready) -> tuple[float, Cause]:
-        """When an engine can start an instruction, and what it waits for."""
+    def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:
+        """When an engine can start an instruction, what it waits for, and which instruction holds it up."""
         free = self._free.get(engine, self._met_ns)
         if free >= ready.ns and free:
             if free == self._met_ns:
-                return free, self._cause(number, _LOOP, 0, ready)
-            return free, self._cause(number, _ENGINE, self._last[engine], ready)
-        return ready.ns, self._cause(number, ready.waited, ready.last, ready)
+                return free, _LOOP, 0
+            return free, _ENGINE, self._last[engine]
+        return ready.ns, ready.waited, ready.last
 
-    def _cause(self, number: int, waited: Waited, last: int, ready: _Ready) -> Cause:
+    def _cause(self, number: int, waited: Waited, last: int, ready: _Ready, meets: bool = False) -> Cause:
         reads = ready.reads
         return self._causes[
             waited,
@@ -306,6 +306,7 @@ class Timeline:
             tuple([number - read for read in reads]) if reads else (),
             number - ready.last_access if ready.last_access else 0,
             ready.reused,
+            meets,
         ]
 
     def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:

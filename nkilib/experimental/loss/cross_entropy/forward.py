@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, F
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
 from nkilib.experimental.loss.cross_entropy.results import Results, store_results
+from nkilib.experimental.loss.cross_entropy.shifted_forward import shifted_forward_of_core
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetElements, TargetFinder
 from nkilib.nki import nisa, nl
@@ -21,6 +22,9 @@ from nkilib.nki import nisa, nl
 
 def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
     """The results of the positions of this core."""
+    if options.with_shift:
+        shifted_forward_of_core(launch, options, results)
+        return
     batches = launch.batches()
     if batches:
         _Forward.make(launch, options, batches).run(results)
