@@ -25,6 +25,7 @@ from .barrier import CoreBarrier
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
+from .repetition import Tally
 from .trips import Trips, current_trips
 from .world import Seat
 
@@ -139,6 +140,8 @@ class Core:
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: how messages tell it from the others that run; empty if it is alone.
         language_function: the function of ``nki.language`` that the kernel has called and that runs, or empty.
+        meetings: how often it has met other cores or made what they share, which no iteration of a loop can leave out.
+        tally: of what is counted in loops whose iterations need not all run.
         at_end: checks that instructions want made when the kernel has come to its end.
     """
 
@@ -162,6 +165,8 @@ class Core:
         self.numbers = itertools.count(1)
         self.name = launch.name_of(number)
         self.language_function = ""
+        self.meetings = 0
+        self.tally = Tally(lambda: [launch.trips.ran_on(number)])
         self.at_end: list[Callable[[], None]] = []
         self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0
@@ -192,12 +197,18 @@ class Core:
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""
         self._shared_allocations += 1
+        self.meetings += 1
         return self._shared_allocations - 1
 
     def next_shared_constant(self) -> int:
         """The number of the next constant, from 0."""
         self._shared_constants += 1
+        self.meetings += 1
         return self._shared_constants - 1
+
+    def skip_numbers(self, count: int) -> None:
+        """So many instructions are taken to have been issued."""
+        self.numbers = itertools.count(next(self.numbers) + count)
 
     def stop_deferring(self) -> None:
         """From here on results are made at once: those that waited were all asked for."""
