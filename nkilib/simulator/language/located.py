@@ -19,16 +19,20 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
     """``function`` with its errors located in the kernel, as ``file:line: nl.name: ...``.
 
     An instruction inside that refuses is named behind it: ``file:line: nl.softmax: nisa.activation: ...``. Of functions
-    that call each other, the one that the kernel called is named. A wrong call is a TypeError that names it, too.
+    that call each other, the one that the kernel called is named. A wrong call is a TypeError that names it, too. The
+    core knows the function while it runs.
     """
     signature = inspect.signature(function)
 
     @wraps(function)
     def located(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        core = current_core_or_none()
+        outermost = core if core is not None and not core.language_function else None
+        if outermost is not None:
+            outermost.language_function = located.__name__
         try:
             return function(*args, **kwargs)
         except NkiValidationError as error:
-            core = current_core_or_none()
             if core is not None:  # outside a kernel there is no line of one to name
                 add_function(error, f"nl.{located.__name__}", core.name)
             raise
@@ -37,5 +41,8 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
             if wrong_call is None:
                 raise
             raise wrong_call from None
+        finally:
+            if outermost is not None:
+                outermost.language_function = ""
 
     return located

@@ -25,6 +25,7 @@ class Call(Issued):
         self.values = values
         self.number = next(core.numbers)
         self.engine = definition.default_engine
+        self.function = core.language_function
         self.reads = []
         self.indirect = []
 

@@ -25,6 +25,7 @@ from .barrier import CoreBarrier
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
+from .trips import Trips, current_trips
 from .world import Seat
 
 State = TypeVar("State")
@@ -41,6 +42,7 @@ class Launch:
         compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
         allows_other_configs: whether these may ask for something else, in vain.
         seat: which rank it is where launches run side by side; None for a launch by itself.
+        trips: how often its loops run whose bounds only the device knows.
     """
 
     options: Options
@@ -56,6 +58,7 @@ class Launch:
     allows_other_configs: bool = False
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    trips: Trips = field(default_factory=current_trips)
 
     def name_of(self, core: int) -> str:
         """How messages tell a core from the others that run: by its rank, its number or both; empty if it is alone."""
@@ -135,6 +138,7 @@ class Core:
         loads: the tiles whose contents come from HBM and may not be made yet.
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: how messages tell it from the others that run; empty if it is alone.
+        language_function: the function of ``nki.language`` that the kernel has called and that runs, or empty.
         at_end: checks that instructions want made when the kernel has come to its end.
     """
 
@@ -157,6 +161,7 @@ class Core:
         self.random = RandomState(rank * launch.cores + number)
         self.numbers = itertools.count(1)
         self.name = launch.name_of(number)
+        self.language_function = ""
         self.at_end: list[Callable[[], None]] = []
         self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0

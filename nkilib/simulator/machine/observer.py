@@ -31,9 +31,10 @@ class Issued:
         engine: that runs it, as soon as that is known.
         reads: the tensors of which it needs what was there before.
         indirect: the operands that came as views of ``NkiTensor.indirect``.
+        function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
     """
 
-    __slots__ = ("definition", "engine", "indirect", "number", "reads", "values")
+    __slots__ = ("definition", "engine", "function", "indirect", "number", "reads", "values")
 
     definition: Definition
     values: list[Any]
@@ -41,6 +42,7 @@ class Issued:
     engine: Engine
     reads: list[View]
     indirect: list[IndirectOperand]
+    function: str
 
 
 class Observer(Protocol):

@@ -71,6 +71,11 @@ class NkiScalar(NKIObject):
         self._is_comparison = is_comparison
         self._scope = current_loop_scope()
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it has a value that a launch without data does not know."""
+        return self._value is None
+
     def value(self, what: str) -> int:
         """The integer that it stands for; ``what`` says for messages who reads it.
 

@@ -140,5 +140,5 @@ def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     if storage.region in ON_CHIP:
-        return Tracked(TileUses(), views, "")
-    return Tracked(HbmUses(), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+        return Tracked(TileUses(storage.number), views, "")
+    return Tracked(HbmUses(storage.number), views, storage.name or f"{list(storage.shape)} {storage.dtype}")

@@ -12,7 +12,7 @@ from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
 from .parameters import ModelParameters
-from .transfers import Side, engine_times, queue_of
+from .transfers import Side, bytes_of, engine_times, queue_of, row_bytes_of
 
 # The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
 DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
@@ -60,6 +60,7 @@ class Plan(NamedTuple):
         name, engine, operands, cycles: as in :class:`Event`.
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
+        work: what it asks of the DMA engines, if it is a transfer.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Plan(NamedTuple):
     cycles: float = 0.0
     table: str = ""
     queue: str = ""
+    work: DmaWork | None = None
 
 
 class Plans:
@@ -78,6 +80,7 @@ class Plans:
         self.parameters = parameters
         self._known: dict[Hashable, Plan] = {}
         self._work: dict[tuple[tuple[Side, ...], int, bool], DmaWork] = {}
+        self._moving: dict[tuple[int, int], Plan] = {}
 
     def plan(
         self,
@@ -117,8 +120,20 @@ class Plans:
             dma = self.generation.timing.dma
             times = engine_times(sides, rows, is_transpose, dma, self.parameters)
             is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
-            work = self._work[key] = DmaWork(times, is_even)
+            moved = bytes_of(sides)
+            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose))
         return work
+
+    def moving(self, plan: Plan, work: DmaWork) -> Plan:
+        """The plan of a transfer that asks this of the DMA engines."""
+        key = id(plan), id(work)
+        moving = self._moving.get(key)
+        # Objects that are forgotten leave their numbers to others.
+        if moving is None or moving.work is not work or moving.operands is not plan.operands:
+            if len(self._moving) >= _KEPT:
+                self._moving.clear()
+            moving = self._moving[key] = plan._replace(work=work)
+        return moving
 
     def _made(
         self,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from types import CodeType
+from collections.abc import Iterable
 from typing import Any
 
-from ..isa.definition import Definition
 from ..target.generation import Generation
-from ..terms.dtypes import DType
 from ..terms.enums import Engine
-from ..terms.layout import Layout
+from .causes import Cause
 from .event import Note
-from .footprints import Footprint, Form, Tracked
+from .footprints import Footprint, Form
+from .noted import Access, Noted
 from .parameters import ModelParameters
-from .parts import Reach
-from .plans import Plan, Roles, plans_for
+from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
 
@@ -24,32 +21,6 @@ _NS_PER_US = 1000.0
 
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
-
-# A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
-# tensor that it is read from.
-Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
-
-
-# What tensor indirection reads, chooses from, and whether it writes there.
-Indirection = tuple[Access, Access, bool]
-
-# What is noted of an instruction when it is issued; no tensor, for that would keep its data: its number on its core;
-# what runs, what its parameters are to the model, where, and its ``name=``; the tensors and the deciding parameters, as
-# these roles order them; those of tensor indirection; when the last core came to the meeting that it is, if it is one;
-# and its position in the kernel's code.
-Noted = tuple[
-    int,
-    Definition,
-    Roles,
-    Engine,
-    str | None,
-    Sequence[Access | None],
-    Sequence[Any],
-    Sequence[Indirection],
-    float | None,
-    CodeType | None,
-    int,
-]
 
 
 class Settling:
@@ -73,70 +44,55 @@ class Settling:
 
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
-        for number, definition, roles, engine, label, operands, deciding, besides, met_ns, code, position in pending:
-            if definition.is_untimed:
-                plan, span = self._untimed(definition, engine, operands, met_ns)
-            elif definition.is_transfer:
-                plan, span = self._transfer(definition, engine, operands, deciding, met_ns)
+        for noted in pending:
+            if noted.definition.is_untimed:
+                plan, span = self._untimed(noted)
+            elif noted.definition.is_transfer:
+                plan, span = self._transfer(noted)
             else:
-                plan, span = self._compute(definition, roles, engine, operands, deciding, besides, met_ns)
-            self.notes.append((number, plan, label, span, code, position))
+                plan, span = self._compute(noted)
+            self.notes.append((noted.number, plan, noted.label, span, noted.code, noted.position))
 
-    def _compute(
-        self,
-        definition: Definition,
-        roles: Roles,
-        engine: Engine,
-        operands: Sequence[Access | None],
-        deciding: Sequence[Any],
-        besides: Sequence[Indirection],
-        met_ns: float | None,
-    ) -> tuple[Plan, Span]:
+    def _compute(self, noted: Noted) -> tuple[Plan, Span]:
+        definition, engine, met_ns = noted.definition, noted.engine, noted.met_ns
         reads: Places = []
         writes: Places = []
         forms: list[Form | None] = []
-        written = len(roles.writes)
-        for access in operands:
+        written = len(noted.roles.writes)
+        for access in noted.operands:
             # Those that are written come first.
             places = writes if len(forms) < written else reads
             forms.append(None if access is None else _touch(access, places).form)
-        for index, base, is_output in besides:
+        for index, base, is_output in noted.besides:
             _touch(index, reads)
             _touch(base, writes if is_output else reads)
-        plan = self._plans.plan(definition, engine, forms, deciding, False)
+        plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
-            return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
+            return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
-            return plan, self.timeline.meet(engine, reads, met_ns)
+            return plan, self.timeline.meet(noted.number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+            return plan, self.timeline.sequence(noted.number, engine, self._parameters.register_us * _NS_PER_US)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, (now, now)
+        return plan, Span(now, now, Cause())
 
-    def _untimed(
-        self, definition: Definition, engine: Engine, operands: Sequence[Access | None], met_ns: float | None
-    ) -> tuple[Plan, Span]:
+    def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
         places: Places = []
-        for access in operands:
+        for access in noted.operands:
             if access is not None:
                 _touch(access, places)
-        self.untimed[definition.name] += 1
-        return Plan(definition.name, engine.name, {}), self.timeline.pass_on(engine, places, met_ns or 0.0)
+        name, engine = noted.definition.name, noted.engine
+        self.untimed[name] += 1
+        return Plan(name, engine.name, {}), self.timeline.pass_on(noted.number, engine, places, noted.met_ns or 0.0)
 
-    def _transfer(
-        self,
-        definition: Definition,
-        engine: Engine,
-        operands: Sequence[Access | None],
-        deciding: Sequence[Any],
-        met_ns: float | None,
-    ) -> tuple[Plan, Span]:
+    def _transfer(self, noted: Noted) -> tuple[Plan, Span]:
+        definition, met_ns = noted.definition, noted.met_ns
         reads: Places = []
         writes: Places = []
         footprints: list[Footprint] = []
         rows, is_gathered = 0, False
-        for access in operands:
+        for access in noted.operands:
             if access is None:  # a constant takes the place of the source
                 continue
             known, layout, _, reach, index = access
@@ -150,15 +106,15 @@ class Settling:
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
         forms: list[Form | None] = [item.form for item in footprints]
-        if len(forms) < len(operands):
+        if len(forms) < len(noted.operands):
             forms.append(None)
-        plan = self._plans.plan(definition, engine, forms, deciding, is_gathered)
+        plan = self._plans.plan(definition, noted.engine, forms, noted.deciding, is_gathered)
         sides = [item.side for item in footprints]
         if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
-        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
-        return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
+        plan = self._plans.moving(plan, work)
+        return plan, self.timeline.transfer(noted.number, plan.queue, work, rows > 0, reads, writes, met_ns)
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""

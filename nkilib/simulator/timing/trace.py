@@ -18,10 +18,12 @@ from ..tensors.view import View
 from ..terms.errors import kernel_frame
 from ..terms.regions import ON_CHIP
 from .footprints import Tracked, tracked
+from .noted import Access, Indirection, Noted
 from .parameters import ModelParameters
 from .parts import Reach
+from .passes.registry import window_for
 from .plans import roles_of
-from .settling import Access, Indirection, Noted, Settling
+from .settling import Settling
 
 # How many instructions are settled at a time.
 _BATCH = 256
@@ -41,6 +43,7 @@ class Trace(Observer):
         self.lives = lives
         self.settled = Settling(generation, parameters)
         self._pending: list[Noted] = []
+        self._window = window_for(generation, parameters)
         # What is known of storages, by their numbers; of those on chip for as long as the kernel keeps them.
         self._known: dict[int, Tracked] = {}
         self._kept: dict[int, ref[Storage]] = {}
@@ -73,7 +76,7 @@ class Trace(Observer):
         frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self._pending.append(
-            (
+            Noted(
                 call.number,
                 definition,
                 roles,
@@ -85,15 +88,21 @@ class Trace(Observer):
                 met_ns,
                 code,
                 position,
+                call.function,
             )
         )
         if len(self._pending) >= _BATCH:
-            self.settle()
+            self._settle()
 
     def settle(self) -> None:
-        """Put what is noted on the timeline."""
+        """Put all that is noted on the timeline: no pass looks ahead beyond this point."""
+        self._settle()
+        self.settled.add(self._window.flush())
+
+    def _settle(self) -> None:
+        """Put on the timeline what passes have no more use for."""
         pending, self._pending = self._pending, []
-        self.settled.add(pending)
+        self.settled.add(self._window.take(pending))
         for number in [number for number, storage in self._kept.items() if storage() is None]:
             del self._known[number], self._kept[number]
 

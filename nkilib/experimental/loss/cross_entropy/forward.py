@@ -49,7 +49,7 @@ class _Forward:
 
     launch: Launch
     options: Options
-    logits: Stream
+    logits: Stream[Batch]
     factors: ClassFactors
     scores: TileRing
     products: TileRing
@@ -102,7 +102,7 @@ class _Forward:
         group.combine(self.logits.num_chunks)
         group.statistics.take_logs()
 
-    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk, batch: int) -> None:
+    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk[Batch], batch: int) -> None:
         """The logits at the targets of a batch, and their class weights.
 
         DMA rounds this logit to the type of the tiles just as it rounds the chunks: no other one exceeds the maximum.
@@ -117,7 +117,7 @@ class _Forward:
                 src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
             )
 
-    def _take_chunk(self, group: Group, chunk: Chunk, batch: int) -> None:
+    def _take_chunk(self, group: Group, chunk: Chunk[Batch], batch: int) -> None:
         """Everything about one chunk: its maximum, sums and, where asked for, moments and argmax."""
         statistics, moments = group.statistics, group.moments
         if statistics.columns.are_full(chunk.number):
@@ -147,7 +147,7 @@ class _Forward:
         statistics.take_sum(exponentials_sbuf, scores.tile_sbuf, place, scores.scale)
         moments.entropy.take(exponentials_sbuf, distances_sbuf, place)
 
-    def _scores(self, chunk: Chunk) -> _Scores:
+    def _scores(self, chunk: Chunk[Batch]) -> _Scores:
         """A chunk on chip, under its cap if there is one.
 
         The tangents of the next chunk are issued before the exponentials of this one, which wait for Vector. That takes

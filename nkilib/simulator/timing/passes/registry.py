@@ -1,0 +1,36 @@
+"""The passes by name: what each does, why it is believed to happen on the device, and how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...target.generation import Generation
+from ..parameters import ModelParameters
+from .window import Pass, Window
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A pass.
+
+    Attributes:
+        switch: the field of :class:`ModelParameters` that turns it on.
+        does: what it does to instructions.
+        evidence: the document or the measurement that shows it.
+        make: a pass for one core.
+    """
+
+    switch: str
+    does: str
+    evidence: str
+    make: Callable[[Generation], Pass]
+
+
+# In the order in which they see an instruction.
+PASSES: tuple[Entry, ...] = ()
+
+
+def window_for(generation: Generation, parameters: ModelParameters) -> Window:
+    """The passes that are switched on, for one core."""
+    return Window([entry.make(generation) for entry in PASSES if getattr(parameters, entry.switch)])
