@@ -85,7 +85,7 @@ def _profiles(options: argparse.Namespace, tilings: Sequence[Tiling], refused: l
         which = f"{number} of {len(tilings)} ({tiling.positions_per_batch} x {tiling.chunk_size})"
         try:
             with doing(which):
-                found = profile_launch(*launch_of(options), tiling, target=options.target)
+                found = profile_launch(*launch_of(options), tiling, target=options.target, trips="none")
         except (AssertionError, NkiValidationError) as error:
             refused.append(str(error))
             continue

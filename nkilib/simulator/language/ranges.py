@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..machine.core import Core, current_core, current_core_or_none
+from ..machine.loops import Turns
 from ..machine.trips import RunTimeLoop, name_of_body
 from ..target.current import is_traced
 from ..tensors.registers import VirtualRegister
@@ -58,9 +59,15 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
 
 
 def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
+    core = counted.core
+    turns = Turns("nl.dynamic_range", counted.place, len(core.loops.scope), counted.register)
+    core.observers.tell_entered(turns)
     for turn in range(counted.count):
-        with counted.core.loops.iteration():
+        with core.loops.iteration():
             yield VirtualRegister(counted.value(turn), frozen=True)
+        turns.count += 1
+        core.observers.tell_iterated(turns)
+    core.observers.tell_left(turns)
 
 
 def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
@@ -81,7 +88,8 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
     core = counted.core
     counts_in_register = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
     counts_in_register |= not core.is_traced
-    turns = core.loops.started(what)
+    turns = core.loops.started(what, counted.register)
+    core.observers.tell_entered(turns)
     for turn in range(counted.count):
         value = counted.value(turn)
         with core.loops.iteration() as ran:
@@ -93,6 +101,8 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
                 f"{what}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
                 f"SBUF or HBM"
             )
+        core.observers.tell_iterated(turns)
+    core.observers.tell_left(turns)
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -111,12 +121,15 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     _check_body(what, body_fun)
     condition = _Condition(core, _loop_of(body_fun))
     condition.take(f"{what}: init", init)
-    turns = core.loops.started(what)
+    turns = core.loops.started(what, condition.register)
+    core.observers.tell_entered(turns)
     while condition.holds(turns.count):
         with core.loops.iteration() as ran:
             result = body_fun(VirtualRegister(condition.value))
         turns.ended_iteration(ran, is_compared=core.is_traced)
         condition.take(f"{what}: what body_fun returns", result)
+        core.observers.tell_iterated(turns)
+    core.observers.tell_left(turns)
     core.launch.trips.add(condition.loop, core.number, turns.count)
 
 
@@ -141,12 +154,16 @@ class _Counted:
         count: how often it runs.
         first: with which value; None if a launch without data does not know.
         step: from one value to the next.
+        place: ``file:line`` of the kernel.
+        register: as in :class:`Turns`.
     """
 
     core: Core
     count: int
     first: int | None
     step: int
+    place: str
+    register: int
 
     def value(self, turn: int) -> int | None:
         """The value of an iteration, from 0; None if a launch without data does not know."""
@@ -169,7 +186,8 @@ def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str
         count = len(range(first, end, int(step)))
     if isinstance(lower, DeviceInteger) or isinstance(upper, DeviceInteger):
         trips.add(loop, core.number, count)
-    return _Counted(core, count, first, int(step))
+    register = max(bound.loaded_by if isinstance(bound, DeviceInteger) else 0 for bound in (lower, upper))
+    return _Counted(core, count, first, int(step), loop.place, register)
 
 
 def _loop_of(body: Any) -> RunTimeLoop:
@@ -199,11 +217,13 @@ class _Condition:
     Attributes:
         loop: which one.
         value: what the condition is now; None if a launch without data does not know.
+        register: the number of the instruction that wrote it; 0 if none did.
     """
 
     def __init__(self, core: Core, loop: RunTimeLoop) -> None:
         self.loop = loop
         self.value: int | None = None
+        self.register = 0
         self._trips = core.launch.trips
 
     def take(self, what: str, register: Any) -> None:
@@ -220,6 +240,7 @@ class _Condition:
                 f"{remedy if isinstance(register, NkiScalar) else ''}"
             )
         self.value = _known(what, register)
+        self.register = register.loaded_by
 
     def holds(self, count: int) -> bool:
         """Whether the loop, which has run ``count`` times, runs again."""

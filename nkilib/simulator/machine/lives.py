@@ -34,7 +34,7 @@ class Lives(Observer):
         self._has_overflowed = False
 
     def allocated(self, storage: Storage) -> None:
-        life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address)
+        life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address, storage.number)
         self.ranges.append(life)
         self._by_storage[storage.number] = life, self._uses[storage.region]
 

@@ -28,6 +28,7 @@ class LiveRange:
         nbytes: bytes that it takes in each of them, in the device's types.
         quarters: of the partitions that it takes, 1, 2 or 4: a tile starts at one of them.
         area: bytes times quarters, what it takes wherever it lies.
+        storage: the number of the storage that holds the tensor.
         address: first partition and first byte where the kernel places it itself, or None.
         first, last: numbers of the instructions that touched it first and last; 0 if none did.
         counted: the last instruction up to which :class:`CertainUse` has counted it.
@@ -51,6 +52,7 @@ class LiveRange:
         "partitions",
         "quarters",
         "region",
+        "storage",
         "window",
     )
 
@@ -61,6 +63,7 @@ class LiveRange:
         dtype: DType,
         name: str = "",
         address: tuple[int, ...] | None = None,
+        storage: int = -1,
     ) -> None:
         self.region = region
         self.partitions = shape[0]
@@ -69,6 +72,7 @@ class LiveRange:
         self.quarters = 1 if self.partitions <= QUARTER else 2 if self.partitions <= 2 * QUARTER else 4
         self.area = self.nbytes * self.quarters
         self.address = address
+        self.storage = storage
         self._shape, self._dtype, self._name = shape, dtype, name
         self.first = self.last = self.counted = _NEVER
         self.window = 0

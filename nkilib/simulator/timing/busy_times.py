@@ -75,12 +75,14 @@ class DmaWork(NamedTuple):
         is_even: whether every engine works, and for the same time.
         nbytes: that it moves.
         row_bytes: of a row, on the average; 0 where it is not moved row by row.
+        is_gathered: whether a vector offset names its rows.
     """
 
     times: Sequence[tuple[int, float]]
     is_even: bool
     nbytes: int = 0
     row_bytes: float = 0.0
+    is_gathered: bool = False
 
     @property
     def longest_ns(self) -> float:

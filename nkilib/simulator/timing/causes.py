@@ -18,7 +18,8 @@ class Waited(IntEnum):
     data = 2  # that it reads
     reuse = 3  # of what it overwrites, which others still read or write
     trigger = 4  # of a DMA queue, which triggers one transfer after the other
-    meeting = 5  # with the other core
+    meeting = 5  # with the other core, which came later
+    loop = 6  # of the device, at whose start, end or next iteration all engines meet
 
 
 class Cause(NamedTuple):
@@ -30,6 +31,7 @@ class Cause(NamedTuple):
         reads: of each tensor that it reads and that was written, the distance to the last write.
         overwrites: the distance to the last access to what it overwrites; 0 if there was none.
         reused: the number of the storage that it overwrites, if that access was a read by another engine; else 0.
+        meets: whether it is a meeting with the other core.
     """
 
     waited: Waited = Waited.nothing
@@ -37,11 +39,15 @@ class Cause(NamedTuple):
     reads: tuple[int, ...] = ()
     overwrites: int = 0
     reused: int = 0
+    meets: bool = False
 
 
-class Causes(dict[tuple[Waited, int, tuple[int, ...], int, int], Cause]):
+_Key = tuple[Waited, int, tuple[int, ...], int, int, bool]
+
+
+class Causes(dict[_Key, Cause]):
     """The one object for each cause."""
 
-    def __missing__(self, key: tuple[Waited, int, tuple[int, ...], int, int]) -> Cause:
+    def __missing__(self, key: _Key) -> Cause:
         cause = self[key] = Cause(*key)
         return cause

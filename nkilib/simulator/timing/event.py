@@ -34,6 +34,7 @@ class Event(NamedTuple):
         waited_for: the number of the instruction that held it up; 0 if none did.
         queue, nbytes, row_bytes: of a transfer: the queue that triggers it, the bytes that it moves, and those of a
             row, on the average (0 where it is not moved row by row).
+        dropped_by: the pass that found that the device does not run it, which takes no time then; empty if it runs.
     """
 
     core: int
@@ -51,18 +52,13 @@ class Event(NamedTuple):
     queue: str = ""
     nbytes: int = 0
     row_bytes: float = 0.0
+    dropped_by: str = ""
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
     """What the notes of a core say."""
-    lines: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+    lines = Lines()
     for number, plan, label, (start, end, cause), code, position in notes:
-        place = "<unknown>"
-        if code is not None:
-            known = lines.get(id(code))
-            if known is None:
-                known = lines[id(code)] = _lines_of(code)
-            place = f"{code.co_filename}:{known[position]}"
         work = plan.work
         yield Event(
             core,
@@ -73,14 +69,31 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
             plan.cycles,
             start / _NS_PER_US,
             end / _NS_PER_US,
-            place,
+            lines.place(code, position),
             number,
             cause.waited.name,
             number - cause.on if cause.on else 0,
             plan.queue,
             0 if work is None else work.nbytes,
             0.0 if work is None else work.row_bytes,
+            plan.dropped_by,
         )
+
+
+class Lines:
+    """The lines of positions in the code of a kernel."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
+
+    def place(self, code: CodeType | None, position: int) -> str:
+        """``file:line`` in the kernel."""
+        if code is None:
+            return "<unknown>"
+        known = self._known.get(id(code))
+        if known is None:
+            known = self._known[id(code)] = _lines_of(code)
+        return f"{code.co_filename}:{known[position]}"
 
 
 def _lines_of(code: CodeType) -> dict[int, int]:

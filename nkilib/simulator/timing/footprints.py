@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -92,14 +92,23 @@ class Footprint:
 class Views:
     """The footprints of the views of storages that are alike: in shape, type, type in memory and region."""
 
-    __slots__ = ("_dtype", "_held_as", "_known", "_region", "_shape")
+    __slots__ = ("_dtype", "_held_as", "_known", "_shape", "region")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, held_as: np.dtype[Any], region: MemoryRegion) -> None:
         self._shape = shape
         self._dtype = dtype
         self._held_as = held_as
-        self._region = region
+        self.region = region
         self._known: dict[Hashable, Footprint] = {}
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes that the storage takes in a partition."""
+        return prod(self._shape[1:]) * self._dtype.itemsize
+
+    def moved_to(self, region: MemoryRegion) -> Views:
+        """Those of an equal storage in another region."""
+        return _views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
         """What is known of a view of such a storage; ``reach`` where its address is read at run time."""
@@ -113,7 +122,7 @@ class Views:
 
     def _made(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
         width = (self._held_as if dtype == self._dtype else dtype.numpy).itemsize
-        form = form_of(layout.shape, layout.strides, dtype, self._region)
+        form = form_of(layout.shape, layout.strides, dtype, self.region)
         part = part_of(layout, width, reach, prod(self._shape) * self._held_as.itemsize // width)
         pitch = max(1, prod(self._shape[1:]) * self._held_as.itemsize // width)
         return Footprint(form, part, layout.offset, pitch)
@@ -122,23 +131,34 @@ class Views:
 _views_of = lru_cache(maxsize=256)(Views)
 
 
-class Tracked(NamedTuple):
+class Tracked:
     """What the model knows of a storage.
 
     Attributes:
         uses: the accesses to it, by part.
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
+        nbytes: of the whole storage, on the device.
     """
 
-    uses: TileUses | HbmUses
-    views: Views
-    name: str
+    __slots__ = ("name", "nbytes", "uses", "views")
+
+    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
+        self.uses = uses
+        self.views = views
+        self.name = name
+        self.nbytes = nbytes
+
+    def share(self, other: Tracked) -> None:
+        """On the device it is the memory of ``other``: who uses one waits for the uses of both."""
+        self.uses = other.uses
 
 
 def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
+    nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:
-        return Tracked(TileUses(storage.number), views, "")
-    return Tracked(HbmUses(storage.number), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+        return Tracked(TileUses(storage.number), views, "", nbytes)
+    name = storage.name or f"{list(storage.shape)} {storage.dtype}"
+    return Tracked(HbmUses(storage.number), views, name, nbytes)

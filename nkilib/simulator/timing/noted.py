@@ -37,6 +37,7 @@ class Noted:
         besides: the tensors of tensor indirection.
         met_ns: when the last core came to the meeting that it is, if it is one.
         code, position: its place in the kernel's code.
+        register: the number of the instruction that loaded what an operand has its address from; 0 if there is none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
         dropped_by: the pass that found that the device does not run it; empty while none has.
     """
@@ -54,6 +55,7 @@ class Noted:
         "number",
         "operands",
         "position",
+        "register",
         "roles",
     )
 
@@ -71,6 +73,7 @@ class Noted:
         code: CodeType | None,
         position: int,
         function: str,
+        register: int = 0,
     ) -> None:
         self.number = number
         self.definition = definition
@@ -84,4 +87,12 @@ class Noted:
         self.code = code
         self.position = position
         self.function = function
+        self.register = register
         self.dropped_by = ""
+
+    def decided(self, name: str) -> Any:
+        """One of the deciding parameters; None if the instruction has no such parameter."""
+        names = self.definition.names
+        return next(
+            (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None
+        )

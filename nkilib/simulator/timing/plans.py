@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from ..isa.definition import Definition
 from ..target.generation import Generation
-from ..terms.enums import Engine
+from ..terms.enums import Engine, nc_version
+from ..terms.regions import MemoryRegion
 from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
@@ -61,6 +62,8 @@ class Plan(NamedTuple):
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
         work: what it asks of the DMA engines, if it is a transfer.
+        dropped_by: the pass that found that the device does not run it; empty if it does.
+        others: the engines besides that would run it, if the kernel asked for them.
     """
 
     name: str
@@ -70,6 +73,8 @@ class Plan(NamedTuple):
     table: str = ""
     queue: str = ""
     work: DmaWork | None = None
+    dropped_by: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Plans:
@@ -121,7 +126,7 @@ class Plans:
             times = engine_times(sides, rows, is_transpose, dma, self.parameters)
             is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
             moved = bytes_of(sides)
-            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose))
+            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose), rows > 0)
         return work
 
     def moving(self, plan: Plan, work: DmaWork) -> Plan:
@@ -153,7 +158,8 @@ class Plans:
         cycles = 0.0
         if definition.cost is not None:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
-        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
+        others = _others(definition, engine, forms, self.generation)
+        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
@@ -161,6 +167,18 @@ class Plans:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""
+
+
+def _others(
+    definition: Definition, engine: Engine, forms: Sequence[Form | None], generation: Generation
+) -> tuple[str, ...]:
+    """The other engines that would run an instruction: GpSimd none on PSUM, and no activation before trn3."""
+    is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
+    is_activation = definition.default_engine is Engine.scalar
+    has_gpsimd = not is_in_psum and not (is_activation and generation.version.value < nc_version.gen4.value)
+    return tuple(
+        other.name for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
+    )
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:

@@ -9,18 +9,20 @@ from typing import Any
 from ..target.generation import Generation
 from ..terms.enums import Engine
 from .causes import Cause
-from .event import Note
 from .footprints import Footprint, Form
 from .noted import Access, Noted
+from .notes import Notes
 from .parameters import ModelParameters
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
+from .uses import HbmUses
 
 _NS_PER_US = 1000.0
 
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
+_LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class Settling:
@@ -34,7 +36,7 @@ class Settling:
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
-        self.notes: list[Note] = []
+        self.notes = Notes()
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
@@ -45,13 +47,15 @@ class Settling:
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
         for noted in pending:
-            if noted.definition.is_untimed:
+            if noted.dropped_by:
+                plan, span = self._dropped(noted)
+            elif noted.definition.is_untimed:
                 plan, span = self._untimed(noted)
             elif noted.definition.is_transfer:
                 plan, span = self._transfer(noted)
             else:
                 plan, span = self._compute(noted)
-            self.notes.append((noted.number, plan, noted.label, span, noted.code, noted.position))
+            self.notes.add(noted.number, plan, noted.label, span, noted.code, noted.position)
 
     def _compute(self, noted: Noted) -> tuple[Plan, Span]:
         definition, engine, met_ns = noted.definition, noted.engine, noted.met_ns
@@ -66,14 +70,37 @@ class Settling:
         for index, base, is_output in noted.besides:
             _touch(index, reads)
             _touch(base, writes if is_output else reads)
+        self._register(noted, reads)
         plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
             return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
             return plan, self.timeline.meet(noted.number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self.timeline.sequence(noted.number, engine, self._parameters.register_us * _NS_PER_US)
+            return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
+        return plan, Span(now, now, Cause())
+
+    def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
+        """An instruction on a register or a scalar."""
+        parameters = self._parameters
+        is_load = noted.definition.name in _LOADS
+        duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
+        if not parameters.waits_for_registers:
+            return self.timeline.sequence(noted.number, noted.engine, duration, [], [])
+        return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
+
+    def _register(self, noted: Noted, reads: Places) -> None:
+        """Enter the register from which an operand has its address among what an instruction reads."""
+        if noted.register and self._parameters.waits_for_registers:
+            reads.append(self.timeline.register(noted.register))
+
+    def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
+        """An instruction that the device does not run stands on the list of its engine, and takes no time."""
+        forms = [None if access is None else _footprint(access).form for access in noted.operands]
+        plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
+        plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
+        now = self.timeline.free_ns(noted.engine)
         return plan, Span(now, now, Cause())
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
@@ -101,10 +128,13 @@ class Settling:
             footprints.append(footprint)
             if footprint.form.is_in_hbm:
                 counter[known.name] += footprint.form.nbytes
+                if reach is not None and footprint.part is not None and isinstance(known.uses, HbmUses):
+                    known.uses.note_reached(footprint.part, footprint.form.nbytes, is_write=len(footprints) == 1)
             if index is not None:
                 _touch(index, reads)
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
+        self._register(noted, reads)
         forms: list[Form | None] = [item.form for item in footprints]
         if len(forms) < len(noted.operands):
             forms.append(None)
@@ -114,7 +144,7 @@ class Settling:
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         plan = self._plans.moving(plan, work)
-        return plan, self.timeline.transfer(noted.number, plan.queue, work, rows > 0, reads, writes, met_ns)
+        return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
@@ -131,11 +161,15 @@ class Settling:
         return self.timeline.trigger_ns(queue_of(values, False, to_chip, self._parameters), reads, writes)
 
 
+def _footprint(access: Access) -> Footprint:
+    known, layout, dtype, reach, _ = access
+    return known.views.footprint(layout, dtype, reach)
+
+
 def _touch(access: Access, places: Places) -> Footprint:
     """Enter a tensor among what an instruction reads, or writes."""
-    known, layout, dtype, reach, _ = access
-    footprint = known.views.footprint(layout, dtype, reach)
+    footprint = _footprint(access)
     part = footprint.part
     if part is not None:
-        places.append(known.uses[part])
+        places.append(access[0].uses[part])
     return footprint

@@ -14,7 +14,7 @@ from ..terms.enums import Engine
 from .busy_times import DmaEngines, DmaWork
 from .causes import Cause, Causes, Waited
 from .parameters import ModelParameters
-from .uses import Done, Place
+from .uses import NOTHING, Done, Place, RegisterPlace
 
 _NS_PER_US = 1000.0
 
@@ -23,7 +23,7 @@ Places = list[Place]
 # Members of an Enum are looked up by a Python function before 3.12.
 _TENSOR, _DMA, _GPSIMD = Engine.tensor, Engine.dma, Engine.gpsimd
 _NOTHING, _ENGINE, _DATA = Waited.nothing, Waited.engine, Waited.data
-_REUSE, _TRIGGER, _MEETING = Waited.reuse, Waited.trigger, Waited.meeting
+_REUSE, _TRIGGER, _MEETING, _LOOP = Waited.reuse, Waited.trigger, Waited.meeting, Waited.loop
 
 
 class Span(NamedTuple):
@@ -82,6 +82,9 @@ class Timeline:
         self._last: dict[Engine, int] = {}
         self._queue_last: dict[str, int] = {}
         self._causes = Causes()
+        # When all engines and queues have met last, at a loop; and the loads of registers by their numbers.
+        self._met_ns = 0.0
+        self._registers: dict[int, Done] = {}
         self._table = ""
         self.end_ns = 0.0
 
@@ -92,7 +95,7 @@ class Timeline:
         timing = self._timing
         clock = timing.clock_ghz[engine]
         ready = _Ready(engine, reads, writes)
-        start, cause = self._start(number, engine, ready)
+        start, waited, last = self._start(engine, ready)
         if table and table != self._table:
             start += timing.activation_table_ns
             self._table = table
@@ -101,14 +104,13 @@ class Timeline:
         self._busy[engine] += end - start
         self._last[engine] = number
         self._note(number, engine, end, end + timing.result_ns[engine], reads, writes)
-        return Span(start, end, cause)
+        return Span(start, end, self._cause(number, waited, last, ready))
 
     def transfer(
         self,
         number: int,
         queue: str,
         work: DmaWork,
-        is_gathered: bool,
         reads: Places,
         writes: Places,
         met_ns: float | None = None,
@@ -119,27 +121,28 @@ class Timeline:
             number: of the instruction.
             queue: that triggers it.
             work: of the DMA engines.
-            is_gathered: whether a vector offset names its rows.
             reads, writes: the tensors.
             met_ns: when the last core came to it, if it is a meeting.
         """
         dma = self._timing.dma
         ready = _Ready(_DMA, reads, writes)
         trigger, waited, last = ready.ns, ready.waited, ready.last
-        queue_free = self._queue_free.get(queue, 0.0)
+        queue_free = self._queue_free.get(queue, self._met_ns)
         if queue_free > trigger:
-            trigger, waited, last = queue_free, _TRIGGER, self._queue_last[queue]
+            has_met = queue_free == self._met_ns
+            trigger, waited, last = queue_free, *((_LOOP, 0) if has_met else (_TRIGGER, self._queue_last[queue]))
         if met_ns is not None:
-            start = met_ns + self._parameters.barrier_us * _NS_PER_US
-            if start > trigger:
-                trigger, waited, last = start, _MEETING, 0
+            if met_ns > trigger:
+                waited, last = _MEETING, 0
+            trigger = max(trigger, met_ns + self._parameters.barrier_us * _NS_PER_US)
         fixed_ns = dma.fixed_ns
-        if is_gathered:
+        if work.is_gathered:
             # GpSimd writes the descriptors first.
             busy = self._parameters.indirect_gpsimd_us * _NS_PER_US
             gpsimd_free = self.free_ns(_GPSIMD)
             if gpsimd_free > trigger:
-                trigger, waited, last = gpsimd_free, _ENGINE, self._last[_GPSIMD]
+                has_met = gpsimd_free == self._met_ns
+                trigger, waited, last = gpsimd_free, *((_LOOP, 0) if has_met else (_ENGINE, self._last[_GPSIMD]))
             trigger = self._free[_GPSIMD] = trigger + busy
             self._last[_GPSIMD] = number
             self._busy[_GPSIMD] += busy
@@ -148,11 +151,11 @@ class Timeline:
         self._queue_last[queue] = number
         end = self._dma.add(trigger + fixed_ns, work)
         self._note(number, _DMA, end, end + dma.to_consumer_ns, reads, writes)
-        return Span(trigger, end, self._cause(number, waited, last, ready))
+        return Span(trigger, end, self._cause(number, waited, last, ready, met_ns is not None))
 
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
         """When a queue can trigger a transfer."""
-        return max(self._queue_free.get(queue, 0.0), _Ready(_DMA, reads, writes).ns)
+        return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
         """A barrier, to which the last core came at ``met_ns``.
@@ -160,9 +163,10 @@ class Timeline:
         It holds up its engine and whatever touches its data, which it is said to write, afterwards.
         """
         ready = _Ready(engine, [], data)
-        start, cause = self._start(number, engine, ready)
+        start, waited, last = self._start(engine, ready)
         if met_ns > start:
-            cause = self._cause(number, _MEETING, 0, ready)
+            waited, last = _MEETING, 0
+        cause = self._cause(number, waited, last, ready, meets=True)
         end = met_ns + self._parameters.barrier_us * _NS_PER_US
         self._free[engine] = end
         self._last[engine] = number
@@ -178,34 +182,57 @@ class Timeline:
         self._note(number, engine, now, now, [], data)
         return Span(now, now, self._cause(number, waited, ready.last if waited is _REUSE else 0, ready))
 
-    def sequence(self, number: int, engine: Engine, duration_ns: float) -> Span:
+    def sequence(self, number: int, engine: Engine, duration_ns: float, reads: Places, writes: Places) -> Span:
         """What a sequencer does to registers and scalars, one after the other."""
-        start, cause = self._start(number, engine, _Ready(engine, [], []))
+        ready = _Ready(engine, reads, writes)
+        start, waited, last = self._start(engine, ready)
         end = self._free[engine] = start + duration_ns
         self._last[engine] = number
-        self.end_ns = max(self.end_ns, end)
-        return Span(start, end, cause)
+        self._note(number, engine, end, end, reads, writes)
+        self._registers[number] = Done(engine, end, end + self._timing.sync_ns, number)
+        return Span(start, end, self._cause(number, waited, last, ready))
+
+    def register(self, number: int) -> RegisterPlace:
+        """What instruction ``number`` has loaded."""
+        return RegisterPlace(self._registers.get(number, NOTHING))
+
+    def drain(self, after_us: float, register: int = 0) -> None:
+        """All engines and queues wait until everything that was issued is done, a register is loaded, and a time."""
+        loaded = self._registers.get(register, NOTHING).other_ns
+        self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * _NS_PER_US
+        self._free = dict.fromkeys(self._free, self._met_ns)
+        self._queue_free = dict.fromkeys(self._queue_free, self._met_ns)
+        self.end_ns = self._met_ns
+
+    def hold_up(self, by_us: float, register: int = 0) -> None:
+        """Each engine takes so long for itself, behind what it runs, and goes on when a register is loaded."""
+        loaded = self._registers.get(register, NOTHING).other_ns
+        for engine, free in self._free.items():
+            self._free[engine] = max(free, loaded) + by_us * _NS_PER_US
+        self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
         """When an engine is free and everything that it reads or overwrites is ready."""
-        return max(self._free.get(engine, 0.0), _Ready(engine, reads, writes).ns)
+        return max(self.free_ns(engine), _Ready(engine, reads, writes).ns)
 
     def free_ns(self, engine: Engine) -> float:
         """From when on an engine has nothing to do."""
-        return self._free.get(engine, 0.0)
+        return self._free.get(engine, self._met_ns)
 
     def busy_ns(self) -> dict[str, float]:
         """Busy time by engine; that of ``dma`` is of the DMA engine that is busy longest."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
-    def _start(self, number: int, engine: Engine, ready: _Ready) -> tuple[float, Cause]:
-        """When an engine can start an instruction, and what it waits for."""
-        free = self._free.get(engine, 0.0)
+    def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:
+        """When an engine can start an instruction, what it waits for, and which instruction holds it up."""
+        free = self._free.get(engine, self._met_ns)
         if free >= ready.ns and free:
-            return free, self._cause(number, _ENGINE, self._last[engine], ready)
-        return ready.ns, self._cause(number, ready.waited, ready.last, ready)
+            if free == self._met_ns:
+                return free, _LOOP, 0
+            return free, _ENGINE, self._last[engine]
+        return ready.ns, ready.waited, ready.last
 
-    def _cause(self, number: int, waited: Waited, last: int, ready: _Ready) -> Cause:
+    def _cause(self, number: int, waited: Waited, last: int, ready: _Ready, meets: bool = False) -> Cause:
         reads = ready.reads
         return self._causes[
             waited,
@@ -213,6 +240,7 @@ class Timeline:
             tuple([number - read for read in reads]) if reads else (),
             number - ready.last_access if ready.last_access else 0,
             ready.reused,
+            meets,
         ]
 
     def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...target.generation import Generation
 from ..parameters import ModelParameters
+from . import dead_stores
 from .window import Pass, Window
 
 
@@ -28,7 +29,14 @@ class Entry:
 
 
 # In the order in which they see an instruction.
-PASSES: tuple[Entry, ...] = ()
+PASSES: tuple[Entry, ...] = (
+    Entry(
+        dead_stores.NAME,
+        "a memset all of whose bytes are overwritten before anything reads one of them is not run",
+        "awslabs/nki-autotune, kernel_library: two products of 2048 x 2048 x 2048 at 90.92% of Tensor's rate",
+        lambda generation: dead_stores.DeadStores(generation.version),
+    ),
+)
 
 
 def window_for(generation: Generation, parameters: ModelParameters) -> Window:

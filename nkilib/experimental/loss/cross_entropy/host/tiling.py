@@ -18,10 +18,13 @@ from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
 from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS
+from nkilib.core.rows.stream import num_chunks
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN
+from nkilib.experimental.loss.cross_entropy.maximum import shift_pays
+from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN
 
 # Kernels are launched on the two cores of a logical NeuronCore.
 CORES = 2
@@ -43,6 +46,12 @@ _ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
 # What remains was fitted to the simulator's profiles of some two hundred launches of all sizes on trn2, in nanoseconds.
 # Logs and results of a group of batches.
 _GROUP = 3500.0
+# The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself.
+_SHIFTED_GROUP, _SHIFT = 6000.0, 700.0
+# Stores of single elements delay loads, unless two are under way.
+_SHIFTED_WITH_TWO_BUFFERS = 1.1
+# Rows that are computed anew wait for long loads: of tilings that are nearly alike, the one of smaller chunks.
+_SHARE_AGAIN = 0.03
 # Of two tilings that are nearly alike, the one of fewer chunks is faster.
 _CHUNK = 20.0
 # Where the results of the last group but one are taken beside a single chunk, or beside more than two.
@@ -109,11 +118,13 @@ class _Tiles(NamedTuple):
     usual: int
 
 
-_PLAIN_TILES = _Tiles(PLAIN_PLAN.small_bytes, 0, 0)
+_PLAIN_TILES = {"forward": _Tiles(SHIFTED_PLAN.small_bytes, 0, 0), "backward": _Tiles(PLAIN_PLAN.small_bytes, 0, 0)}
+# Every tile of scratch there can be, and one more: two of each are faster than one where not all are there.
+_EXTENDED_SCRATCH = (LARGEST_PLAN.num_scratch + 1) * SCRATCH_BYTES
 _EXTENDED_TILES = {
-    "forward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 0),
-    # The exponentials of two chunks. The backward could do with one tile less, but two of each are faster than one.
-    "backward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 2 * SCRATCH_BYTES),
+    "forward": _Tiles(LARGEST_PLAN.small_bytes, _EXTENDED_SCRATCH, 0),
+    # The exponentials of two chunks.
+    "backward": _Tiles(LARGEST_PLAN.small_bytes, _EXTENDED_SCRATCH, 2 * SCRATCH_BYTES),
 }
 
 _ITEMSIZES = {"bfloat16": 2, "float32": 4}
@@ -195,8 +206,10 @@ def _dtype_name(dtype: Any) -> str:
 @lru_cache(maxsize=1024)
 def _chosen(num_positions: int, vocab_size: int, dtype: str, direction: str, target: str, extended: bool) -> Tiling:
     machine = _MACHINES[target]
-    tiles = _EXTENDED_TILES[direction] if extended else _PLAIN_TILES
-    estimate = _forward_ns if direction == "forward" else _backward_ns
+    tiles = (_EXTENDED_TILES if extended else _PLAIN_TILES)[direction]
+    estimate = _backward_ns
+    if direction == "forward":
+        estimate = _forward_ns if extended else _faster_forward_ns
 
     estimates = {
         size: estimate(_launch(machine, num_positions, vocab_size, dtype, size, tiles), machine)
@@ -219,6 +232,8 @@ class _Launch(NamedTuple):
     """What the busiest core of a launch does; times in nanoseconds.
 
     Attributes:
+        positions: of the launch.
+        itemsize: bytes of an element.
         batches, rows: how many batches, and the positions of the first one.
         chunk, last: elements of a chunk, and of the last one of a row.
         chunks, loads: chunks of a row, and of all batches.
@@ -227,6 +242,8 @@ class _Launch(NamedTuple):
         per_cycle: elements that Scalar takes a cycle.
     """
 
+    positions: int
+    itemsize: int
     batches: int
     rows: int
     chunk: int
@@ -262,6 +279,8 @@ def _launch(
     held_last = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
     fitting = (machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual) // (chunk_size * itemsize)
     return _Launch(
+        positions=num_positions,
+        itemsize=itemsize,
         batches=batches,
         rows=rows,
         chunk=chunk_size,
@@ -306,6 +325,38 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
     turns = _TABLE + div_ceil(launch.loads, launch.buffers) * turn
     longest = max(streams, turns, _gather_ns(launch, machine))
     return longest + _beside_groups(launch) + _groups_ns(launch, machine)
+
+
+def _faster_forward_ns(launch: _Launch, machine: _Machine) -> float:
+    """Of the form that the kernel takes by itself."""
+    is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch)
+    return _shifted_forward_ns(launch, machine) if is_shifted else _forward_ns(launch, machine)
+
+
+def _takes_shift(launch: _Launch) -> bool:
+    vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
+    is_possible = launch.batches <= BATCHES_MAX and launch.positions >= CORES
+    return is_possible and shift_pays(launch.batches, vocab_size, launch.chunk)
+
+
+def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
+    """As with the maximum, which only the first chunk of a row has, half as long as others: on Scalar all chunks follow
+    each other."""
+    vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
+    first = div_ceil(launch.chunk, 2)
+    chunks = num_chunks(vocab_size, first, launch.chunk)
+    vector = (max(_LEAST, first) + _ISSUE) * machine.vector_ns + _SHIFT
+    scalar = (vocab_size / launch.per_cycle + chunks * (_READ_SUM + _ISSUE)) * machine.scalar_ns
+    latency = _DMA_FIXED + _DMA_TO_CONSUMER
+    loads = max(launch.all_loads, _DMA_TRIGGER * launch.batches * chunks)
+    streams = max(latency + launch.load / 2 + vector + launch.batches * scalar, latency + loads)
+    turn = latency + launch.load + scalar / chunks + 2 * _SYNC
+    turns = div_ceil(launch.batches * chunks, launch.buffers) * turn + vector
+    few = _SHIFTED_WITH_TWO_BUFFERS if launch.buffers < min(3, launch.loads) else 1.0
+    again = _SHARE_AGAIN * launch.batches * launch.load
+    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // chunks))
+    groups = div_ceil(launch.batches - 1, most) + 1
+    return max(streams, turns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again
 
 
 def _beside_groups(launch: _Launch) -> float:

@@ -1,0 +1,4 @@
+"""Published device measurements beside the model of time: ``python -m benchmarks.measurements``.
+
+docs/measurements.md shows the table and says how its rows were found, and how they are split.
+"""
