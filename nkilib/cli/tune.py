@@ -83,7 +83,7 @@ def _profiles(options: argparse.Namespace, tilings: Iterable[Tiling], refused: l
         if sys.stderr.isatty():  # a search may take a while
             print(f"{tiling.positions_per_batch} x {tiling.chunk_size} ...", end="\r", file=sys.stderr, flush=True)
         try:
-            found = profile_launch(*launch_of(options), tiling, target=options.target)
+            found = profile_launch(*launch_of(options), tiling, target=options.target, trips="none")
         except (AssertionError, NkiValidationError) as error:
             refused.append(str(error))
             continue

@@ -17,6 +17,7 @@ from ..machine.races import RaceLevels, RaceWatch
 from ..machine.trips import Trips
 from ..machine.world import Seat
 from ..target.options import Options, current_options
+from ..tensors.view import View
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError
 from ..terms.spec import Spec
@@ -129,6 +130,11 @@ class PreparedLaunch:
     def conclude(self, has_ended: bool) -> None:
         """The cores are done; ``has_ended`` says whether all came to their end without an error."""
         self._arguments.write_back()
+        if has_ended:
+            given = _storages((self._arguments.args, self._arguments.kwargs))
+            returned = _storages(self.running[0].result)
+            for watcher in self._watchers:
+                watcher.exchanged(given, returned)
         for watcher in self._watchers:
             watcher.conclude(has_ended)
 
@@ -139,6 +145,11 @@ class PreparedLaunch:
             check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
         writes = self.running[0].core.observers.find(PartialWrites)
         return self._arguments.results(self.running[0].result, self._options, writes)
+
+
+def _storages(value: Any) -> frozenset[int]:
+    """The numbers of the storages of all tensors in a value."""
+    return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
 def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:

@@ -5,7 +5,7 @@ None of them changes anything that the kernel can see, and what one knows of a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
@@ -112,6 +112,10 @@ class Watcher(Protocol):
 
     def watch(self, number: int, observers: Observers) -> Observer:
         """The observer of a core; ``observers`` are those that it has already."""
+
+    def exchanged(self, given: Set[int], returned: Set[int]) -> None:
+        """All cores came to their end: the numbers of the storages that the caller gave, and that it gets back."""
+        return
 
     def conclude(self, has_ended: bool) -> None:
         """The launch is over; ``has_ended`` says whether all cores came to their end without an error."""

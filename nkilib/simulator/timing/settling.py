@@ -17,6 +17,7 @@ from .parameters import ModelParameters
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
+from .uses import HbmUses
 from .watch import Period
 
 _NS_PER_US = 1000.0
@@ -131,6 +132,8 @@ class Settling:
             footprints.append(footprint)
             if footprint.form.is_in_hbm:
                 counter[known.name] += footprint.form.nbytes
+                if reach is not None and footprint.part is not None and isinstance(known.uses, HbmUses):
+                    known.uses.note_reached(footprint.part, footprint.form.nbytes, is_write=len(footprints) == 1)
             if index is not None:
                 _touch(index, reads)
             if reach is not None and reach.kind == "vector":

@@ -28,6 +28,7 @@ from .parts import Reach
 from .passes.registry import window_for
 from .plans import roles_of
 from .settling import Settling
+from .uses import HbmUses
 from .watch import Accesses, Period, Watch
 
 # How many instructions are settled at a time.
@@ -108,6 +109,11 @@ class Trace(Observer):
         )
         if len(self._pending) >= _BATCH:
             self._settle()
+
+    @property
+    def in_hbm(self) -> dict[int, Tracked]:
+        """What is known of the storages in HBM, by their numbers."""
+        return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
         """Put all that is noted on the timeline: no pass looks ahead beyond this point."""
