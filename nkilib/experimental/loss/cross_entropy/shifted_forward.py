@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
-from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues
+from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues, Slots
 from nkilib.core.rows.shifted import doubtful, sum_max
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
@@ -61,7 +61,7 @@ class _ShiftedForward:
         batches = launch.batches()
         # Rows that are computed anew take the same buffers, one a partition.
         sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_PER_TRIP)
-        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        logits = Stream(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
         return cls(
             launch,
@@ -100,10 +100,7 @@ class _ShiftedForward:
                 if previous is not None and load == max(first, last - 2):
                     self._finish(previous)
             previous, group = group, following
-        if previous is not None:
-            self._take_logs(previous)
-            self._finish(previous)
-        self.flagged.recompute(self._recompute, self.stores)
+        self._end(group)
 
     def _group(self, number: int) -> ShiftedGroup:
         return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
@@ -138,7 +135,23 @@ class _ShiftedForward:
         group.statistics.take_logs()
 
     def _finish(self, group: ShiftedGroup) -> None:
-        self.flagged.add(doubtful(group.statistics.row_sum_sbuf, sum_max(self.launch.dtype)), group.batches)
+        self._store(group)
+        self.flagged.put(self._counted(group), group.batches)
+
+    def _end(self, group: ShiftedGroup) -> None:
+        """Finish the last group, whose results are stored while the cores exchange how many rows are left."""
+        group.statistics.combine_sums(self.logits.num_chunks)
+        slots = self._counted(group)
+        others_sbuf = self.flagged.exchanged_count()
+        group.statistics.take_logs()
+        self._store(group)
+        self.flagged.put(slots, group.batches)
+        self.flagged.recompute(self._recompute, others_sbuf, self.stores)
+
+    def _counted(self, group: ShiftedGroup) -> Slots:
+        return self.flagged.counted(doubtful(group.statistics.row_sum_sbuf, sum_max(self.launch.dtype)))
+
+    def _store(self, group: ShiftedGroup) -> None:
         self.stores.extend(store_results(group, self.results, self.options))
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
@@ -147,7 +160,7 @@ class _ShiftedForward:
         logits = Stream(self.launch.logits_hbm, [rows], self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(rows.rows, 1, min(chunks, STATISTICS_COLUMNS))
-        statistics = Statistics.make(columns, self.launch.dtype)
+        statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
         targets = None
         for number in range(chunks):
             if columns.are_full(number):
