@@ -86,7 +86,7 @@ class Notes(Sequence[Note]):
         self._sites: list[_Site] = []
         self._site_of: dict[tuple[int, str | None, int, int], int] = {}
         self._causes: list[Cause] = []
-        self._cause_of: dict[Cause, int] = {}
+        self._cause_of: dict[int, int] = {}  # by the id of a cause, of which there is one object
         self._repeats: list[Repeat] = []
 
     def add(self, number: int, plan: Plan, label: str | None, span: Span, code: CodeType | None, position: int) -> None:
@@ -97,9 +97,9 @@ class Notes(Sequence[Note]):
             site = self._site_of[key] = len(self._sites)
             self._sites.append(_Site(plan, label, code, position))
         start, end, cause = span
-        known = self._cause_of.get(cause)
+        known = self._cause_of.get(id(cause))
         if known is None:
-            known = self._cause_of[cause] = len(self._causes)
+            known = self._cause_of[id(cause)] = len(self._causes)
             self._causes.append(cause)
         self._numbers.append(number)
         self._site.append(site)
