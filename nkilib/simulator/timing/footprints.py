@@ -54,6 +54,11 @@ class Form:
         first = 1 if self.is_on_chip else 0
         return is_dense(self.shape[first:], self.strides[first:])
 
+    def has_runs(self) -> bool:
+        """Whether the elements of the innermost free dimension that has several are contiguous."""
+        free = zip(reversed(self.shape[1:]), reversed(self.strides[1:]), strict=True)
+        return next((stride == 1 for size, stride in free if size > 1), True)
+
 
 @lru_cache(maxsize=65536)
 def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:

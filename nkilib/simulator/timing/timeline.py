@@ -11,6 +11,7 @@ from ..target.generation import Generation
 from ..terms.enums import Engine
 from .busy_times import DmaEngines, DmaWork
 from .parameters import ModelParameters
+from .transfers import OPEN_QUEUES, SOFTWARE_QUEUE
 from .uses import Place
 
 _NS_PER_US = 1000.0
@@ -36,6 +37,9 @@ class Timeline:
         self._dma = DmaEngines(self._timing.dma.engines)
         self._busy = dict.fromkeys(self._timing.clock_ghz, 0.0)
         self._queue_free: dict[str, float] = {}
+        self._open_queue_ns = self._trigger_ns / parameters.descriptor_units
+        queue_us = parameters.queue_us
+        self._named_queue_ns = self._trigger_ns if queue_us is None else queue_us * _NS_PER_US
         self._table = ""
         self.end_ns = 0.0
 
@@ -74,7 +78,7 @@ class Timeline:
             trigger = self._free[_GPSIMD] = max(self.free_ns(_GPSIMD), trigger) + busy
             self._busy[_GPSIMD] += busy
             fixed_ns = self._parameters.indirect_base_us * _NS_PER_US
-        self._queue_free[queue] = trigger + self._trigger_ns
+        self._queue_free[queue] = trigger + self._between_triggers_ns(queue)
         end = self._dma.add(trigger + fixed_ns, work)
         self._note(_DMA, end, end + dma.to_consumer_ns, reads, writes)
         return trigger, end
@@ -82,6 +86,12 @@ class Timeline:
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
         """When a queue can trigger a transfer."""
         return max(self._queue_free.get(queue, 0.0), self._ready_ns(_DMA, reads, writes))
+
+    def _between_triggers_ns(self, queue: str) -> float:
+        """From one trigger of a queue to the next."""
+        if queue in OPEN_QUEUES:
+            return self._open_queue_ns
+        return self._trigger_ns if queue == SOFTWARE_QUEUE else self._named_queue_ns
 
     def meet(self, engine: Engine, data: Places, met_ns: float) -> Span:
         """A barrier, to which the last core came at ``met_ns``.
