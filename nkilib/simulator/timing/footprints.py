@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ..terms.regions import HBM, ON_CHIP, MemoryRegion
 from .parts import Part, Reach, part_of
 from .transfers import Side, side_of
 from .uses import HbmUses, TileUses
+
+if TYPE_CHECKING:
+    from .passes.invariants import Contents
 
 # A kernel that makes more views of a storage than these is very long: it starts anew.
 _KEPT = 16384
@@ -111,6 +114,11 @@ class Views:
         """Bytes that the storage takes in a partition."""
         return prod(self._shape[1:]) * self._dtype.itemsize
 
+    @property
+    def elements_each(self) -> int:
+        """Elements that the storage has in a partition."""
+        return prod(self._shape[1:])
+
     def moved_to(self, region: MemoryRegion) -> Views:
         """Those of an equal storage in another region."""
         return _views_of(self._shape, self._dtype, self._held_as, region)
@@ -143,14 +151,16 @@ class Tracked:
         uses: the accesses to it, by part.
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
+        contents: what the pass of invariants knows of it.
     """
 
-    __slots__ = ("name", "uses", "views")
+    __slots__ = ("contents", "name", "uses", "views")
 
     def __init__(self, uses: TileUses | HbmUses, views: Views, name: str) -> None:
         self.uses = uses
         self.views = views
         self.name = name
+        self.contents: Contents | None = None
 
     def share(self, other: Tracked) -> None:
         """On the device it is the memory of ``other``: who uses one waits for the uses of both."""

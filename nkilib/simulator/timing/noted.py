@@ -37,6 +37,7 @@ class Noted:
         besides: the tensors of tensor indirection.
         met_ns: when the last core came to the meeting that it is, if it is one.
         code, position: its place in the kernel's code.
+        constants: its parameters that are no tensors, where a pass asks for them; else empty.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
         dropped_by: the pass that found that the device does not run it; empty while none has.
     """
@@ -44,6 +45,7 @@ class Noted:
     __slots__ = (
         "besides",
         "code",
+        "constants",
         "deciding",
         "definition",
         "dropped_by",
@@ -71,6 +73,7 @@ class Noted:
         code: CodeType | None,
         position: int,
         function: str,
+        constants: tuple[Any, ...] = (),
     ) -> None:
         self.number = number
         self.definition = definition
@@ -84,6 +87,7 @@ class Noted:
         self.code = code
         self.position = position
         self.function = function
+        self.constants = constants
         self.dropped_by = ""
 
     def decided(self, name: str) -> Any:

@@ -52,6 +52,8 @@ class ModelParameters:
             the condition of its rate; False: any shape has that rate.
         drops_dead_stores: a ``memset`` that is overwritten before anything reads it is not run. This switch and those
             that follow are passes over the instructions, each with its evidence: see :mod:`.passes`.
+        hoists_invariants: what a line computes again from unchanged inputs is computed once.
+        keeps_broadcasts_in_psum: what functions of ``nki.language`` broadcast to all partitions is read from PSUM.
     """
 
     halves_bf16_max: bool = False
@@ -76,6 +78,8 @@ class ModelParameters:
     streams_scalar_tensor_tensor: bool = True
     pads_dma_transpose: bool = True
     drops_dead_stores: bool = True
+    hoists_invariants: bool = True
+    keeps_broadcasts_in_psum: bool = True
 
     def table_of(self, function: str) -> str:
         """The name of the activation table that a function needs; empty if any will do."""
@@ -96,4 +100,6 @@ AS_ISSUED = ModelParameters(
     streams_scalar_tensor_tensor=False,
     pads_dma_transpose=False,
     drops_dead_stores=False,
+    hoists_invariants=False,
+    keeps_broadcasts_in_psum=False,
 )
