@@ -53,6 +53,8 @@ class ModelParameters:
         drops_dead_stores: a ``memset`` that is overwritten before anything reads it is not run. This switch and those
             that follow are passes over the instructions, each with its evidence: see :mod:`.passes`.
         hoists_invariants: what a line computes again from unchanged inputs is computed once.
+        chooses_engines: ``tensor_copy`` and ``memset`` run on the engine that is done first where the kernel leaves it
+            open; False: on Vector.
         keeps_broadcasts_in_psum: what functions of ``nki.language`` broadcast to all partitions is read from PSUM.
     """
 
@@ -80,6 +82,7 @@ class ModelParameters:
     drops_dead_stores: bool = True
     hoists_invariants: bool = True
     keeps_broadcasts_in_psum: bool = True
+    chooses_engines: bool = True
 
     def table_of(self, function: str) -> str:
         """The name of the activation table that a function needs; empty if any will do."""
@@ -102,4 +105,5 @@ AS_ISSUED = ModelParameters(
     drops_dead_stores=False,
     hoists_invariants=False,
     keeps_broadcasts_in_psum=False,
+    chooses_engines=False,
 )

@@ -12,6 +12,7 @@ from .event import Note
 from .footprints import Footprint, Form
 from .noted import Access, Noted
 from .parameters import ModelParameters
+from .passes.engine_choice import BY_WORKLOAD, engines_for
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
@@ -67,6 +68,8 @@ class Settling:
         for index, base, is_output in noted.besides:
             _touch(index, reads)
             _touch(base, writes if is_output else reads)
+        if definition.cost is not None and definition.name in BY_WORKLOAD and self._parameters.chooses_engines:
+            engine = self._least_loaded(noted, forms, reads, writes)
         plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
             return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
@@ -76,6 +79,19 @@ class Settling:
             return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
         return plan, (now, now)
+
+    def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
+        """The engine that would be done first, where the kernel leaves that open."""
+        engines = engines_for(noted, forms, self._plans.generation)
+        if len(engines) == 1:
+            return engines[0]
+        ends = [
+            self.timeline.would_end(
+                engine, self._plans.plan(noted.definition, engine, forms, noted.deciding, False).cycles, reads, writes
+            )
+            for engine in engines
+        ]
+        return engines[ends.index(min(ends))]
 
     def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that the device does not run stands on the list of its engine, and takes no time."""

@@ -117,6 +117,11 @@ class Timeline:
         self.end_ns = max(self.end_ns, end)
         return start, end
 
+    def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
+        """When others could use the result if this engine ran an instruction next."""
+        timing = self._timing
+        return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
+
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
         """When an engine is free and everything that it reads or overwrites is ready."""
         return max(self._free.get(engine, 0.0), self._ready_ns(engine, reads, writes))
