@@ -67,8 +67,8 @@ def assumed(*names: str) -> Cost:
 def copied(*names: str) -> Cost:
     """``tensor_copy``, ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
 
-    N/4 from SBUF to SBUF if the elements of a row are contiguous on both sides, N/2 if they are not or if one side is in
-    PSUM and they are, else N.
+    N/4 from SBUF to SBUF if the elements of a row are contiguous on both sides, N/2 if they are not, or if they are and
+    one side is in PSUM, else N.
     """
 
     def cost(call: CostInputs) -> float:

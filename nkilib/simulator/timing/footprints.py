@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ..terms.regions import HBM, ON_CHIP, MemoryRegion
 from .parts import Part, Reach, part_of
 from .transfers import Side, side_of
 from .uses import HbmUses, TileUses
-
-if TYPE_CHECKING:
-    from .passes.invariants import Contents
 
 # A kernel that makes more views of a storage than these is very long: it starts anew.
 _KEPT = 16384
@@ -110,6 +107,10 @@ class Views:
         self._known: dict[Hashable, Footprint] = {}
 
     @property
+    def partitions(self) -> int:
+        return self._shape[0]
+
+    @property
     def bytes_each(self) -> int:
         """Bytes that the storage takes in a partition."""
         return prod(self._shape[1:]) * self._dtype.itemsize
@@ -151,25 +152,32 @@ class Tracked:
         uses: the accesses to it, by part.
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
-        contents: what the pass of invariants knows of it.
+        contents: what a pass knows of what is in it.
+        has_place: whether it has its place in PSUM, or needs none.
     """
 
-    __slots__ = ("contents", "name", "uses", "views")
+    __slots__ = ("contents", "has_place", "name", "uses", "views")
 
     def __init__(self, uses: TileUses | HbmUses, views: Views, name: str) -> None:
         self.uses = uses
         self.views = views
         self.name = name
-        self.contents: Contents | None = None
+        self.contents: object | None = None
+        self.has_place = False
 
     def share(self, other: Tracked) -> None:
         """On the device it is the memory of ``other``: who uses one waits for the uses of both."""
         self.uses = other.uses
+        self.has_place = True
 
 
 def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     if storage.region in ON_CHIP:
-        return Tracked(TileUses(), views, "")
-    return Tracked(HbmUses(), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+        known = Tracked(TileUses(), views, "")
+        known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
+        return known
+    known = Tracked(HbmUses(), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+    known.has_place = True
+    return known

@@ -50,6 +50,8 @@ class ModelParameters:
             times of kernels made of it say; False: 2N as on trn1.
         pads_dma_transpose: a transpose by DMA moves blocks of 128 partitions x 16 elements, which the guide names as
             the condition of its rate; False: any shape has that rate.
+        reuses_psum_banks: a new tile in PSUM waits for the tiles in whose place it lies, those that were used longest
+            ago; False: there is always room.
         drops_dead_stores: a ``memset`` that is overwritten before anything reads it is not run. This switch and those
             that follow are passes over the instructions, each with its evidence: see :mod:`.passes`.
         hoists_invariants: what a line computes again from unchanged inputs is computed once.
@@ -79,6 +81,7 @@ class ModelParameters:
     follows_published_modes: bool = True
     streams_scalar_tensor_tensor: bool = True
     pads_dma_transpose: bool = True
+    reuses_psum_banks: bool = True
     drops_dead_stores: bool = True
     hoists_invariants: bool = True
     keeps_broadcasts_in_psum: bool = True
@@ -102,6 +105,7 @@ AS_ISSUED = ModelParameters(
     follows_published_modes=False,
     streams_scalar_tensor_tensor=False,
     pads_dma_transpose=False,
+    reuses_psum_banks=False,
     drops_dead_stores=False,
     hoists_invariants=False,
     keeps_broadcasts_in_psum=False,

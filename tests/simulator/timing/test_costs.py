@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import using
+from nkilib.simulator import AS_ISSUED, using
 from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.profiling.profile import profile
-from nkilib.simulator.timing.parameters import ModelParameters
 from nkilib.simulator.timing.settling import SEQUENCER
 
 N = 1024
@@ -26,7 +26,7 @@ def tile(dtype: Any = FP32, *, columns: int = N, partitions: int = 128, buffer: 
 def cycles(body: Callable[[], Any], target: str = "trn2", **assumptions: Any) -> float:
     """The modelled cycles of the last instruction of a kernel."""
     with using(target=target):
-        found = profile(nki.jit(lambda: body() and None), parameters=ModelParameters(**assumptions))
+        found = profile(nki.jit(lambda: body() and None), parameters=replace(AS_ISSUED, **assumptions))
     return found.instructions[-1].cycles
 
 
@@ -169,7 +169,7 @@ def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(regi
         nisa.register_load(register, flag)
         nisa.scalar_store(flag, nisa.scalar_load(flag) * 2 + 1)
 
-    events = profile(nki.jit(body), parameters=ModelParameters(register_us=register_us)).instructions
+    events = profile(nki.jit(body), parameters=replace(AS_ISSUED, register_us=register_us)).instructions
     assert [event.name.partition("_")[0] for event in events] == ["register"] * 3 + ["scalar"] * 2
     assert [event.end_us - event.start_us for event in events] == pytest.approx([register_us] * 5)
     assert events[-1].end_us == pytest.approx(5 * register_us)

@@ -3,9 +3,9 @@
 The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
 is what the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The compiler need
 not copy where Vector or Scalar read the result: ``fused_mamba.rst`` counts a partition broadcast as one instruction of
-Tensor, and its published times of ``mamba_v2`` and ``mamba_v3``, which broadcast two rows in each iteration, leave Vector
-no time for copies, and take N cycles for a ``tensor_tensor`` with a broadcast operand: an input in PSUM. With copies they
-model at 1.7 times their time.
+Tensor, and its published times of ``mamba_v2`` (512 columns) and ``mamba_v3``, which broadcast two rows in each
+iteration, leave Vector no time for copies, and ask for N cycles for a ``tensor_tensor`` with a broadcast operand, as
+with an input in PSUM. With copies they model at 1.7 times their time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .accesses import reads_of, writes_of
 
 NAME = "keeps_broadcasts_in_psum"
 
-# A product lies in one bank. A row of more columns takes several: mamba_v2 is published at 1.33 times mamba_v3 from 1,024
-# columns on, which is what the copies of its two rows take.
+# A product lies in one bank, and a wider row in several: from 1,024 columns on mamba_v2 is published at 1.33 times
+# mamba_v3, which is what the copies of its two rows take.
 _MOST_BYTES = PSUM_BANK_BYTES
 _PSUM_ELEMENT_BYTES = 4
 _READERS = frozenset({Engine.vector, Engine.scalar})

@@ -2,8 +2,8 @@
 
 The text of ``nisa.tensor_copy`` (``nki/api/nki/isa/__init__.py``) says of ``engine.unknown``, its default, that the
 "compiler selects best engine based on engine workload", and that of ``memset`` that the compiler selects the best one.
-Here it is the engine that is done first. Vector, which has the fast modes, is asked first; GpSimd cannot access PSUM. On
-trn1 they stay on Vector: Scalar has no ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
+Here it is the engine that is done first. GpSimd cannot access PSUM. On trn1 they stay on Vector: Scalar has no
+``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
 """
 
 from __future__ import annotations
