@@ -16,6 +16,7 @@ from benchmarks._display import verdict
 from examples._display import heading, make_console, plain_table
 from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.verify.times.published import matmul, rmsnorm_quant, tiled_matmul
 
 PARTITIONS = 128
 # How far the model may be off: single instructions and the matrix product, and everything else.
@@ -121,99 +122,6 @@ def _throughput(row_bytes: int, **assumptions: Any) -> float:
 
 
 # Whole kernels.
-
-
-def rmsnorm_quant(x: Any, gamma: Any) -> Any:
-    """float8 of ``gamma * x / rms(x)``, scaled by row to the range of float8, and the scales: [S, H] and [S, 1].
-
-    As the published design has it: squares summed on Scalar, gamma broadcast by the Tensor engine 512 columns at a
-    time, both factors applied on Vector from PSUM, then the largest magnitude and the scaling on Vector. The tiles are
-    made once: the design says that its steps run one after the other. (The magnitude costs what the maximum does.)
-    """
-    rows, hidden = x.shape
-    bank = 512
-    quantized = nl.ndarray(x.shape, nl.float8_e4m3, nl.shared_hbm)
-    scales = nl.ndarray((rows, 1), nl.float32, nl.shared_hbm)
-    gamma_row = nl.ndarray((1, hidden), x.dtype)
-    nisa.dma_copy(gamma_row, gamma)
-    ones = nl.ndarray((1, PARTITIONS), x.dtype)
-    nisa.memset(ones, 1.0)
-    tile, normed = (nl.ndarray((PARTITIONS, hidden), x.dtype) for _ in range(2))
-    result = nl.ndarray((PARTITIONS, hidden), nl.float8_e4m3)
-    inverse_rms, largest, scale, inverse = (nl.ndarray((PARTITIONS, 1), nl.float32) for _ in range(4))
-    cores, core = nl.num_programs(), nl.program_id()
-    of_core = rows // cores
-    for start in range(core * of_core, (core + 1) * of_core, PARTITIONS):
-        some = slice(start, start + PARTITIONS)
-        nisa.dma_copy(tile, x[some, :])
-        nisa.activation_reduce(normed, nl.square, tile, nl.add, inverse_rms)
-        nisa.activation(inverse_rms, nl.rsqrt, inverse_rms, scale=1.0 / hidden)
-        for left in range(0, hidden, bank):
-            columns = slice(left, left + bank)
-            broadcast = nl.ndarray((PARTITIONS, bank), nl.float32, nl.psum)
-            nisa.nc_matmul(broadcast, ones, gamma_row[:, columns])
-            nisa.scalar_tensor_tensor(
-                normed[:, columns], tile[:, columns], nl.multiply, inverse_rms, nl.multiply, broadcast
-            )
-        nisa.tensor_scalar_reduce(tile, normed, nl.multiply, 1.0, nl.maximum, largest)
-        nisa.activation(scale, nl.copy, largest, scale=1.0 / 240.0)
-        nisa.tensor_scalar(scale, scale, nl.maximum, 1e-6)
-        nisa.reciprocal(inverse, scale)
-        nisa.tensor_scalar(result, normed, nl.multiply, inverse)
-        nisa.dma_copy(quantized[some, :], result)
-        nisa.dma_copy(scales[some, :], scale)
-    return quantized, scales
-
-
-def matmul(lhs_t: Any, rhs: Any) -> Any:
-    """``lhs_t.T @ rhs``: [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
-    (depth, rows), columns = lhs_t.shape, rhs.shape[1]
-    tile_m, tile_n, block = 128, 512, 1024
-    result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
-    for n in range(0, columns, block):
-        for m in range(0, rows, block):
-            sums = nl.ndarray((tile_m, block // tile_m, block), nl.float32)
-            for k in range(0, depth, block):
-                left, right = (nl.ndarray((PARTITIONS, block // PARTITIONS, block), rhs.dtype) for _ in range(2))
-                for part in range(block // PARTITIONS):
-                    some = slice(k + part * PARTITIONS, k + (part + 1) * PARTITIONS)
-                    nisa.dma_copy(left[:, part, :], lhs_t[some, m : m + block])
-                    nisa.dma_copy(right[:, part, :], rhs[some, n : n + block])
-                for m_tile in range(block // tile_m):
-                    for n_tile in range(block // tile_n):
-                        out = slice(n_tile * tile_n, (n_tile + 1) * tile_n)
-                        product = nl.ndarray((tile_m, tile_n), nl.float32, nl.psum)
-                        for part in range(block // PARTITIONS):
-                            stationary = left[:, part, m_tile * tile_m : (m_tile + 1) * tile_m]
-                            nisa.nc_matmul(product, stationary, right[:, part, out])
-                        if k:
-                            nisa.tensor_tensor(sums[:, m_tile, out], sums[:, m_tile, out], product, nl.add)
-                        else:
-                            nisa.tensor_copy(sums[:, m_tile, out], product)
-            for m_tile in range(block // tile_m):
-                some = slice(m + m_tile * tile_m, m + (m_tile + 1) * tile_m)
-                nisa.dma_copy(result[some, n : n + block], sums[:, m_tile, :])
-    return result
-
-
-def tiled_matmul(lhs_t: Any, rhs: Any) -> Any:
-    """``lhs_t.T @ rhs`` without blocks: every product of two tiles loads both of them."""
-    (depth, rows), columns = lhs_t.shape, rhs.shape[1]
-    tile_m, tile_n = 128, 512
-    result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
-    for m in range(0, rows, tile_m):
-        for n in range(0, columns, tile_n):
-            product = nl.ndarray((tile_m, tile_n), nl.float32, nl.psum)
-            for k in range(0, depth, PARTITIONS):
-                stationary = nl.ndarray((PARTITIONS, tile_m), lhs_t.dtype)
-                moving = nl.ndarray((PARTITIONS, tile_n), rhs.dtype)
-                nisa.dma_copy(stationary, lhs_t[k : k + PARTITIONS, m : m + tile_m])
-                nisa.dma_copy(moving, rhs[k : k + PARTITIONS, n : n + tile_n])
-                nisa.nc_matmul(product, stationary, moving)
-            rounded = nl.ndarray((tile_m, tile_n), lhs_t.dtype)
-            nisa.tensor_copy(rounded, product)
-            nisa.dma_copy(result[m : m + tile_m, n : n + tile_n], rounded)
-    return result
 
 
 def _rmsnorm_us(rows: int, hidden: int) -> float:

@@ -5,7 +5,7 @@ It imports nothing of this library, so that kernels state their work on a device
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -32,10 +32,13 @@ class Work:
     dtype: str = "float32"
 
 
-# A function with a kernel's parameters, by name, that returns the kernel's work.
+# Functions with a kernel's parameters, by name: one returns the kernel's work, one how often its loops run at most.
 StatesWork = Callable[..., Work]
+StatesTrips = Callable[..., "int | Mapping[str, int]"]
+Statement = TypeVar("Statement", bound=Callable[..., Any])
 
-_STATED: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()
+_WORK: WeakKeyDictionary[Callable[..., Any], StatesWork] = WeakKeyDictionary()
+_TRIPS: WeakKeyDictionary[Callable[..., Any], StatesTrips] = WeakKeyDictionary()
 
 
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
@@ -49,19 +52,55 @@ def states_work(work: StatesWork) -> Callable[[Function], Function]:
         @states_work(lambda x, **_: Work(hbm_bytes=2 * x.size * x.dtype.itemsize))
         def double(x): ...
     """
+    return _states(_WORK, work)
 
+
+def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
+    """State how often the loops of a kernel function run at most whose bounds only the device knows.
+
+    ``nkilib.simulator.profile`` on shapes then reports the kernel with no trip of these loops and with all. The
+    function itself stays as it is.
+
+    Example::
+
+        @nki.jit
+        @states_trips(lambda x, **_: {"again": x.shape[0] // 128})
+        def kernel(x):
+            def again(i): ...
+
+            nl.fori_loop(0, nisa.scalar_load(flagged), again)
+
+    Args:
+        most: takes the parameters of the kernel by name; returns one number for all such loops, or one for each by the
+            name of the function that is its body, or by the line, ``"file.py:12"``.
+    """
+    return _states(_TRIPS, most)
+
+
+def stated_work(function: Callable[..., Any]) -> StatesWork | None:
+    """What was stated of the work of a kernel function, or of what it wraps; None if nothing was."""
+    return _stated(_WORK, function)
+
+
+def stated_trips(function: Callable[..., Any]) -> StatesTrips | None:
+    """What was stated of the loops of a kernel function, or of what it wraps; None if nothing was."""
+    return _stated(_TRIPS, function)
+
+
+def _states(
+    known: WeakKeyDictionary[Callable[..., Any], Statement], statement: Statement
+) -> Callable[[Function], Function]:
     def state(function: Function) -> Function:
-        _STATED[function] = work
+        known[function] = statement
         return function
 
     return state
 
 
-def stated_work(function: Callable[..., Any]) -> StatesWork | None:
-    """What was stated of a kernel function, or of what it wraps; None if nothing was."""
+def _stated(known: WeakKeyDictionary[Callable[..., Any], Statement], function: Callable[..., Any]) -> Statement | None:
     try:
-        stated = _STATED.get(function)
+        stated = known.get(function)
     except TypeError:  # a callable without a hash, or that no weak reference can point to
         return None
     wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
-    return stated if stated is not None or wrapped is None else stated_work(wrapped)
+    return stated if stated is not None or wrapped is None else _stated(known, wrapped)

@@ -14,18 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks._display import verdict
-from benchmarks.measurements.modelled import (
-    GOAL_CLOSE,
-    GOAL_MEDIAN,
-    GOAL_RATIO,
-    GOAL_SHARE,
-    GOAL_WORST,
-    Found,
-    Model,
-    record,
-    recorded,
-    summary,
-)
+from benchmarks.measurements.modelled import Found, Model, goals, record, recorded, summary
 from benchmarks.measurements.page import BEFORE, NOW, PAGE, rewritten, select
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel, measurements
@@ -99,14 +88,10 @@ def _show(console: Console, half: Half, found: Sequence[Found]) -> None:
         _show_rows(console, f"Half to {half}", times)
         of = summary(times)
         console.print(f"{of.rows} rows, median of modelled / measured {of.median_ratio:.2f}")
-        _show_goal(console, f"median factor {of.median:.2f}, goal {GOAL_MEDIAN}", of.median <= GOAL_MEDIAN)
-        text = f"{of.close:.0%} within {GOAL_CLOSE}, goal {GOAL_SHARE:.0%}"
-        _show_goal(console, text, of.close >= GOAL_SHARE)
-        _show_goal(console, f"worst {of.worst.factor:.2f}, goal {GOAL_WORST}", of.worst.factor <= GOAL_WORST)
     if ratios:
         _show_rows(console, f"Half to {half}: time of a baseline over that of an optimised kernel", ratios)
-        worst = summary(ratios).worst.factor
-        _show_goal(console, f"worst {worst:.2f}, goal {GOAL_RATIO}", worst <= GOAL_RATIO)
+    for goal in goals(times, ratios):
+        console.print(f"{goal.text}:", verdict(goal.is_met))
 
 
 def _show_rows(console: Console, title: str, found: Sequence[Found]) -> None:
@@ -122,10 +107,6 @@ def _show_rows(console: Console, title: str, found: Sequence[Found]) -> None:
         numbers = (f"{row.in_base_units:,g}{unit}", f"{each.modelled:,.4g}{unit}")
         table.add_row(row.source, row.row + kernel, *numbers, f"{each.ratio:.2f}", f"{each.factor:.2f}")
     console.print(table)
-
-
-def _show_goal(console: Console, text: str, is_met: bool) -> None:
-    console.print(f"{text}:", verdict(is_met))
 
 
 def _show_missing(console: Console, missing: dict[str, str]) -> None:

@@ -72,17 +72,50 @@ def summary(found: Sequence[Found]) -> Summary:
     )
 
 
+@dataclass(frozen=True)
+class Goal:
+    """A goal for the half that the model is not fitted to, and how it stands."""
+
+    text: str
+    is_met: bool
+
+
+def goals(times: Sequence[Found], ratios: Sequence[Found]) -> list[Goal]:
+    """The goals for times, then that for ratios; those without a row are left out."""
+    found = []
+    if times:
+        of = summary(times)
+        found += [
+            Goal(f"median factor {of.median:.2f}, goal {GOAL_MEDIAN}", of.median <= GOAL_MEDIAN),
+            Goal(f"{of.close:.0%} within {GOAL_CLOSE}, goal {GOAL_SHARE:.0%}", of.close >= GOAL_SHARE),
+            Goal(f"worst factor {of.worst.factor:.2f}, goal {GOAL_WORST}", of.worst.factor <= GOAL_WORST),
+        ]
+    if ratios:
+        of = summary(ratios)
+        close = sum(each.factor <= GOAL_RATIO for each in ratios)
+        text = f"ratios: {close} of {of.rows} within {GOAL_RATIO}, goal all; worst factor {of.worst.factor:.2f}"
+        found.append(Goal(text, close == of.rows))
+    return found
+
+
 class Model:
     """Models rows on the simulator, one launch after the other; what a ratio needs twice is modelled once.
 
     Args:
         sources: where kernels of others are; without, only kernels of our own are modelled.
         parameters: what the model assumes.
+        with_launches: add what the launches take, where the figure includes it.
     """
 
-    def __init__(self, sources: Sources | None = None, parameters: ModelParameters | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sources | None = None,
+        parameters: ModelParameters | None = None,
+        with_launches: bool = True,
+    ) -> None:
         self.sources = sources
         self.parameters = parameters
+        self.with_launches = with_launches
         self._times: dict[str, float] = {}
 
     def figure(self, row: Measurement) -> float:
@@ -104,7 +137,7 @@ class Model:
                     profile(kernel, *map(_argument, call), parameters=self.parameters, **keywords).time_us
                     for call in row.calls
                 )
-        return self._times[row.name]
+        return self._times[row.name] + (row.launch_us if self.with_launches else 0.0)
 
     def _kernel(self, row: Measurement) -> Any:
         if isinstance(row.kernel, PublicKernel):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.measurements.modelled import Found, Summary, recorded, summary
-from benchmarks.measurements.table import CHECK, FIT, Half, OwnKernel
+from benchmarks.measurements.modelled import Found, Summary, goals, recorded, summary
+from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 MARKER = "<!-- {} of `python -m benchmarks.measurements --page` -->"
@@ -20,14 +20,20 @@ _PARTS: tuple[tuple[str, Half, bool], ...] = (
 
 
 def select(found: Sequence[Found], half: Half, ratios: bool) -> list[Found]:
-    """Those of a half: the ratios of baseline to optimised, or all others."""
-    return [each for each in found if each.measurement.half == half and each.measurement.is_ratio == ratios]
+    """Those of a half: the ratios of baseline to optimised, or the times that count."""
+    rows = [each for each in counted(found) if each.measurement.half == half]
+    return [each for each in rows if each.measurement.is_ratio == ratios]
+
+
+def counted(found: Sequence[Found]) -> list[Found]:
+    """Those that count by themselves: not what only a ratio needs."""
+    return [each for each in found if not each.measurement.is_for_ratio]
 
 
 def tables() -> str:
     """All tables, from the recorded figures."""
     before, now = recorded(BEFORE), recorded(NOW)
-    parts = [_summaries(before, now)]
+    parts = [_summaries(before, now), _goals(now), _by_source(before, now)]
     for title, half, ratios in _PARTS:
         parts += [f"### {title}", _rows(select(before, half, ratios), select(now, half, ratios))]
     return "\n\n".join(parts)
@@ -41,16 +47,52 @@ def rewritten(text: str) -> str:
     return f"{above}{start}\n\n{tables()}\n\n{end}{below}"
 
 
+def _groups(half: Half) -> Iterator[tuple[str, Callable[[Measurement], bool]]]:
+    """Parts of a half's rows that are summed up, by title."""
+    rows = f"half to {half}"
+    yield f"Times, {rows}", lambda row: row.half == half and not row.is_ratio
+    yield (
+        f"of these: not known before the split, {rows}",
+        lambda row: row.half == half and not (row.is_ratio or row.was_known),
+    )
+    yield f"Ratios, {rows}", lambda row: row.half == half and row.is_ratio
+
+
 def _summaries(before: Sequence[Found], now: Sequence[Found]) -> str:
     lines = [
         "| rows | model | number | median factor | median modelled / measured | within 1.35 | worst |",
         "|---|---|---|---|---|---|---|",
     ]
-    for title, half, ratios in _PARTS:
-        for name, found in ((BEFORE, before), (NOW, now)):
-            some = select(found, half, ratios)
+    for half in (CHECK, FIT):
+        for title, belongs in _groups(half):
+            for name, found in ((BEFORE, before), (NOW, now)):
+                some = [each for each in counted(found) if belongs(each.measurement)]
+                if some:
+                    lines.append(_summary_line(title, name, summary(some)))
+    return "\n".join(lines)
+
+
+def _goals(now: Sequence[Found]) -> str:
+    """How the half to check stands."""
+    found = goals(select(now, CHECK, ratios=False), select(now, CHECK, ratios=True))
+    lines = [f"- {goal.text}: {'met' if goal.is_met else '**missed**'}" for goal in found]
+    return "\n".join(["Half to check, now:", "", *lines])
+
+
+def _by_source(before: Sequence[Found], now: Sequence[Found]) -> str:
+    lines = [
+        "| source | half | times | median factor before | now |",
+        "|---|---|---|---|---|",
+    ]
+    for source in dict.fromkeys(each.measurement.source for each in now):
+        for half in (CHECK, FIT):
+            was, some = (
+                [each for each in select(found, half, ratios=False) if each.measurement.source == source]
+                for found in (before, now)
+            )
             if some:
-                lines.append(_summary_line(title, name, summary(some)))
+                medians = f"{summary(was).median:.2f} | {summary(some).median:.2f}"
+                lines.append(f"| {source} | {half} | {len(some)} | {medians} |")
     return "\n".join(lines)
 
 

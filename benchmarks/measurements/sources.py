@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -84,8 +86,33 @@ def _from_file(file: Path, wanted: PublicKernel) -> ModuleType:
     if found is None or found.loader is None:
         raise ImportError(f"no Python file: {file.name}")
     module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    with _standing_in(wanted.absent):
+        found.loader.exec_module(module)
     return module
+
+
+class _Unneeded(ModuleType):
+    """A module with every name; each is a function that gives back what it decorates."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **_: args[0] if args else None
+
+
+@contextmanager
+def _standing_in(absent: Sequence[str]) -> Iterator[None]:
+    """While a file is loaded, its imports of the absent modules, and of their packages, give empty ones."""
+    parts = [name.split(".") for name in absent]
+    names = {".".join(of[: size + 1]) for of in parts for size in range(len(of))}
+    kept = {name: sys.modules[name] for name in names if name in sys.modules}
+    sys.modules.update({name: _Unneeded(name) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update(kept)
 
 
 def _from_package(root: Path, wanted: PublicKernel) -> ModuleType:

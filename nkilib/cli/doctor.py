@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
-from nkilib import lnc
+from nkilib import devices, lnc
 from nkilib.installation import HOME, mixture, other_copies
 
 # Imported by the name on the left, installed under the one on the right.
@@ -156,8 +156,7 @@ def _cores_of_a_launch() -> Finding:
 
 def _devices(root: str = "/") -> Iterator[Finding]:
     """The Neuron devices that can be opened, and the cores that the driver shows of all of them."""
-    devices = sorted(glob.glob(f"{root}dev/neuron[0-9]*"))
-    yield Finding("Neuron devices", ", ".join(devices) or "none visible (/dev/neuron*)")
+    yield Finding("Neuron devices", ", ".join(devices.visible(root)) or "none visible (/dev/neuron*)")
     # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
     cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")
     found = f"{len(cores)} visible, of {len({os.path.dirname(core) for core in cores})} devices"

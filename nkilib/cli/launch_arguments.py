@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
 _DTYPES = ("bfloat16", "float32")
 _DIRECTIONS = ("forward", "backward")
 
 
-def add_launch_arguments(command: argparse.ArgumentParser) -> None:
-    """The launch but for its tiling."""
-    command.add_argument("--positions", type=positive, required=True, metavar="N", help="rows of logits: tokens")
-    command.add_argument("--vocab", type=positive, required=True, metavar="V", help="columns of logits")
-    command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of logits and tiles (default bfloat16)")
-    command.add_argument("--direction", choices=_DIRECTIONS, default="forward", help="default forward")
-    command.add_argument("--target", choices=_TARGETS, default="trn2", help="generation (default trn2)")
+def add_launch_arguments(
+    command: argparse.ArgumentParser, *, targets: Sequence[str] = _TARGETS, is_required: bool = True
+) -> None:
+    """The launch of a kernel of this library, but for its tiling.
+
+    Where it is not required, what is not given stays None.
+    """
+    command.add_argument("--positions", type=positive, required=is_required, metavar="N", help="rows of logits: tokens")
+    command.add_argument("--vocab", type=positive, required=is_required, metavar="V", help="columns of logits")
+    command.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        default=_DTYPES[0] if is_required else None,
+        help=f"of logits and tiles (default {_DTYPES[0]})",
+    )
+    command.add_argument(
+        "--direction",
+        choices=_DIRECTIONS,
+        default=_DIRECTIONS[0] if is_required else None,
+        help=f"default {_DIRECTIONS[0]}",
+    )
+    command.add_argument(
+        "--target", choices=targets, default="trn2" if is_required else None, help="generation (default trn2)"
+    )
 
 
 def launch_of(options: argparse.Namespace) -> tuple[int, int, str, str]:
     """The launch as ``choose_tiling`` and ``profile_launch`` take it."""
-    return options.positions, options.vocab, options.dtype, options.direction
+    return options.positions, options.vocab, options.dtype or _DTYPES[0], options.direction or _DIRECTIONS[0]
 
 
 def reason_against_profiles() -> str | None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from . import doctor, profile, tune
+from . import doctor, profile, tune, verify
+
+_EXIT_CODES = "Exit code: 0; 1 if that cannot be done, for the reason printed; 2 if the arguments are wrong."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -20,15 +22,16 @@ def parser() -> argparse.ArgumentParser:
     _add(commands, doctor, "doctor", "which NKI was chosen and why, versions, devices")
     _add(commands, profile, "profile", "what a kernel is modelled to take on a device")
     _add(commands, tune, "tune", "the tilings that are modelled to be fastest")
+    _add(commands, verify, "verify", "whether a Neuron device does what the library expects", verify.EXIT_CODES)
     return top
 
 
-def _add(commands: Any, module: ModuleType, name: str, summary: str) -> None:
+def _add(commands: Any, module: ModuleType, name: str, summary: str, exit_codes: str = _EXIT_CODES) -> None:
     command = commands.add_parser(
         name,
         help=summary,
         description=(module.__doc__ or "").replace("``", ""),
-        epilog="Exit code: 0; 1 if that cannot be done, for the reason printed; 2 if the arguments are wrong.",
+        epilog=exit_codes,
     )
     module.add_arguments(command)
 

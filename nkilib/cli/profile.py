@@ -1,46 +1,68 @@
-"""``python -m nkilib profile``: what a cross-entropy kernel would take on a device. Modelled, not measured."""
+"""``python -m nkilib profile``: what a kernel would take on a device, and why. Modelled, not measured.
+
+Of anybody's kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the
+file may import nki or nkilib.nki, and the kernel may be a plain function. Of this library's cross-entropy:
+``profile --positions 4096 --vocab 129280``.
+"""
 
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from .kernel_source import SourceRefusedError, check_arguments, described, kernel_of
+from .kernel_values import ValueRefusedError, arguments_of
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
+
+if TYPE_CHECKING:
+    from nkilib.simulator import Profile
+
+_TARGETS = ("trn1", "trn2", "trn3")
+_DEFAULT_CORES = 2
+# What only this library's kernels have, by the names of the options.
+_OF_THE_LIBRARY = ("positions", "vocab", "dtype", "direction", "extended", "positions_per_batch", "chunk_size")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    add_launch_arguments(command)
-    command.add_argument("--cores", type=int, choices=(1, 2), default=2, help="of the launch (default 2)")
+    command.add_argument(
+        "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
+    )
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the kernel: a tensor as bf16[4096,8192], a name as nl.float32, or JSON; repeatable",
+    )
+    command.add_argument(
+        "--cores", type=int, choices=(1, 2), help="of the launch (default: as KERNEL says, else 1; the library's: 2)"
+    )
+    add_launch_arguments(command, targets=_TARGETS, is_required=False)
+    command.add_argument("--extended", action="store_true", help="the extended kernel; --arg gives its options")
     chosen = "default: that of choose_tiling, for two cores"
     command.add_argument("--positions-per-batch", type=positive, metavar="P", help=chosen)
     command.add_argument("--chunk-size", type=positive, metavar="C", help=chosen)
     command.add_argument("--trace", type=_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev")
     command.add_argument("--plot", type=_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
-    command.set_defaults(run=main)
+    command.set_defaults(run=main, refuse=command.error)
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the profile and write what was asked for; returns 0, or 1 if that cannot be done."""
+    _check_form(options)
     reason = reason_against_profiles()
     if reason:
         return fail("profile", reason)
     if options.plot and not _has_matplotlib():
         return fail("profile", "--plot needs matplotlib: pip install 'nkilib[plot]'")
-    from nkilib.experimental.loss import Tiling, choose_tiling
-    from nkilib.experimental.loss.profiling import profile_launch
-    from nkilib.simulator import NkiValidationError
-
-    launch = launch_of(options)
     try:
-        chosen = choose_tiling(*launch, options.target)
-        tiling = Tiling(
-            options.positions_per_batch or chosen.positions_per_batch, options.chunk_size or chosen.chunk_size
-        )
-        found = profile_launch(*launch, tiling, target=options.target, cores=options.cores)
-    except (AssertionError, ValueError, NkiValidationError) as error:  # of the kernel, the chooser, and the simulator
+        found = _profile_of_file(options) if options.kernel else _profile_of_library(options)
+    except _RefusedError as error:
         return fail("profile", str(error))
-    print(f"positions_per_batch={tiling.positions_per_batch}, chunk_size={tiling.chunk_size}\n{found}")
+    print(found)
     try:
         if options.trace:
             found.to_perfetto(options.trace)
@@ -49,6 +71,73 @@ def main(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return fail("profile", f"cannot write: {error}")
     return 0
+
+
+class _RefusedError(Exception):
+    """No profile can be made; the message says why."""
+
+
+def _check_form(options: argparse.Namespace) -> None:
+    """End the process if the arguments are of two forms, or of none."""
+    given = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
+    if options.kernel:
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            options.refuse(f"{option} is for this library's kernels; {options.kernel} takes --arg NAME=VALUE")
+        return
+    missing = [f"--{name}" for name in ("positions", "vocab") if getattr(options, name) is None]
+    if missing:
+        either = "" if given else ", or a kernel as FILE.py:KERNEL"
+        options.refuse(f"the following arguments are required: {', '.join(missing)}{either}")
+    if options.target == "trn1":
+        options.refuse("argument --target: invalid choice: 'trn1': the library's kernels need trn2 or newer")
+    if options.arg and not options.extended:
+        options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
+
+
+def _profile_of_file(options: argparse.Namespace) -> Profile:
+    """That of the kernel which the command line names."""
+    from nkilib.simulator import NkiValidationError, profile, using
+
+    try:
+        kernel = kernel_of(options.kernel)
+        arguments = arguments_of(options.arg)
+        check_arguments(kernel, arguments)
+        if options.cores:
+            kernel = kernel[options.cores]
+        with using(target=options.target) if options.target else nullcontext():
+            return profile(kernel, **arguments)
+    except (SourceRefusedError, ValueRefusedError, NkiValidationError) as error:
+        raise _RefusedError(str(error)) from error
+    except Exception as error:  # whatever somebody's kernel raises
+        raise _RefusedError(f"{options.kernel} raised {described(error)}") from error
+
+
+def _profile_of_library(options: argparse.Namespace) -> Profile:
+    """That of a kernel of this library; prints its tiling."""
+    from nkilib.experimental.loss import Tiling, choose_tiling
+    from nkilib.experimental.loss.profiling import profile_launch
+    from nkilib.simulator import NkiValidationError
+
+    launch, target = launch_of(options), options.target or "trn2"
+    try:
+        arguments = arguments_of(options.arg)
+        chosen = choose_tiling(*launch, target, extended=options.extended)
+        tiling = Tiling(
+            options.positions_per_batch or chosen.positions_per_batch, options.chunk_size or chosen.chunk_size
+        )
+        found = profile_launch(
+            *launch,
+            tiling,
+            target=target,
+            cores=options.cores or _DEFAULT_CORES,
+            extended=options.extended,
+            **arguments,
+        )
+    except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator
+        raise _RefusedError(str(error)) from error
+    print(f"positions_per_batch={tiling.positions_per_batch}, chunk_size={tiling.chunk_size}")
+    return found
 
 
 def _has_matplotlib() -> bool:

@@ -6,7 +6,7 @@ them from :mod:`nkilib.nki`. This module holds what AWS's API does not have.
 
 import nkilib._unmixed  # noqa: F401
 
-from ..work import Work, states_work
+from ..work import Work, states_trips, states_work
 from .install import install
 from .language.explain import explain_index
 from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
@@ -56,6 +56,7 @@ __all__ = [
     "ranks",
     "recording",
     "spec",
+    "states_trips",
     "states_work",
     "using",
 ]

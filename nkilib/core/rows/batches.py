@@ -6,12 +6,31 @@ Rows go to cores in strides (:mod:`nkilib.core.cores`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from nkilib.core.cores import positions_of_core, row_span, strided_rows
 from nkilib.nki import nisa, nl
 
 # How many batches share a group at most.
 GROUP_BATCHES_MAX = 16
+
+
+class RowsOfMatrix(Protocol):
+    """Rows that are worked on at a time, one a partition."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+
+    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+        """Columns ``start`` to ``end`` of the rows of a matrix, a view [rows, columns]."""
+
+
+class StoredRows(Protocol):
+    """Rows whose results are stored together."""
+
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+        """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +51,10 @@ class Batch:
     def span(self) -> int:
         """Rows of the matrix from the first one to the last, both included."""
         return row_span(self.rows, self.cores)
+
+    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+        """Columns ``start`` to ``end`` of the rows of a matrix, a view."""
+        return matrix_hbm[self.first : self.first + self.span : self.cores, start:end]
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
         """The values of a vector [N] that belong to the rows, as a tile [rows, 1]."""
@@ -60,10 +83,10 @@ class BatchGroup:
         """How many."""
         return self.end - self.start
 
-    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> None:
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
         of_group_hbm = strided_rows(vector_hbm, self.first, self.rows * self.batches, self.cores)
-        nisa.dma_copy(
+        return nisa.dma_copy(
             dst=of_group_hbm.reshape_dim(0, (self.batches, self.rows)).permute((1, 0)),
             src=values_sbuf,
         )

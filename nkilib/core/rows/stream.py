@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.batches import RowsOfMatrix
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
+Rows = TypeVar("Rows", bound=RowsOfMatrix)
+
 
 @dataclass(frozen=True)
-class Chunk:
+class Chunk(Generic[Rows]):
     """Some columns of the rows of a batch.
 
     Attributes:
@@ -21,7 +24,7 @@ class Chunk:
     """
 
     load: int
-    batch: Batch
+    batch: Rows
     number: int
     start: int
     end: int
@@ -33,12 +36,11 @@ class Chunk:
 
     def of(self, matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
         """The part of a matrix that the chunk is, a view."""
-        first = self.batch.first
-        return matrix_hbm[first : first + self.batch.span : self.batch.cores, self.start : self.end]
+        return self.batch.part_of(matrix_hbm, self.start, self.end)
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(Generic[Rows]):
     """A matrix as the chunks that a core takes one after the other, and the buffers that they take in turn.
 
     Attributes:
@@ -48,7 +50,7 @@ class Stream:
     """
 
     matrix_hbm: nl.NkiTensor
-    batches: list[Batch]
+    batches: list[Rows]
     buffers_sbuf: list[nl.NkiTensor]
 
     @property
@@ -66,7 +68,7 @@ class Stream:
         """Chunks of the core."""
         return len(self.batches) * self.num_chunks
 
-    def chunk(self, load: int) -> Chunk:
+    def chunk(self, load: int) -> Chunk[Rows]:
         """Chunk number ``load`` of the core, counted over all batches."""
         visit, number = divmod(load, self.num_chunks)
         start = number * self.chunk_size

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..machine.core import Core, current_core, current_core_or_none
+from ..machine.loops import Turns
+from ..machine.trips import RunTimeLoop, name_of_body
 from ..target.current import is_traced
 from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import DeviceInteger, NkiScalar, int32_of
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import int32
-from ..terms.errors import NkiValidationError, RegisterTypeError
+from ..terms.errors import NkiValidationError, RegisterTypeError, kernel_location
 from ..terms.integers import is_integer
+from ..terms.spec import DataNeeded
 
 _INT32 = np.iinfo(np.int32)
 
@@ -51,13 +55,19 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
             f"nl.while_loop(register, body). NKI_COMPILER_FRONTEND=custom runs the loops of NKI 0.6"
         )
     lower, upper = (0, start) if stop is None else (start, stop)
-    return _iterate(*_checked_loop(what, lower, upper, step, ("start", "stop")))
+    return _iterate(_checked_loop(what, lower, upper, step, ("start", "stop"), what))
 
 
-def _iterate(core: Core, values: range) -> Iterator[VirtualRegister]:
-    for value in values:
+def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
+    core = counted.core
+    turns = Turns("nl.dynamic_range", counted.place, len(core.loops.scope), counted.register)
+    core.observers.tell_entered(turns)
+    for turn in range(counted.count):
         with core.loops.iteration():
-            yield VirtualRegister(value, frozen=True)
+            yield VirtualRegister(counted.value(turn), frozen=True)
+        turns.count += 1
+        core.observers.tell_iterated(turns)
+    core.observers.tell_left(turns)
 
 
 def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
@@ -74,12 +84,14 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
         UninitializedReadError: if a bound is a register that was never set.
     """
     what = "nl.fori_loop"
-    core, values = _checked_loop(what, lower, upper, step, ("lower", "upper"))
-    _check_body(what, body_fun)
+    counted = _checked_loop(what, lower, upper, step, ("lower", "upper"), body_fun)
+    core = counted.core
     counts_in_register = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
     counts_in_register |= not core.is_traced
-    turns = core.loops.started(what)
-    for value in values:
+    turns = core.loops.started(what, counted.register)
+    core.observers.tell_entered(turns)
+    for turn in range(counted.count):
+        value = counted.value(turn)
         with core.loops.iteration() as ran:
             index = VirtualRegister(value) if counts_in_register else NkiScalar.holding(value, int32)
             result = body_fun(index)
@@ -89,6 +101,8 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
                 f"{what}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
                 f"SBUF or HBM"
             )
+        core.observers.tell_iterated(turns)
+    core.observers.tell_left(turns)
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -105,13 +119,18 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     what = "nl.while_loop"
     core = _start_loop(what)
     _check_body(what, body_fun)
-    condition = _condition(f"{what}: init", init)
-    turns = core.loops.started(what)
-    while condition:
+    condition = _Condition(core, _loop_of(body_fun))
+    condition.take(f"{what}: init", init)
+    turns = core.loops.started(what, condition.register)
+    core.observers.tell_entered(turns)
+    while condition.holds(turns.count):
         with core.loops.iteration() as ran:
-            result = body_fun(VirtualRegister(condition))
+            result = body_fun(VirtualRegister(condition.value))
         turns.ended_iteration(ran, is_compared=core.is_traced)
-        condition = _condition(f"{what}: what body_fun returns", result)
+        condition.take(f"{what}: what body_fun returns", result)
+        core.observers.tell_iterated(turns)
+    core.observers.tell_left(turns)
+    core.launch.trips.add(condition.loop, core.number, turns.count)
 
 
 def no_reorder() -> AbstractContextManager[None]:
@@ -126,32 +145,108 @@ def _start_loop(what: str) -> Core:
     return core
 
 
-def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str]) -> tuple[Core, range]:
-    """The core of this thread and the values that a counted loop takes."""
+@dataclass(frozen=True)
+class _Counted:
+    """A counted loop that starts.
+
+    Attributes:
+        core: of this thread.
+        count: how often it runs.
+        first: with which value; None if a launch without data does not know.
+        step: from one value to the next.
+        place: ``file:line`` of the kernel.
+        register: as in :class:`Turns`.
+    """
+
+    core: Core
+    count: int
+    first: int | None
+    step: int
+    place: str
+    register: int
+
+    def value(self, turn: int) -> int | None:
+        """The value of an iteration, from 0; None if a launch without data does not know."""
+        return None if self.first is None else self.first + turn * self.step
+
+
+def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str], body: Any) -> _Counted:
+    """The loop that starts; ``body`` is its body, or what it is called."""
     core = _start_loop(what)
     if not is_integer(step) or step < 1:
         raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
     first, end = (_bound(f"{what}: {name}", bound) for name, bound in zip(names, (lower, upper), strict=True))
-    return core, range(first, end, int(step))
+    if not isinstance(body, str):
+        _check_body(what, body)
+    loop, trips = _loop_of(body), core.launch.trips
+    if first is None or end is None:
+        unknown = names[0] if first is None else names[1]
+        count = trips.expected(f"{what}: {unknown} is a value", loop)
+    else:
+        count = len(range(first, end, int(step)))
+    if isinstance(lower, DeviceInteger) or isinstance(upper, DeviceInteger):
+        trips.add(loop, core.number, count)
+    register = max(bound.loaded_by if isinstance(bound, DeviceInteger) else 0 for bound in (lower, upper))
+    return _Counted(core, count, first, int(step), loop.place, register)
 
 
-def _bound(what: str, bound: Any) -> int:
+def _loop_of(body: Any) -> RunTimeLoop:
+    return RunTimeLoop(body if isinstance(body, str) else name_of_body(body), kernel_location())
+
+
+def _bound(what: str, bound: Any) -> int | None:
+    """What a bound is; None if a launch without data does not know."""
     if isinstance(bound, DeviceInteger):
-        return int32_of(what, bound)
+        return _known(what, bound)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
         remedy = "; nisa.scalar_load reads a scalar from it" if isinstance(bound, NkiTensor) else ""
         raise NkiValidationError(f"{what} must be an int32, a register or a scalar, got {bound!r}{remedy}")
     return int(bound)
 
 
-def _condition(what: str, register: Any) -> int:
-    if not isinstance(register, VirtualRegister):
-        remedy = "; nisa.scalar_store it, and nisa.register_load it from there"
-        raise NkiValidationError(
-            f"{what} must be a register of nisa.register_alloc, got {register!r}"
-            f"{remedy if isinstance(register, NkiScalar) else ''}"
-        )
-    return register.value(what)
+def _known(what: str, given: DeviceInteger) -> int | None:
+    try:
+        return int32_of(what, given)
+    except DataNeeded:
+        return None
+
+
+class _Condition:
+    """The condition of a ``while`` loop.
+
+    Attributes:
+        loop: which one.
+        value: what the condition is now; None if a launch without data does not know.
+        register: the number of the instruction that wrote it; 0 if none did.
+    """
+
+    def __init__(self, core: Core, loop: RunTimeLoop) -> None:
+        self.loop = loop
+        self.value: int | None = None
+        self.register = 0
+        self._trips = core.launch.trips
+
+    def take(self, what: str, register: Any) -> None:
+        """What ``what`` is decides next.
+
+        Raises:
+            NkiValidationError: if it is no register that holds an integer.
+            UninitializedReadError: if it was never set.
+        """
+        if not isinstance(register, VirtualRegister):
+            remedy = "; nisa.scalar_store it, and nisa.register_load it from there"
+            raise NkiValidationError(
+                f"{what} must be a register of nisa.register_alloc, got {register!r}"
+                f"{remedy if isinstance(register, NkiScalar) else ''}"
+            )
+        self.value = _known(what, register)
+        self.register = register.loaded_by
+
+    def holds(self, count: int) -> bool:
+        """Whether the loop, which has run ``count`` times, runs again."""
+        if self.value is not None:
+            return self.value != 0
+        return count < self._trips.expected("nl.while_loop: the condition is a value", self.loop)
 
 
 def _check_body(what: str, body_fun: Any) -> None:

@@ -28,6 +28,7 @@ class Call(Issued):
         self.function = core.language_function
         self.reads = []
         self.indirect = []
+        self.register = 0
 
     def keep(self, view: View) -> None:
         """It leaves some elements of an operand that it writes as they were: they are needed."""

@@ -25,6 +25,7 @@ from .barrier import CoreBarrier
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
+from .trips import Trips, current_trips
 from .world import Seat
 
 State = TypeVar("State")
@@ -41,6 +42,7 @@ class Launch:
         compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
         allows_other_configs: whether these may ask for something else, in vain.
         seat: which rank it is where launches run side by side; None for a launch by itself.
+        trips: how often its loops run whose bounds only the device knows.
     """
 
     options: Options
@@ -56,6 +58,7 @@ class Launch:
     allows_other_configs: bool = False
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    trips: Trips = field(default_factory=current_trips)
 
     def name_of(self, core: int) -> str:
         """How messages tell a core from the others that run: by its rank, its number or both; empty if it is alone."""

@@ -31,7 +31,7 @@ class Lives(Observer):
         self._life_of = self._by_storage.get
 
     def allocated(self, storage: Storage) -> None:
-        life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address)
+        life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address, storage.number)
         self.ranges.append(life)
         self._by_storage[storage.number] = life
 

@@ -20,6 +20,8 @@ class Turns:
         what: ``nl.fori_loop`` or ``nl.while_loop``.
         place: ``file:line`` of the kernel.
         depth: how many dynamic loops are around it.
+        register: the number of the last instruction that loaded a register or a scalar to which it counts; 0 if there
+            is none.
         count: how many iterations there have been.
         body: what the first iteration ran, instructions and inner loops; None before its end.
     """
@@ -27,11 +29,12 @@ class Turns:
     what: str
     place: str
     depth: int
+    register: int = 0
     count: int = 0
     body: list[str] | None = None
 
     def ended_iteration(self, ran: list[str], *, is_compared: bool) -> None:
-        """One more iteration has run these instructions and inner loops.
+        """One more iteration has run these instructions and inner loops, and is counted.
 
         Raises:
             NkiValidationError: if they are others than those of the first one.
@@ -78,9 +81,9 @@ class Loops:
                 f"{what}: a dynamic loop cannot be inside nl.no_reorder(); put that into the loop's body"
             )
 
-    def started(self, what: str) -> Turns:
-        """The loop ``what`` begins."""
-        turns = Turns(what, kernel_location(), len(self.scope))
+    def started(self, what: str, register: int) -> Turns:
+        """The loop ``what`` begins; ``register`` as in :class:`Turns`."""
+        turns = Turns(what, kernel_location(), len(self.scope), register)
         self.turns.append(turns)
         self.ran.append(what)
         return turns

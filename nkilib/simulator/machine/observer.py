@@ -18,6 +18,7 @@ from ..isa.indirection import IndirectOperand
 from ..memory.storage import Storage
 from ..tensors.view import View
 from ..terms.enums import Engine
+from .loops import Turns
 
 
 class Issued:
@@ -31,16 +32,19 @@ class Issued:
         engine: that runs it, as soon as that is known.
         reads: the tensors of which it needs what was there before.
         indirect: the operands that came as views of ``NkiTensor.indirect``.
+        register: the number of the last instruction that loaded a register or a scalar from which an operand has its
+            address; 0 if there is none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
     """
 
-    __slots__ = ("definition", "engine", "function", "indirect", "number", "reads", "values")
+    __slots__ = ("definition", "engine", "function", "indirect", "number", "reads", "register", "values")
 
     definition: Definition
     values: list[Any]
     number: int
     engine: Engine
     reads: list[View]
+    register: int
     indirect: list[IndirectOperand]
     function: str
 
@@ -69,6 +73,18 @@ class Observer(Protocol):
         """
         return
 
+    def entered(self, loop: Turns) -> None:
+        """A loop of the device starts."""
+        return
+
+    def iterated(self, loop: Turns) -> None:
+        """The body of a loop of the device has run once more."""
+        return
+
+    def left(self, loop: Turns) -> None:
+        """A loop of the device has ended."""
+        return
+
     def arrives(self, call: Issued) -> Any:
         """The core comes to a meeting with the other one: what the observer of that one is to know."""
         return None
@@ -92,7 +108,7 @@ class Watcher(Protocol):
         """The launch is over; ``has_ended`` says whether all cores came to their end without an error."""
 
 
-_EVENTS = ("allocated", "issued", "moved")
+_EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "left")
 Kind = TypeVar("Kind")
 
 
@@ -100,7 +116,7 @@ class Observers:
     """The observers of a core; those of an event are called one after the other.
 
     Attributes:
-        allocated, issued, moved: the methods that tell of these.
+        allocated, issued, moved, entered, iterated, left: the methods that tell of these.
     """
 
     def __init__(self) -> None:
@@ -108,6 +124,9 @@ class Observers:
         self.allocated: list[Any] = []
         self.issued: list[Any] = []
         self.moved: list[Any] = []
+        self.entered: list[Any] = []
+        self.iterated: list[Any] = []
+        self.left: list[Any] = []
 
     def add(self, observer: Observer) -> None:
         self._all.append(observer)
@@ -127,6 +146,21 @@ class Observers:
         """Both cores have come."""
         for observer, item in zip(self._all, brought, strict=True):
             observer.meets(call, item)
+
+    def tell_entered(self, loop: Turns) -> None:
+        """A loop of the device starts."""
+        for tell in self.entered:
+            tell(loop)
+
+    def tell_iterated(self, loop: Turns) -> None:
+        """The body of a loop of the device has run once more."""
+        for tell in self.iterated:
+            tell(loop)
+
+    def tell_left(self, loop: Turns) -> None:
+        """A loop of the device has ended."""
+        for tell in self.left:
+            tell(loop)
 
     def end(self) -> None:
         """The kernel has come to its end."""

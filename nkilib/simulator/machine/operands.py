@@ -129,6 +129,8 @@ def resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
     assert indirect is not None
     if isinstance(indirect.index, View):
         call.reads.append(indirect.index)
+    else:
+        call.register = max(call.register, indirect.index.loaded_by)
     if indirect.kind != "tensor":
         return view if rule.accepts_indirect else resolve_scalar_offset(rule.name, view)
     if rule.indirection is None or indirect.base is None:

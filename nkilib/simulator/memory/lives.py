@@ -23,6 +23,7 @@ class LiveRange:
         region: SBUF or PSUM.
         partitions: how many it takes.
         nbytes: bytes that it takes in each of them, in the device's types.
+        storage: the number of the storage that holds the tensor.
         address: first partition and first byte where the kernel places it itself, or None.
         first, last: numbers of the instructions that touched it first and last; 0 if none did.
         earlier: lives that ended because an instruction overwrote the whole tensor (kept for placed tensors only).
@@ -41,6 +42,7 @@ class LiveRange:
         "nbytes",
         "partitions",
         "region",
+        "storage",
     )
 
     def __init__(
@@ -50,12 +52,14 @@ class LiveRange:
         dtype: DType,
         name: str = "",
         address: tuple[int, ...] | None = None,
+        storage: int = -1,
     ) -> None:
         self.region = region
         self.partitions = shape[0]
         elements = shape[1] if len(shape) == 2 else prod(shape[1:])  # most have two dimensions
         self.nbytes = elements * dtype.itemsize
         self.address = address
+        self.storage = storage
         self._shape, self._dtype, self._name = shape, dtype, name
         self.first = self.last = _NEVER
         self.earlier: list[tuple[int, int]] = []

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
-from ...work import Work, stated_work
+from ...work import Work, stated_trips, stated_work
+from ..launch.containers import leaves_of
 from ..launch.kernel import Kernel
 from ..launch.ranks import RankedKernel
-from ..machine.record import recording
+from ..machine.record import Record, recording
+from ..machine.trips import Trips, counting_trips
+from ..target.generation import Generation
 from ..target.options import current_options, preferring
+from ..terms.spec import Spec
 from ..timing.collect import collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
@@ -21,6 +25,9 @@ from ..timing.trace import Trace
 from .perfetto import write_trace
 from .recorded import Recorded
 from .tensors import TensorLife
+from .trips import AskedTrips, TripsToRun
+from .why.cores import Model
+from .why.finding import Finding
 from .work import bounds_us
 
 MODELLED = "modelled, not measured"
@@ -54,6 +61,10 @@ class Profile:
         untimed: by name, how many instructions take no time here because their time is not modelled: what ranks do
             together (``nki.collectives``).
         rank, ranks: which one of how many ranks this is, for a kernel on several; else 0 of 1.
+        trips: by loop, how often those ran that count to a register or a scalar or run until a register holds 0, on
+            the core that ran them most. In a profile from shapes this is what was stated.
+        with_all_trips: of a profile from shapes in which no such loop ran because nobody asked otherwise, the same
+            launch with as many trips as the kernel states (:func:`nkilib.simulator.states_trips`); else None.
     """
 
     kernel: str
@@ -74,6 +85,8 @@ class Profile:
     untimed: dict[str, int] = field(default_factory=dict)
     rank: int = 0
     ranks: int = 1
+    trips: dict[str, int] = field(default_factory=dict)
+    with_all_trips: Profile | None = field(default=None, repr=False)
 
     @property
     def sbuf_peak_tensors(self) -> Sequence[TensorLife]:
@@ -90,6 +103,28 @@ class Profile:
     @property
     def instructions(self) -> Sequence[Event]:
         return self.recorded.instructions
+
+    @property
+    def why(self) -> Sequence[Finding]:
+        """What makes it slow, that which takes most of the time first; each a sentence that names lines of the kernel,
+        figures and what to do. Empty if nothing stands out."""
+        return self.recorded.report.findings
+
+    @property
+    def critical_path_us(self) -> dict[str, float]:
+        """Microseconds of the critical path by what they are spent on, the most first; together they are the time."""
+        return self.recorded.report.path_us
+
+    @property
+    def critical_path_us_by_line(self) -> dict[str, float]:
+        """The same by ``file:line`` in the kernel and name of the instruction."""
+        return self.recorded.report.path_us_by_line
+
+    @property
+    def waits_us(self) -> dict[str, dict[str, float]]:
+        """By engine that computes, and by cause, microseconds in which it did nothing before an instruction: ``data``
+        that it reads, ``reuse`` of what it overwrites, a ``meeting`` of the cores; on the core that is done last."""
+        return self.recorded.report.waits_us
 
     @property
     def bound_us(self) -> float | None:
@@ -123,10 +158,15 @@ class Profile:
     @property
     def note(self) -> str:
         """What the times are, and what they leave out."""
-        if not self.untimed:
-            return MODELLED
-        counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())
-        return f"{MODELLED}, and without the time of collectives ({counted}), which is not modelled"
+        note = MODELLED
+        if self.untimed:
+            counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())
+            note += f", and without the time of collectives ({counted}), which is not modelled"
+        return f"{note}; {self._shown_trips}" if self.trips else note
+
+    @property
+    def _shown_trips(self) -> str:
+        return "trips: " + ", ".join(f"{loop} {count:,}" for loop, count in self.trips.items())
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Write a trace for https://ui.perfetto.dev: the engines of each core, and its use of SBUF."""
@@ -147,7 +187,13 @@ class Profile:
         return f"<Profile of {self.title}>"
 
     def __str__(self) -> str:
-        lines = [self.title, self._bound_line(), "", f"{'engine':<10} {'busy us':>10} {'share':>8}"]
+        lines = [
+            self.title,
+            self._bound_line(),
+            *self._all_trips_lines(),
+            "",
+            f"{'engine':<10} {'busy us':>10} {'share':>8}",
+        ]
         shares = self.engine_utilisation
         for name, busy in sorted(self.engine_busy_us.items(), key=lambda item: -item[1]):
             lines.append(f"{name:<10} {busy:>10,.1f} {shares[name]:>8.1%}")
@@ -166,7 +212,12 @@ class Profile:
         lines += ["", f"{'instruction':<28} {'count':>8}"]
         for name, count in Counter(self.instruction_counts).most_common():
             lines.append(f"{name:<28} {count:>8,}{'   not timed' if name in self.untimed else ''}")
+        if self.recorded.report.links:
+            lines += ["", *self.recorded.report.lines()]
         return "\n".join(lines)
+
+    def _all_trips_lines(self) -> list[str]:
+        return [] if self.with_all_trips is None else [f"with all trips: {self.with_all_trips.title}"]
 
     def _bound_line(self) -> str:
         if self.bound_us is None:
@@ -186,6 +237,7 @@ def profile(
     *args: Any,
     parameters: ModelParameters | None = None,
     work: Work | None = None,
+    trips: AskedTrips | None = None,
     **kwargs: Any,
 ) -> Profile:
     """Run ``kernel(*args, **kwargs)`` and model its time on the target that the options name.
@@ -195,15 +247,23 @@ def profile(
         print(nkilib.simulator.profile(kernel[2], logits, targets))
         print(nkilib.simulator.profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32)))
 
+    On shapes, a loop whose bounds only the device knows runs as often as ``trips`` says. Without ``trips`` a kernel
+    that states how often its loops run at most (:func:`nkilib.simulator.states_trips`) is profiled with no trip of
+    them, and with all in ``Profile.with_all_trips``; another one is refused.
+
     Args:
         kernel: from ``nki.jit``, or ``kernel[n]``; or one of these on :func:`nkilib.simulator.ranks`, of which all
             ranks run and rank 0 is profiled. What ranks do together is not timed, and counted in ``untimed``.
         args, kwargs: its arguments; with a ``spec`` among them nothing is computed.
         parameters: what the model assumes where nothing is published.
         work: what the kernel works on, for the bound; by default what the kernel states itself.
+        trips: of a profile from shapes: how often each loop runs whose bounds only the device knows, each time that it
+            starts: a number for all, numbers by the name of the function that is the loop's body (or by the line,
+            ``"file.py:12"``), ``"none"`` for 0, or ``"all"`` for as many as the kernel states.
 
     Raises:
-        TypeError: if ``kernel`` is no kernel.
+        TypeError: if ``kernel`` is no kernel, or ``trips`` nothing of these.
+        ValueError: if ``trips`` is negative, names a loop that there is not, or comes with arrays.
         NkiValidationError: what the kernel itself raises; with a ``spec``, also if its control flow needs data.
     """
     ranks = 1
@@ -213,24 +273,48 @@ def profile(
         raise TypeError(f"profile: kernel must come from nki.jit, got {kernel!r}")
     assumed = parameters or ModelParameters()
     single = kernel.kernel if isinstance(kernel, RankedKernel) else kernel
-    with preferring(single.settings.platform_target):
-        generation = current_options().generation
-        with recording() as record, collecting(assumed) as collection:
-            kernel(*args, **kwargs)
-    if isinstance(kernel, RankedKernel):
-        args, kwargs = kernel.arguments_of(0, args, kwargs)
-    kernel = single
-    if work is None:  # asked after the kernel, which words what is wrong with its arguments
-        work = _stated_work(kernel, args, kwargs)
-    traces = collection.traces
+    own_args, own_kwargs = kernel.arguments_of(0, args, kwargs) if isinstance(kernel, RankedKernel) else (args, kwargs)
+    is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of((own_args, own_kwargs)))
+    most = stated_trips(single.func)
+    to_run = TripsToRun.checked(
+        trips, most and (lambda: most(**_bound(single, own_args, own_kwargs))), is_abstract=is_abstract
+    )
+
+    def run(counting: Trips) -> Profile:
+        with preferring(single.settings.platform_target):
+            generation = current_options().generation
+            with recording() as record, collecting(assumed) as collection, counting_trips(counting):
+                kernel(*args, **kwargs)
+        # Asked after the kernel, which words what is wrong with its arguments.
+        known = _stated_work(single, own_args, own_kwargs) if work is None else work
+        bounds = {} if known is None else bounds_us(known, len(collection.traces), generation, assumed)
+        found = _profile_of(single.__name__, generation, collection.traces, record, bounds, assumed)
+        return replace(found, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
+
+    first = to_run.first()
+    found = run(first)
+    to_run.check_names(first)
+    return replace(found, with_all_trips=run(to_run.all())) if to_run.has_second(first) else found
+
+
+def _profile_of(
+    name: str,
+    generation: Generation,
+    traces: Sequence[Trace],
+    record: Record,
+    bounds: dict[str, float],
+    assumed: ModelParameters,
+) -> Profile:
+    """What the cores of a launch did."""
+    busy = _busy(traces)
     read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
     return Profile(
-        kernel=kernel.__name__,
+        kernel=name,
         generation=generation.name,
         cores=len(traces),
         time_us=max(trace.settled.timeline.end_ns for trace in traces) / _NS_PER_US,
-        bounds_us={} if work is None else bounds_us(work, len(traces), generation, assumed),
-        engine_busy_us=_busy(traces),
+        bounds_us=bounds,
+        engine_busy_us=busy,
         hbm_read_bytes=read.total(),
         hbm_written_bytes=written.total(),
         hbm_read_bytes_by_tensor=dict(read),
@@ -239,9 +323,8 @@ def profile(
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
-        recorded=Recorded(traces),
+        recorded=Recorded(traces, Model(generation, assumed), busy),
         untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
-        ranks=ranks,
     )
 
 
@@ -249,9 +332,14 @@ def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     work = stated_work(kernel.func)
     if work is None:
         return None
+    return work(**_bound(kernel, args, kwargs))
+
+
+def _bound(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a kernel by the names of its parameters."""
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
-    return work(**bound.arguments)
+    return bound.arguments
 
 
 def _written(traces: Iterable[Trace]) -> Counter[str]:

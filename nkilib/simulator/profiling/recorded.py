@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ..memory.lives import LiveRange
 from ..terms.regions import MemoryRegion
-from ..timing.event import Event, Note, events_of
+from ..timing.event import Event, events_of
+from ..timing.notes import Notes
 from ..timing.trace import Trace
 from .tensors import TensorLife, lives_of
+from .why.cores import Core, Launch, Model
+from .why.report import Report, report_of
 
 # Of a core: its number, its instructions, its on-chip tensors, and by region those that make the peak.
-_Core = tuple[int, Sequence[Note], Sequence[LiveRange]]
+_Core = tuple[int, Notes, Sequence[LiveRange]]
 
 
 class Recorded:
@@ -22,14 +25,21 @@ class Recorded:
     What was noted is kept, not the traces: those hold the tensors in HBM.
     """
 
-    def __init__(self, traces: Sequence[Trace]) -> None:
+    def __init__(self, traces: Sequence[Trace], model: Model, busy_us: Mapping[str, float]) -> None:
         self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives.ranges) for trace in traces]
+        self._model = model
+        self._busy_us = busy_us
         self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
 
     @cached_property
     def instructions(self) -> tuple[Event, ...]:
         """Every instruction, in the order of its core."""
         return tuple(event for core, notes, _ in self._cores for event in events_of(core, notes))
+
+    @cached_property
+    def report(self) -> Report:
+        """Why the launch takes as long as it does."""
+        return report_of(Launch([Core(*core) for core in self._cores], self._model), self._busy_us)
 
     @cached_property
     def tensors(self) -> tuple[TensorLife, ...]:
@@ -48,10 +58,10 @@ class Recorded:
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
         core, notes, lives = self._peaks[region]
-        return tuple(sorted(lives_of(core, lives, notes), key=lambda life: -life.nbytes))
+        return tuple(sorted(lives_of(core, lives, notes, repeats=False), key=lambda life: -life.nbytes))
 
     def _all(self) -> dict[str, Any]:
-        names = ("instructions", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")
+        names = ("instructions", "report", "tensors", "sbuf_peak_tensors", "psum_peak_tensors")
         return {name: getattr(self, name) for name in names}
 
     def __eq__(self, other: object) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ..memory.lives import LiveRange
-from ..timing.event import Note
+from ..timing.notes import Notes
 
 _NS_PER_US = 1000.0
 
@@ -34,15 +34,17 @@ class TensorLife:
     end_us: float
 
 
-def lives_of(core: int, lives: Iterable[LiveRange], notes: Iterable[Note]) -> Iterator[TensorLife]:
-    """Those on-chip tensors of a core that are used, with their times."""
-    spans = {note[0]: note[3] for note in notes}
+def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bool = True) -> Iterator[TensorLife]:
+    """Those on-chip tensors of a core that are used, with their times; ``repeats``: also those of alike iterations."""
     for life in lives:
         if not life.is_used:
             continue
-        first, last = spans[life.earlier[0][0] if life.earlier else life.first], spans[life.last]
-        start, end = first[0] / _NS_PER_US, max(first[1], last[1]) / _NS_PER_US
-        yield TensorLife(core, str(life.region), str(life), life.partitions, life.nbytes, start, end)
+        begin = life.earlier[0][0] if life.earlier else life.first
+        first, last = notes.span_of(begin), notes.span_of(life.last)
+        start_ns, end_ns, what = first.start_ns, max(first.end_ns, last.end_ns), str(life)
+        for later_ns in (0.0, *(notes.again(begin, life.last) if repeats else ())):
+            start, end = (start_ns + later_ns) / _NS_PER_US, (end_ns + later_ns) / _NS_PER_US
+            yield TensorLife(core, str(life.region), what, life.partitions, life.nbytes, start, end)
 
 
 def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:

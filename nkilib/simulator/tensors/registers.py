@@ -55,11 +55,15 @@ class VirtualRegister(NKIObject):
         state: the first value, or None for a register that is not set yet.
         frozen: whether ``nisa.register_move`` and ``nisa.register_load`` refuse to write it, as they do for the
             value of a ``nl.dynamic_range`` loop.
+
+    Attributes:
+        loaded_by: the number of the last instruction of the core that wrote it; 0 if none did.
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
         self._content: int | LoadedFloat | None = None if state is None else wrap_integer("state", state)
         self.frozen = frozen
+        self.loaded_by = 0
 
     @property
     def is_unknown(self) -> bool:

@@ -40,9 +40,10 @@ class NkiScalar(NKIObject):
 
     Attributes:
         dtype: ``nl.int32`` or ``nl.int64``.
+        loaded_by: the number of the last instruction of the core that loaded what it is computed from; 0 if none did.
     """
 
-    __slots__ = ("_is_comparison", "_scope", "_value", "dtype")
+    __slots__ = ("_is_comparison", "_scope", "_value", "dtype", "loaded_by")
 
     # Numbers of numpy leave an operator to the scalar on its other side.
     __array_ufunc__ = None
@@ -59,17 +60,23 @@ class NkiScalar(NKIObject):
         )
 
     @classmethod
-    def holding(cls, value: int | None, dtype: DType, *, is_comparison: bool = False) -> NkiScalar:
+    def holding(cls, value: int | None, dtype: DType, *, is_comparison: bool = False, loaded_by: int = 0) -> NkiScalar:
         """A scalar; None is a value that a launch without data does not know. For the simulator."""
         made = cls.__new__(cls)
-        made._set(value, dtype, is_comparison)
+        made._set(value, dtype, is_comparison, loaded_by)
         return made
 
-    def _set(self, value: int | None, dtype: DType, is_comparison: bool) -> None:
+    def _set(self, value: int | None, dtype: DType, is_comparison: bool, loaded_by: int) -> None:
+        self.loaded_by = loaded_by
         self.dtype = dtype
         self._value = None if value is None else _wrapped(value, dtype)
         self._is_comparison = is_comparison
         self._scope = current_loop_scope()
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it has a value that a launch without data does not know."""
+        return self._value is None
 
     def value(self, what: str) -> int:
         """The integer that it stands for; ``what`` says for messages who reads it.
@@ -94,10 +101,11 @@ class NkiScalar(NKIObject):
 
     def _compute(self, symbol: str, function: Callable[[int, int], int], other: Any, *, swapped: bool) -> NkiScalar:
         known = self._operands(symbol, other)
+        loaded_by = max(self.loaded_by, other.loaded_by if isinstance(other, NkiScalar) else 0)
         if known is None:
-            return NkiScalar.holding(None, self.dtype)
+            return NkiScalar.holding(None, self.dtype, loaded_by=loaded_by)
         left, right = reversed(known) if swapped else known
-        return NkiScalar.holding(function(left, right), self.dtype)
+        return NkiScalar.holding(function(left, right), self.dtype, loaded_by=loaded_by)
 
     def _operands(self, symbol: str, other: Any) -> tuple[int, int] | None:
         """The values of this scalar and another operand that fits it; None if one of them is not known."""

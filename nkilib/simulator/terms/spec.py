@@ -32,7 +32,8 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
 
     A launch with one computes nothing: every argument, arrays too, stands for its shape and type alone, and each result
     is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as ever; indices, values and accesses
-    of both cores to one place are not. A kernel whose control flow depends on values is refused.
+    of both cores to one place are not. A kernel whose control flow depends on values is refused; how often a loop runs
+    whose bounds only the device knows is said by ``profile(trips=)``.
 
     Raises:
         TypeError: if ``dtype`` is no NKI type or ``shape`` holds something else than integers.

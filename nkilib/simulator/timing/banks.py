@@ -14,32 +14,37 @@ from collections.abc import Sequence
 from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..terms.enums import Engine
 from .footprints import Tracked
-from .uses import Place, TileUses
+from .uses import NOTHING, Done, Place, TileUses
 
 _QUARTER = PARTITIONS // 4
 
 
 class Vacated:
-    """The tiles whose place another tile takes, which waits until they are read and written."""
+    """The tiles whose place another tile takes, which waits until they are read and written.
 
-    __slots__ = ("_uses",)
+    Attributes:
+        storage: the number of the storage of one of them.
+    """
+
+    __slots__ = ("_uses", "storage")
 
     def __init__(self, uses: Sequence[TileUses]) -> None:
         self._uses = uses
+        self.storage = uses[0].storage
 
-    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
-        """As :meth:`ready_to_write`: who reads what nobody wrote waits for its place, too."""
-        return self.ready_to_write(by, sync_ns)
+    def last_write(self, by: Engine) -> Done:
+        """As :meth:`last_access`: who reads what nobody wrote waits for its place, too."""
+        return self.last_access(by)[0]
 
-    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
-        """From when on nothing uses what lay there."""
-        places = (place for uses in self._uses for place in uses.values())
-        return max((place.ready_to_write(by, sync_ns) for place in places), default=0.0)
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        """What used the place last."""
+        accesses = [place.last_access(by) for uses in self._uses for place in uses.values()]
+        return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
 
-    def note_read(self, by: Engine, until_ns: float) -> None:
+    def note_read(self, done: Done) -> None:
         """What lies there now keeps its own account."""
 
-    def note_write(self, by: Engine, until_ns: float) -> None:
+    def note_write(self, done: Done) -> None:
         """What lies there now keeps its own account."""
 
 

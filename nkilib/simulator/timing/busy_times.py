@@ -73,10 +73,21 @@ class DmaWork(NamedTuple):
     Attributes:
         times: pairs (number of an engine, nanoseconds).
         is_even: whether every engine works, and for the same time.
+        nbytes: that it moves.
+        row_bytes: of a row, on the average; 0 where it is not moved row by row.
+        is_gathered: whether a vector offset names its rows.
     """
 
     times: Sequence[tuple[int, float]]
     is_even: bool
+    nbytes: int = 0
+    row_bytes: float = 0.0
+    is_gathered: bool = False
+
+    @property
+    def longest_ns(self) -> float:
+        """What the engine works that has most of it to do."""
+        return max((time for _, time in self.times), default=0.0)
 
 
 class DmaEngines:

@@ -175,9 +175,9 @@ def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     if storage.region in ON_CHIP:
-        known = Tracked(TileUses(), views, "")
+        known = Tracked(TileUses(storage.number), views, "")
         known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
         return known
-    known = Tracked(HbmUses(), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+    known = Tracked(HbmUses(storage.number), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
     known.has_place = True
     return known

@@ -38,6 +38,7 @@ class Noted:
         met_ns: when the last core came to the meeting that it is, if it is one.
         code, position: its place in the kernel's code.
         constants: its parameters that are no tensors, where a pass asks for them; else empty.
+        register: the number of the instruction that loaded what an operand has its address from; 0 if there is none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
         dropped_by: the pass that found that the device does not run it; empty while none has.
     """
@@ -56,6 +57,7 @@ class Noted:
         "number",
         "operands",
         "position",
+        "register",
         "roles",
     )
 
@@ -74,6 +76,7 @@ class Noted:
         position: int,
         function: str,
         constants: tuple[Any, ...] = (),
+        register: int = 0,
     ) -> None:
         self.number = number
         self.definition = definition
@@ -88,6 +91,7 @@ class Noted:
         self.position = position
         self.function = function
         self.constants = constants
+        self.register = register
         self.dropped_by = ""
 
     def decided(self, name: str) -> Any:

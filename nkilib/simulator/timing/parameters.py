@@ -19,8 +19,19 @@ class ModelParameters:
         indirect_row_ns: least time that an engine takes for a row of it.
         indirect_gpsimd_us: how long GpSimd is busy with its descriptors.
         barrier_us: a ``core_barrier``, or the meeting of a ``sendrecv``, from the moment when both cores have come.
-        register_us: an instruction on a register or a scalar: move, load and store. Nothing is published; arithmetic on
-            scalars, which is no instruction of its own, takes no time.
+        register_us: a move or a store of a register or a scalar. Nothing is published; arithmetic on scalars, which is
+            no instruction of its own, takes no time.
+        register_load_us: a load of a register or a scalar from SBUF or HBM, until something can go by it. Nothing is
+            published; 1.4 is what the smallest transfer takes until its consumer starts.
+        waits_for_registers: whether a load or a store of a register waits for its tensor, and loops and addresses for
+            their registers.
+        loops_drain: whether all engines and queues meet where a loop of the device starts and where it ends, when all
+            that was issued is done.
+        loop_entry_us: what a loop takes to start and to end, beyond what it waits for.
+        iterations_drain: whether all engines and queues meet between two iterations of a loop of the device.
+        loop_iteration_us: what an iteration takes besides its instructions.
+        body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, of whose
+            instructions the device has one copy.
         trigger_us: from one trigger of a DMA queue to the next; None for that of the generation (0.6). The published
             throughput of small rows asks for 0.85: see docs/performance-model.md.
         queues_by_direction: loads and stores have a queue each, so that a store that waits for its data holds up no
@@ -69,6 +80,13 @@ class ModelParameters:
     indirect_gpsimd_us: float = 1.0
     barrier_us: float = 2.0
     register_us: float = 0.0
+    register_load_us: float = 1.4
+    waits_for_registers: bool = True
+    loops_drain: bool = True
+    loop_entry_us: float = 25.0
+    iterations_drain: bool = True
+    loop_iteration_us: float = 0.0
+    body_reuses_tiles: bool = True
     trigger_us: float | None = None
     queues_by_direction: bool = True
     descriptor_units: int = 2
@@ -110,4 +128,11 @@ AS_ISSUED = ModelParameters(
     hoists_invariants=False,
     keeps_broadcasts_in_psum=False,
     chooses_engines=False,
+    register_load_us=0.0,
+    waits_for_registers=False,
+    loops_drain=False,
+    loop_entry_us=0.0,
+    iterations_drain=False,
+    loop_iteration_us=0.0,
+    body_reuses_tiles=False,
 )

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from ..isa.definition import Definition
 from ..target.generation import Generation
 from ..terms.enums import Engine
+from ..terms.regions import MemoryRegion
 from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
 from .parameters import ModelParameters
-from .transfers import Side, engine_times, queue_of
+from .transfers import Side, bytes_of, engine_times, queue_of, row_bytes_of
 
 # The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
 DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
@@ -60,7 +61,9 @@ class Plan(NamedTuple):
         name, engine, operands, cycles: as in :class:`Event`.
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
+        work: what it asks of the DMA engines, if it is a transfer.
         dropped_by: the pass that found that the device does not run it; empty if it does.
+        others: the engines besides that would run it, if the kernel asked for them.
     """
 
     name: str
@@ -69,7 +72,9 @@ class Plan(NamedTuple):
     cycles: float = 0.0
     table: str = ""
     queue: str = ""
+    work: DmaWork | None = None
     dropped_by: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Plans:
@@ -80,6 +85,7 @@ class Plans:
         self.parameters = parameters
         self._known: dict[Hashable, Plan] = {}
         self._work: dict[tuple[tuple[Side, ...], int, bool], DmaWork] = {}
+        self._moving: dict[tuple[int, int], Plan] = {}
 
     def plan(
         self,
@@ -119,8 +125,20 @@ class Plans:
             dma = self.generation.timing.dma
             times = engine_times(sides, rows, is_transpose, dma, self.parameters)
             is_even = len(times) == dma.engines and len({duration for _, duration in times}) == 1
-            work = self._work[key] = DmaWork(times, is_even)
+            moved = bytes_of(sides)
+            work = self._work[key] = DmaWork(times, is_even, moved, row_bytes_of(sides, rows, is_transpose), rows > 0)
         return work
+
+    def moving(self, plan: Plan, work: DmaWork) -> Plan:
+        """The plan of a transfer that asks this of the DMA engines."""
+        key = id(plan), id(work)
+        moving = self._moving.get(key)
+        # Objects that are forgotten leave their numbers to others.
+        if moving is None or moving.work is not work or moving.operands is not plan.operands:
+            if len(self._moving) >= _KEPT:
+                self._moving.clear()
+            moving = self._moving[key] = plan._replace(work=work)
+        return moving
 
     def _made(
         self,
@@ -140,7 +158,8 @@ class Plans:
         cycles = 0.0
         if definition.cost is not None:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
-        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values))
+        others = _others(definition, engine, forms)
+        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """The activation table that an instruction of the Scalar engine needs; empty if none."""
@@ -148,6 +167,15 @@ class Plans:
             return ""
         function = getattr(values.get("op"), "key", "")
         return self.parameters.table_of(function) if function else ""
+
+
+def _others(definition: Definition, engine: Engine, forms: Sequence[Form | None]) -> tuple[str, ...]:
+    """The other engines that would run an instruction. Of those that compute functions, GpSimd runs some on trn3."""
+    is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
+    has_gpsimd = not is_in_psum and definition.default_engine is not Engine.scalar
+    return tuple(
+        other.name for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
+    )
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:

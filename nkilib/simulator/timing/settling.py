@@ -10,9 +10,10 @@ from ..target.generation import Generation
 from ..terms.enums import Engine
 from ..terms.regions import MemoryRegion
 from .banks import Banks
-from .event import Note
+from .causes import Cause
 from .footprints import Footprint, Form
 from .noted import Access, Noted
+from .notes import Notes
 from .parameters import ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for
 from .plans import Plan, plans_for
@@ -26,6 +27,7 @@ _PSUM = MemoryRegion.psum
 
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
+_LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class Settling:
@@ -39,7 +41,7 @@ class Settling:
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
-        self.notes: list[Note] = []
+        self.notes = Notes()
         self.timeline = Timeline(generation, parameters)
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
@@ -59,7 +61,7 @@ class Settling:
                 plan, span = self._transfer(noted)
             else:
                 plan, span = self._compute(noted)
-            self.notes.append((noted.number, plan, noted.label, span, noted.code, noted.position))
+            self.notes.add(noted.number, plan, noted.label, span, noted.code, noted.position)
 
     def _compute(self, noted: Noted) -> tuple[Plan, Span]:
         definition, engine, met_ns = noted.definition, noted.engine, noted.met_ns
@@ -74,17 +76,32 @@ class Settling:
         for index, base, is_output in noted.besides:
             self._touch(index, reads)
             self._touch(base, writes if is_output else reads)
+        self._register(noted, reads)
         if definition.cost is not None and definition.name in BY_WORKLOAD and self._parameters.chooses_engines:
             engine = self._least_loaded(noted, forms, reads, writes)
         plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
-            return plan, self.timeline.compute(engine, plan.cycles, reads, writes, plan.table)
+            return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
-            return plan, self.timeline.meet(engine, reads, met_ns)
+            return plan, self.timeline.meet(noted.number, engine, reads, met_ns)
         if definition.engines == SEQUENCER:
-            return plan, self.timeline.sequence(engine, self._parameters.register_us * _NS_PER_US)
+            return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, (now, now)
+        return plan, Span(now, now, Cause())
+
+    def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
+        """An instruction on a register or a scalar."""
+        parameters = self._parameters
+        is_load = noted.definition.name in _LOADS
+        duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
+        if not parameters.waits_for_registers:
+            return self.timeline.sequence(noted.number, noted.engine, duration, [], [])
+        return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
+
+    def _register(self, noted: Noted, reads: Places) -> None:
+        """Enter the register from which an operand has its address among what an instruction reads."""
+        if noted.register and self._parameters.waits_for_registers:
+            reads.append(self.timeline.register(noted.register))
 
     def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
         """The engine that would be done first, where the kernel leaves that open."""
@@ -105,7 +122,7 @@ class Settling:
         plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
         plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
         now = self.timeline.free_ns(noted.engine)
-        return plan, (now, now)
+        return plan, Span(now, now, Cause())
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
@@ -115,7 +132,7 @@ class Settling:
                 self._touch(access, places)
         name, engine = noted.definition.name, noted.engine
         self.untimed[name] += 1
-        return Plan(name, engine.name, {}), self.timeline.pass_on(engine, places, noted.met_ns or 0.0)
+        return Plan(name, engine.name, {}), self.timeline.pass_on(noted.number, engine, places, noted.met_ns or 0.0)
 
     def _transfer(self, noted: Noted) -> tuple[Plan, Span]:
         definition, met_ns = noted.definition, noted.met_ns
@@ -136,6 +153,7 @@ class Settling:
                 self._touch(index, reads)
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
+        self._register(noted, reads)
         forms: list[Form | None] = [item.form for item in footprints]
         if len(forms) < len(noted.operands):
             forms.append(None)
@@ -144,8 +162,8 @@ class Settling:
         if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
             sides.append(sides[-1])
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
-        start = 0.0 if met_ns is None else met_ns + self._parameters.barrier_us * _NS_PER_US
-        return plan, self.timeline.transfer(plan.queue, work, rows > 0, reads, writes, start)
+        plan = self._plans.moving(plan, work)
+        return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def _touch(self, access: Access, places: Places) -> Footprint:
         """Enter a tensor among what an instruction reads, or writes."""

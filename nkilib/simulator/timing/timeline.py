@@ -7,26 +7,68 @@ Modelled, not measured: see docs/performance-model.md.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..target.generation import Generation
 from ..terms.enums import Engine
 from .busy_times import DmaEngines, DmaWork
+from .causes import Cause, Causes, Waited
 from .parameters import ModelParameters
 from .transfers import OPEN_QUEUES, SOFTWARE_QUEUE
-from .uses import Place
+from .uses import NOTHING, Done, Place, RegisterPlace
 
 _NS_PER_US = 1000.0
 
 Places = list[Place]
 
-# When an engine starts an instruction and when it is done with it, in nanoseconds.
-Span = tuple[float, float]
-
 # Members of an Enum are looked up by a Python function before 3.12.
 _TENSOR, _DMA, _GPSIMD = Engine.tensor, Engine.dma, Engine.gpsimd
+_NOTHING, _ENGINE, _DATA = Waited.nothing, Waited.engine, Waited.data
+_REUSE, _TRIGGER, _MEETING, _LOOP = Waited.reuse, Waited.trigger, Waited.meeting, Waited.loop
+
+
+class Span(NamedTuple):
+    """When an engine starts an instruction and when it is done with it, in nanoseconds; and why not before."""
+
+    start_ns: float
+    end_ns: float
+    cause: Cause
+
+
+class _Ready:
+    """From when on everything that an instruction reads or overwrites is ready, and what was ready last."""
+
+    __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
+
+    def __init__(self, engine: Engine, reads: Places, writes: Places) -> None:
+        self.ns = 0.0
+        self.waited = _NOTHING
+        self.last = 0
+        self.last_access = 0
+        self.reused = 0
+        self.reads: list[int] = []
+        for place in reads:
+            write = place.last_write(engine)
+            if write.number:
+                self.reads.append(write.number)
+                ready = write.own_ns if write.by is engine else write.other_ns
+                if ready > self.ns:
+                    self.ns, self.waited, self.last = ready, _DATA, write.number
+        overwritten_ns = 0.0
+        for place in writes:
+            access, is_read = place.last_access(engine)
+            ready = access.own_ns if access.by is engine else access.other_ns
+            if ready > overwritten_ns:
+                overwritten_ns, self.last_access, self.reused = ready, access.number, place.storage if is_read else 0
+        if overwritten_ns > self.ns:
+            self.ns, self.waited, self.last = overwritten_ns, _REUSE, self.last_access
 
 
 class Timeline:
-    """When the engines of one core are busy, as far as the kernel has come."""
+    """When the engines of one core are busy, as far as the kernel has come.
+
+    Every instruction has a number, from 1 in program order.
+    """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self._timing = generation.timing
@@ -40,52 +82,84 @@ class Timeline:
         self._open_queue_ns = self._trigger_ns / parameters.descriptor_units
         queue_us = parameters.queue_us
         self._named_queue_ns = self._trigger_ns if queue_us is None else queue_us * _NS_PER_US
+        # The last instruction of each engine, and of each queue.
+        self._last: dict[Engine, int] = {}
+        self._queue_last: dict[str, int] = {}
+        self._causes = Causes()
+        # When all engines and queues have met last, at a loop; and the loads of registers by their numbers.
+        self._met_ns = 0.0
+        self._registers: dict[int, Done] = {}
         self._table = ""
         self.end_ns = 0.0
 
-    def compute(self, engine: Engine, cycles: float, reads: Places, writes: Places, table: str = "") -> Span:
+    def compute(
+        self, number: int, engine: Engine, cycles: float, reads: Places, writes: Places, table: str = ""
+    ) -> Span:
         """An instruction of an engine that computes; ``table`` names the activation table that it needs."""
         timing = self._timing
         clock = timing.clock_ghz[engine]
-        start = self.arrival(engine, reads, writes)
+        ready = _Ready(engine, reads, writes)
+        start, waited, last = self._start(engine, ready)
         if table and table != self._table:
             start += timing.activation_table_ns
             self._table = table
         end = start + cycles / clock
         self._free[engine] = end if engine is _TENSOR else end + timing.issue_cycles / clock
         self._busy[engine] += end - start
-        self._note(engine, end, end + timing.result_ns[engine], reads, writes)
-        return start, end
+        self._last[engine] = number
+        self._note(number, engine, end, end + timing.result_ns[engine], reads, writes)
+        return Span(start, end, self._cause(number, waited, last, ready))
 
     def transfer(
-        self, queue: str, work: DmaWork, is_gathered: bool, reads: Places, writes: Places, not_before_ns: float = 0.0
+        self,
+        number: int,
+        queue: str,
+        work: DmaWork,
+        reads: Places,
+        writes: Places,
+        met_ns: float | None = None,
     ) -> Span:
         """A DMA.
 
         Args:
+            number: of the instruction.
             queue: that triggers it.
             work: of the DMA engines.
-            is_gathered: whether a vector offset names its rows.
             reads, writes: the tensors.
-            not_before_ns: when it can be triggered at the earliest.
+            met_ns: when the last core came to it, if it is a meeting.
         """
         dma = self._timing.dma
-        trigger = max(self.trigger_ns(queue, reads, writes), not_before_ns)
+        ready = _Ready(_DMA, reads, writes)
+        trigger, waited, last = ready.ns, ready.waited, ready.last
+        queue_free = self._queue_free.get(queue, self._met_ns)
+        if queue_free > trigger:
+            has_met = queue_free == self._met_ns
+            trigger, waited, last = queue_free, *((_LOOP, 0) if has_met else (_TRIGGER, self._queue_last[queue]))
+        if met_ns is not None:
+            if met_ns > trigger:
+                waited, last = _MEETING, 0
+            trigger = max(trigger, met_ns + self._parameters.barrier_us * _NS_PER_US)
         fixed_ns = dma.fixed_ns
-        if is_gathered:
+        if work.is_gathered:
             # GpSimd writes the descriptors first.
             busy = self._parameters.indirect_gpsimd_us * _NS_PER_US
-            trigger = self._free[_GPSIMD] = max(self.free_ns(_GPSIMD), trigger) + busy
+            gpsimd_free = self.free_ns(_GPSIMD)
+            if gpsimd_free > trigger:
+                has_met = gpsimd_free == self._met_ns
+                trigger, waited, last = gpsimd_free, *((_LOOP, 0) if has_met else (_ENGINE, self._last[_GPSIMD]))
+            trigger = self._free[_GPSIMD] = trigger + busy
+            self._last[_GPSIMD] = number
             self._busy[_GPSIMD] += busy
             fixed_ns = self._parameters.indirect_base_us * _NS_PER_US
         self._queue_free[queue] = trigger + self._between_triggers_ns(queue)
+        self._queue_last[queue] = number
         end = self._dma.add(trigger + fixed_ns, work)
-        self._note(_DMA, end, end + dma.to_consumer_ns, reads, writes)
-        return trigger, end
+        self._note(number, _DMA, end, end + dma.to_consumer_ns, reads, writes)
+        return Span(trigger, end, self._cause(number, waited, last, ready, met_ns is not None))
 
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
         """When a queue can trigger a transfer."""
-        return max(self._queue_free.get(queue, 0.0), self._ready_ns(_DMA, reads, writes))
+        return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def _between_triggers_ns(self, queue: str) -> float:
         """From one trigger of a queue to the next."""
@@ -93,29 +167,59 @@ class Timeline:
             return self._open_queue_ns
         return self._trigger_ns if queue == SOFTWARE_QUEUE else self._named_queue_ns
 
-    def meet(self, engine: Engine, data: Places, met_ns: float) -> Span:
+    def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
         """A barrier, to which the last core came at ``met_ns``.
 
         It holds up its engine and whatever touches its data, which it is said to write, afterwards.
         """
-        start = self.arrival(engine, [], data)
+        ready = _Ready(engine, [], data)
+        start, waited, last = self._start(engine, ready)
+        if met_ns > start:
+            waited, last = _MEETING, 0
+        cause = self._cause(number, waited, last, ready, meets=True)
         end = met_ns + self._parameters.barrier_us * _NS_PER_US
         self._free[engine] = end
-        self._note(engine, end, end, [], data)
-        return start, end
+        self._last[engine] = number
+        self._note(number, engine, end, end, [], data)
+        return Span(start, end, cause)
 
-    def pass_on(self, engine: Engine, data: Places, not_before_ns: float) -> Span:
+    def pass_on(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
         """What takes no time and no engine: whatever touches its data afterwards comes after what did so before."""
-        now = max(self._ready_ns(engine, [], data), not_before_ns)
-        self._note(engine, now, now, [], data)
-        return now, now
+        ready = _Ready(engine, [], data)
+        now, waited = ready.ns, ready.waited
+        if met_ns > now:
+            now, waited = met_ns, _MEETING
+        self._note(number, engine, now, now, [], data)
+        return Span(now, now, self._cause(number, waited, ready.last if waited is _REUSE else 0, ready))
 
-    def sequence(self, engine: Engine, duration_ns: float) -> Span:
+    def sequence(self, number: int, engine: Engine, duration_ns: float, reads: Places, writes: Places) -> Span:
         """What a sequencer does to registers and scalars, one after the other."""
-        start = self.free_ns(engine)
+        ready = _Ready(engine, reads, writes)
+        start, waited, last = self._start(engine, ready)
         end = self._free[engine] = start + duration_ns
-        self.end_ns = max(self.end_ns, end)
-        return start, end
+        self._last[engine] = number
+        self._note(number, engine, end, end, reads, writes)
+        self._registers[number] = Done(engine, end, end + self._timing.sync_ns, number)
+        return Span(start, end, self._cause(number, waited, last, ready))
+
+    def register(self, number: int) -> RegisterPlace:
+        """What instruction ``number`` has loaded."""
+        return RegisterPlace(self._registers.get(number, NOTHING))
+
+    def drain(self, after_us: float, register: int = 0) -> None:
+        """All engines and queues wait until everything that was issued is done, a register is loaded, and a time."""
+        loaded = self._registers.get(register, NOTHING).other_ns
+        self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * _NS_PER_US
+        self._free = dict.fromkeys(self._free, self._met_ns)
+        self._queue_free = dict.fromkeys(self._queue_free, self._met_ns)
+        self.end_ns = self._met_ns
+
+    def hold_up(self, by_us: float, register: int = 0) -> None:
+        """Each engine takes so long for itself, behind what it runs, and goes on when a register is loaded."""
+        loaded = self._registers.get(register, NOTHING).other_ns
+        for engine, free in self._free.items():
+            self._free[engine] = max(free, loaded) + by_us * _NS_PER_US
+        self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
         """When others could use the result if this engine ran an instruction next."""
@@ -124,35 +228,47 @@ class Timeline:
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
         """When an engine is free and everything that it reads or overwrites is ready."""
-        return max(self._free.get(engine, 0.0), self._ready_ns(engine, reads, writes))
+        return max(self.free_ns(engine), _Ready(engine, reads, writes).ns)
 
     def free_ns(self, engine: Engine) -> float:
         """From when on an engine has nothing to do."""
-        return self._free.get(engine, 0.0)
+        return self._free.get(engine, self._met_ns)
 
     def busy_ns(self) -> dict[str, float]:
         """Busy time by engine; that of ``dma`` is of the DMA engine that is busy longest."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
-    def _ready_ns(self, engine: Engine, reads: Places, writes: Places) -> float:
-        """From when on everything that an instruction reads or overwrites is ready."""
-        latest = 0.0
-        sync_ns = self._timing.sync_ns
-        for place in reads:
-            ready = place.ready_to_read(engine, sync_ns)
-            if ready > latest:
-                latest = ready
-        for place in writes:
-            ready = place.ready_to_write(engine, sync_ns)
-            if ready > latest:
-                latest = ready
-        return latest
+    def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:
+        """When an engine can start an instruction, what it waits for, and which instruction holds it up."""
+        free = self._free.get(engine, self._met_ns)
+        if free >= ready.ns and free:
+            if free == self._met_ns:
+                return free, _LOOP, 0
+            return free, _ENGINE, self._last[engine]
+        return ready.ns, ready.waited, ready.last
 
-    def _note(self, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
+    def _cause(self, number: int, waited: Waited, last: int, ready: _Ready, meets: bool = False) -> Cause:
+        reads = ready.reads
+        return self._causes[
+            waited,
+            number - last if last else 0,
+            tuple([number - read for read in reads]) if reads else (),
+            number - ready.last_access if ready.last_access else 0,
+            ready.reused,
+            meets,
+        ]
+
+    def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
         """The engine is done at ``end_ns``; others can use what it leaves from ``ready_ns`` on."""
-        for place in reads:
-            place.note_read(engine, end_ns)
-        for place in writes:
-            place.note_write(engine, ready_ns)
+        # The end of a DMA has in it what others take to notice it.
+        sync_ns = 0.0 if engine is _DMA else self._timing.sync_ns
+        if reads:
+            has_read = Done(engine, end_ns, end_ns + sync_ns, number)
+            for place in reads:
+                place.note_read(has_read)
+        if writes:
+            wrote = Done(engine, ready_ns, ready_ns + sync_ns, number)
+            for place in writes:
+                place.note_write(wrote)
         if ready_ns > self.end_ns:
             self.end_ns = ready_ns

@@ -11,6 +11,7 @@ from weakref import ref
 
 from ..isa.indirection import IndirectOperand
 from ..machine.lives import Lives
+from ..machine.loops import Turns
 from ..machine.observer import Issued, Observer
 from ..memory.storage import Storage
 from ..target.generation import Generation
@@ -18,6 +19,7 @@ from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.errors import kernel_frame
 from ..terms.regions import ON_CHIP
+from .bodies import Body
 from .footprints import Tracked, tracked
 from .noted import Access, Indirection, Noted
 from .parameters import ModelParameters
@@ -49,6 +51,9 @@ class Trace(Observer):
         # What is known of storages, by their numbers; of those on chip for as long as the kernel keeps them.
         self._known: dict[int, Tracked] = {}
         self._kept: dict[int, ref[Storage]] = {}
+        self._parameters = parameters
+        # The kernel, and the bodies of the loops of the device that it is in.
+        self._bodies = [Body()]
         # When the core came to the meeting that the running instruction is, and when the last core did.
         self._arrival_ns = 0.0
         self._met_ns: float | None = None
@@ -95,6 +100,7 @@ class Trace(Observer):
                 position,
                 call.function,
                 constants,
+                call.register,
             )
         )
         if len(self._pending) >= _BATCH:
@@ -130,6 +136,31 @@ class Trace(Observer):
         # An instruction may be several meetings, one for each of its tensors.
         self._met_ns = max(self._arrival_ns, brought, self._met_ns or 0.0)
 
+    def entered(self, loop: Turns) -> None:
+        self.settle()
+        self._bodies.append(self._bodies[-1].loop())
+        parameters, timeline = self._parameters, self.settled.timeline
+        register = loop.register if parameters.waits_for_registers else 0
+        if parameters.loops_drain:
+            timeline.drain(parameters.loop_entry_us, register)
+        elif parameters.loop_entry_us or register:
+            timeline.hold_up(parameters.loop_entry_us, register)
+
+    def iterated(self, loop: Turns) -> None:
+        self.settle()
+        self._bodies[-1].again()
+        parameters, timeline = self._parameters, self.settled.timeline
+        if parameters.iterations_drain:
+            timeline.drain(parameters.loop_iteration_us)
+        elif parameters.loop_iteration_us:
+            timeline.hold_up(parameters.loop_iteration_us)
+
+    def left(self, loop: Turns) -> None:
+        self.settle()
+        self._bodies.pop()
+        if self._parameters.loops_drain:
+            self.settled.timeline.drain(0.0)
+
     def ended(self) -> None:
         self.settle()
 
@@ -150,7 +181,15 @@ class Trace(Observer):
         number = storage.number
         known = self._known.get(number)
         if known is None:
-            known = self._known[number] = tracked(storage)
-            if storage.region in ON_CHIP:
+            is_on_chip = storage.region in ON_CHIP
+            known = self._of_body(storage) if is_on_chip and storage.scope else tracked(storage)
+            self._known[number] = known
+            if is_on_chip:
                 self._kept[number] = ref(storage)
         return known
+
+    def _of_body(self, storage: Storage) -> Tracked:
+        """What is known of a tile that the body of a loop has made."""
+        if not self._parameters.body_reuses_tiles:
+            return tracked(storage)
+        return self._bodies[len(storage.scope)].tile(storage)

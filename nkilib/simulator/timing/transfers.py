@@ -90,6 +90,18 @@ def _runs(layout: Layout, width: int) -> int:
     return int(spans_of(layout, width).starts.size)
 
 
+def bytes_of(sides: Sequence[Side]) -> int:
+    """Bytes on the side where the elements are wider: a cast on the way moves these."""
+    return prod(sides[0].shape) * max(side.width for side in sides)
+
+
+def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
+    """Bytes of a row, on the average; 0 for a transpose, which is not moved row by row. As :func:`engine_times`."""
+    if is_transpose:
+        return 0.0
+    return bytes_of(sides) / max(1, rows or max(side.runs for side in sides))
+
+
 def engine_times(
     sides: Sequence[Side], rows: int, is_transpose: bool, dma: DmaTiming, parameters: ModelParameters
 ) -> list[tuple[int, float]]:
@@ -102,8 +114,7 @@ def engine_times(
         dma: the engines.
         parameters: what is assumed of gathers and scatters.
     """
-    # Bytes on the side where the elements are wider: a cast on the way moves these.
-    nbytes = prod(sides[0].shape) * max(side.width for side in sides)
+    nbytes = bytes_of(sides)
     sources = max(1, len(sides) - 1)
     if rows:
         used = min(rows, dma.engines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
 
@@ -13,20 +14,75 @@ from .parts import Part
 _DMA = Engine.dma
 
 
+class Done:
+    """That an instruction has read its tensors, or has written them.
+
+    Attributes:
+        by: the engine that it ran on.
+        own_ns: from when on that engine can go on.
+        other_ns: from when on the others can, which notice it later.
+        number: of the instruction on its core, from 1; 0 where nothing was done.
+    """
+
+    __slots__ = ("by", "number", "other_ns", "own_ns")
+
+    def __init__(self, by: Engine, own_ns: float, other_ns: float, number: int) -> None:
+        self.by = by
+        self.own_ns = own_ns
+        self.other_ns = other_ns
+        self.number = number
+
+    def ready_ns(self, by: Engine) -> float:
+        """From when on ``by`` can go on."""
+        return self.own_ns if self.by is by else self.other_ns
+
+
+NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
+
+
 class Place(Protocol):
-    """A part of a storage, to which instructions come that have to wait for each other."""
+    """A part of a storage, to which instructions come that have to wait for each other.
 
-    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
-        """From when on ``by`` can read it: all that it meets is written; others' writes are noticed later."""
+    Attributes:
+        storage: the number of the storage.
+    """
 
-    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
-        """From when on ``by`` can overwrite it: all that it meets is written and read."""
+    @property
+    def storage(self) -> int: ...
 
-    def note_read(self, by: Engine, until_ns: float) -> None:
-        """A read that has waited is done at ``until_ns``."""
+    def last_write(self, by: Engine) -> Done:
+        """What ``by`` has to wait for before it reads: the last write of all that it meets."""
 
-    def note_write(self, by: Engine, until_ns: float) -> None:
-        """A write that has waited can be used from ``until_ns`` on."""
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        """What ``by`` has to wait for before it overwrites the part, and whether that is a read."""
+
+    def note_read(self, done: Done) -> None:
+        """A read that has waited."""
+
+    def note_write(self, done: Done) -> None:
+        """A write that has waited."""
+
+
+class RegisterPlace:
+    """A register or a scalar, from which an operand has its address."""
+
+    __slots__ = ("_loaded", "storage")
+
+    def __init__(self, loaded: Done) -> None:
+        self._loaded = loaded
+        self.storage = 0
+
+    def last_write(self, by: Engine) -> Done:
+        return self._loaded
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        return self._loaded, False
+
+    def note_read(self, done: Done) -> None:
+        """Nothing is written to it again: a load makes another one."""
+
+    def note_write(self, done: Done) -> None:
+        """As :meth:`note_read`."""
 
 
 class TilePlace:
@@ -35,78 +91,69 @@ class TilePlace:
     Whoever waits for the last write waits for what that has waited for itself: the rest is forgotten.
     """
 
-    __slots__ = ("_read_ns", "_writer", "_written_ns", "others", "part")
+    __slots__ = ("_reads", "_write", "others", "part", "storage")
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, storage: int) -> None:
         self.part = part
+        self.storage = storage
         self.others: list[TilePlace] = []
-        self._writer: Engine | None = None
-        self._written_ns = 0.0
-        self._read_ns: dict[Engine, float] = {}
+        self._write = NOTHING
+        self._reads: dict[Engine, Done] = {}
 
-    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
-        writer = self._writer
-        latest = self._written_ns
-        # The end of a DMA has in it what others take to notice it.
-        if writer is not by and writer is not _DMA and writer is not None:
-            latest += sync_ns
-        for other in self.others:
-            writer = other._writer
-            if writer is not None:
-                ready = other._written_ns
-                if writer is not by and writer is not _DMA:
-                    ready += sync_ns
-                if ready > latest:
-                    latest = ready
+    def last_write(self, by: Engine) -> Done:
+        latest = self._write
+        if self.others:
+            latest_ns = latest.own_ns if latest.by is by else latest.other_ns
+            for other in self.others:
+                write = other._write
+                ready = write.own_ns if write.by is by else write.other_ns
+                if ready > latest_ns:
+                    latest, latest_ns = write, ready
         return latest
 
-    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
-        latest = self._free_ns(by, sync_ns)
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        latest, is_read = self._last_access(by)
         for other in self.others:
-            ready = other._free_ns(by, sync_ns)
-            if ready > latest:
-                latest = ready
-        return latest
+            found, found_is_read = other._last_access(by)
+            if found.ready_ns(by) > latest.ready_ns(by):
+                latest, is_read = found, found_is_read
+        return latest, is_read
 
-    def _free_ns(self, by: Engine, sync_ns: float) -> float:
-        """As :meth:`ready_to_write`, without the other parts."""
-        latest = 0.0
-        writer = self._writer
+    def _last_access(self, by: Engine) -> tuple[Done, bool]:
+        """As :meth:`last_access`, without the other parts."""
+        latest, is_read = self._write, False
         # What an engine itself did to a part that it overwrites it has done before: it works in order, unlike DMA.
-        if writer is _DMA:
-            latest = self._written_ns
-        elif writer is not by and writer is not None:
-            latest = self._written_ns + sync_ns
-        for reader, until in self._read_ns.items():
-            if reader is _DMA:
-                ready = until
-            elif reader is by:
-                continue
-            else:
-                ready = until + sync_ns
-            if ready > latest:
-                latest = ready
-        return latest
+        if latest.by is by and by is not _DMA:
+            latest = NOTHING
+        if self._reads:
+            latest_ns = latest.other_ns
+            for reader, read in self._reads.items():
+                if (reader is not by or by is _DMA) and read.other_ns > latest_ns:
+                    latest, latest_ns, is_read = read, read.other_ns, True
+        return latest, is_read
 
-    def note_read(self, by: Engine, until_ns: float) -> None:
-        read_ns = self._read_ns
-        if until_ns > read_ns.get(by, -1.0):
-            read_ns[by] = until_ns
+    def note_read(self, done: Done) -> None:
+        known = self._reads.get(done.by)
+        if known is None or done.own_ns > known.own_ns:
+            self._reads[done.by] = done
 
-    def note_write(self, by: Engine, until_ns: float) -> None:
-        self._writer = by
-        self._written_ns = until_ns
-        if self._read_ns:
-            self._read_ns.clear()
+    def note_write(self, done: Done) -> None:
+        self._write = done
+        if self._reads:
+            self._reads.clear()
 
 
 class TileUses(dict[Part, TilePlace]):
     """The accesses to a tile, by part. A kernel uses a tile as a whole or in a few parts, again and again."""
 
-    __slots__ = ()
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: int) -> None:
+        super().__init__()
+        self.storage = storage
 
     def __missing__(self, part: Part) -> TilePlace:
-        place = TilePlace(part)
+        place = TilePlace(part, self.storage)
         for other in self.values():
             if _meet(part, other.part):
                 place.others.append(other)
@@ -121,14 +168,13 @@ def _meet(one: Part, other: Part) -> bool:
 
 
 class Use:
-    """From when on what an instruction left of a part can be used, and which engine it ran on."""
+    """What an instruction has done to a part."""
 
-    __slots__ = ("by", "part", "until_ns")
+    __slots__ = ("done", "part")
 
-    def __init__(self, part: Part, by: Engine, until_ns: float) -> None:
+    def __init__(self, part: Part, done: Done) -> None:
         self.part = part
-        self.by = by
-        self.until_ns = until_ns
+        self.done = done
 
 
 class _Index:
@@ -142,14 +188,14 @@ class _Index:
         # Those that no one has looked for yet: what is only ever read, such as an input, is never sorted.
         self._unsorted: list[Use] = []
 
-    def add(self, part: Part, by: Engine, until_ns: float) -> None:
-        key = part, by
+    def add(self, part: Part, done: Done) -> None:
+        key = part, done.by
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Use(part, by, until_ns)
+            known = self._known[key] = Use(part, done)
             self._unsorted.append(known)
-        elif until_ns > known.until_ns:
-            known.until_ns = until_ns
+        elif done.own_ns > known.done.own_ns:
+            known.done = done
 
     def meeting(self, part: Part) -> list[Use]:
         """The uses of all parts that meet ``part``."""
@@ -173,7 +219,7 @@ class _Index:
 
     def remove(self, use: Use) -> None:
         """Forget one of those that :meth:`meeting` has found."""
-        del self._known[use.part, use.by]
+        del self._known[use.part, use.done.by]
         firsts, uses = self._levels[use.part.level]
         at = bisect_left(firsts, use.part.first)
         while uses[at] is not use:
@@ -184,9 +230,10 @@ class _Index:
 class HbmUses:
     """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once."""
 
-    __slots__ = ("reads", "writes")
+    __slots__ = ("reads", "storage", "writes")
 
-    def __init__(self) -> None:
+    def __init__(self, storage: int) -> None:
+        self.storage = storage
         self.reads = _Index()
         self.writes = _Index()
 
@@ -203,30 +250,37 @@ class HbmPlace:
         self._uses = uses
         self._part = part
 
-    def ready_to_read(self, by: Engine, sync_ns: float) -> float:
-        return _latest(self._uses.writes.meeting(self._part), by, sync_ns)
+    @property
+    def storage(self) -> int:
+        return self._uses.storage
 
-    def ready_to_write(self, by: Engine, sync_ns: float) -> float:
-        found = self._uses.writes.meeting(self._part) + self._uses.reads.meeting(self._part)
+    def last_write(self, by: Engine) -> Done:
+        return _latest((use.done for use in self._uses.writes.meeting(self._part)), by)
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
         # As for a tile, an engine that works in order waits for others only.
-        return _latest([use for use in found if use.by is _DMA or use.by is not by], by, sync_ns)
+        wrote, has_read = (
+            _latest((use.done for use in index.meeting(self._part) if use.done.by is _DMA or use.done.by is not by), by)
+            for index in (self._uses.writes, self._uses.reads)
+        )
+        is_read = has_read.ready_ns(by) > wrote.ready_ns(by)
+        return has_read if is_read else wrote, is_read
 
-    def note_read(self, by: Engine, until_ns: float) -> None:
-        self._uses.reads.add(self._part, by, until_ns)
+    def note_read(self, done: Done) -> None:
+        self._uses.reads.add(self._part, done)
 
-    def note_write(self, by: Engine, until_ns: float) -> None:
+    def note_write(self, done: Done) -> None:
         for index in (self._uses.reads, self._uses.writes):
             for use in index.meeting(self._part):
                 # It has waited for these: they are forgotten.
                 if self._part.covers(use.part):
                     index.remove(use)
-        self._uses.writes.add(self._part, by, until_ns)
+        self._uses.writes.add(self._part, done)
 
 
-def _latest(uses: list[Use], by: Engine, sync_ns: float) -> float:
-    latest = 0.0
-    for use in uses:
-        ready = use.until_ns if use.by is by or use.by is _DMA else use.until_ns + sync_ns
-        if ready > latest:
-            latest = ready
+def _latest(found: Iterable[Done], by: Engine) -> Done:
+    latest = NOTHING
+    for done in found:
+        if done.ready_ns(by) > latest.ready_ns(by):
+            latest = done
     return latest

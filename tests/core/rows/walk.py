@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from nkilib.core.rows.batches import BatchGroup, batch_groups, batches_of_core
+from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups, batches_of_core
 from nkilib.core.rows.sbuf import SbufPlan
 from nkilib.core.rows.statistics import Columns, Place, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
@@ -91,7 +91,7 @@ def vector(name: str, rows: int, dtype: Any = nl.float32) -> Any:
     return nl.ndarray((rows,), dtype=dtype, buffer=nl.shared_hbm, name=name)
 
 
-def stream_of(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, visits: int = 1) -> Stream | None:
+def stream_of(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, visits: int = 1) -> Stream[Batch] | None:
     """In a kernel: the core's chunks of a matrix, each batch visited so many times; None for a core without rows."""
     batches = batches_of_core(cut.rows, nl.num_programs(), nl.program_id(), cut.rows_per_batch)
     if not batches:
@@ -117,7 +117,7 @@ class Visit:
 
     group: BatchGroup
     columns: Columns
-    chunk: Chunk
+    chunk: Chunk[Batch]
     place: Place
     tile_sbuf: Any
     chunks: int
@@ -138,7 +138,7 @@ class Visit:
         return self.place.batch == self.group.batches - 1 and self.chunk.number == self.chunks - 1
 
 
-def visits(stream: Stream) -> Iterator[Visit]:
+def visits(stream: Stream[Batch]) -> Iterator[Visit]:
     """In a kernel: the chunks of a core, one after the other."""
     chunks = stream.num_chunks
     for group in batch_groups(stream.batches, most_batches_of_group(chunks)):

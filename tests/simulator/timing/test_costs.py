@@ -160,8 +160,10 @@ def test_every_instruction_has_a_cost_or_needs_none() -> None:
     }
 
 
-@pytest.mark.parametrize("register_us", [0.0, 1.5])
-def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(register_us: float) -> None:
+@pytest.mark.parametrize(("register_us", "register_load_us"), [(0.0, 1.4), (1.5, 2.0), (0.0, 0.0)])
+def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(
+    register_us: float, register_load_us: float
+) -> None:
     def body() -> None:
         flag, register = nl.ndarray((1, 1), nl.int32), nisa.register_alloc(1)
         nisa.register_move(register, 2)
@@ -169,7 +171,11 @@ def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(regi
         nisa.register_load(register, flag)
         nisa.scalar_store(flag, nisa.scalar_load(flag) * 2 + 1)
 
-    events = profile(nki.jit(body), parameters=replace(AS_ISSUED, register_us=register_us)).instructions
+    parameters = replace(
+        AS_ISSUED, register_us=register_us, register_load_us=register_load_us, waits_for_registers=False
+    )
+    events = profile(nki.jit(body), parameters=parameters).instructions
     assert [event.name.partition("_")[0] for event in events] == ["register"] * 3 + ["scalar"] * 2
-    assert [event.end_us - event.start_us for event in events] == pytest.approx([register_us] * 5)
-    assert events[-1].end_us == pytest.approx(5 * register_us)
+    took = [register_us, register_us, register_load_us, register_load_us, register_us]
+    assert [event.end_us - event.start_us for event in events] == pytest.approx(took)
+    assert events[-1].end_us == pytest.approx(sum(took))

@@ -11,10 +11,11 @@ from nkilib.experimental.loss.cross_entropy.host.work import (
     backward_work,
     extended_backward_work,
     extended_forward_work,
+    forward_trips,
     forward_work,
 )
 from nkilib.nki import nki
-from nkilib.work import states_work
+from nkilib.work import states_trips, states_work
 
 __all__ = [
     "cross_entropy_backward",
@@ -23,10 +24,10 @@ __all__ = [
     "extended_cross_entropy_forward",
 ]
 
-cross_entropy_forward = nki.jit(states_work(forward_work)(kernels.cross_entropy_forward))
+cross_entropy_forward = nki.jit(states_trips(forward_trips)(states_work(forward_work)(kernels.cross_entropy_forward)))
 cross_entropy_backward = nki.jit(states_work(backward_work)(kernels.cross_entropy_backward))
 extended_cross_entropy_forward = nki.jit(
-    states_work(extended_forward_work)(extended_kernels.extended_cross_entropy_forward)
+    states_trips(forward_trips)(states_work(extended_forward_work)(extended_kernels.extended_cross_entropy_forward))
 )
 extended_cross_entropy_backward = nki.jit(
     states_work(extended_backward_work)(extended_kernels.extended_cross_entropy_backward)

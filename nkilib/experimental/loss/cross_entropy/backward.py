@@ -79,7 +79,7 @@ class _Backward:
 
     launch: Launch
     options: Options
-    logits: Stream
+    logits: Stream[Batch]
     factors: ClassFactors
     exponentials: TileRing
     squares: TileRing
@@ -123,7 +123,7 @@ class _Backward:
         if previous is not None:
             self._scatter(previous, grad_logits_hbm)
 
-    def _take_gradient(self, coefficients: Coefficients, chunk: Chunk, chunk_sbuf: nl.NkiTensor) -> None:
+    def _take_gradient(self, coefficients: Coefficients, chunk: Chunk[Batch], chunk_sbuf: nl.NkiTensor) -> None:
         """The gradient of a chunk of logits, where they stand: in float32, rounded once, when it is written there."""
         if isinstance(coefficients, UniformCoefficients):
             nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)

@@ -50,11 +50,11 @@ class ClassFactors:
     batches: list[Batch]
     sums: Sums
     num_chunks: int
-    streams: list[Stream]
+    streams: list[Stream[Batch]]
 
     @classmethod
     def make(
-        cls, launch: Launch, options: Options, logits: Stream, rings: FactorRings, sums: Sums = Sums.NOTHING
+        cls, launch: Launch, options: Options, logits: Stream[Batch], rings: FactorRings, sums: Sums = Sums.NOTHING
     ) -> ClassFactors:
         """The streams beside the logits; they visit a batch for each pass over it."""
         visits = list(logits.batches)

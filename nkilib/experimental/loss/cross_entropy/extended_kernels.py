@@ -5,6 +5,7 @@ from __future__ import annotations
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.cross_entropy.maximum import with_form
 from nkilib.experimental.loss.cross_entropy.options import Launch, LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
@@ -29,6 +30,7 @@ def extended_cross_entropy_forward(
     num_classes: int | None = None,
     with_distance_sum: bool = False,
     with_log_sum: bool = False,
+    exact_maximum: bool | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position with class weights, label smoothing, z-loss and a cap of the logits.
 
@@ -69,7 +71,10 @@ def extended_cross_entropy_forward(
         with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m; for probabilities
             ``sum_k w[k] y'[k] (m - z[k])``.
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that combine these
-            instead of lse lose nothing to the rounding of large logits.
+            instead of lse lose nothing to the rounding of large logits. Without the exact maximum m is the shift, at
+            least the target's logit, and the sum at most 2^23.
+        exact_maximum: as in the plain kernel. Class probabilities, label smoothing, a cap, argmax, entropy and distance
+            sum need the maximum: with them None means True, and False is refused.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` of
@@ -86,6 +91,7 @@ def extended_cross_entropy_forward(
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum)
     options = validated_options(launch, recipe, first_class, num_classes, wanted)
     validate_tiles(launch, options.forward_plan)
+    options = with_form(launch, options, exact_maximum)
     results = Results.of_options(launch.num_positions, options)
     forward_of_core(launch, options, results)
     return results.returned()

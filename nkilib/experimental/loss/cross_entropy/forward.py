@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, F
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
 from nkilib.experimental.loss.cross_entropy.results import Results, store_results
+from nkilib.experimental.loss.cross_entropy.shifted_forward import shifted_forward_of_core
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetElements, TargetFinder
 from nkilib.nki import nisa, nl
@@ -21,6 +22,9 @@ from nkilib.nki import nisa, nl
 
 def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
     """The results of the positions of this core."""
+    if options.with_shift:
+        shifted_forward_of_core(launch, options, results)
+        return
     batches = launch.batches()
     if batches:
         _Forward.make(launch, options, batches).run(results)
@@ -49,7 +53,7 @@ class _Forward:
 
     launch: Launch
     options: Options
-    logits: Stream
+    logits: Stream[Batch]
     factors: ClassFactors
     scores: TileRing
     products: TileRing
@@ -102,7 +106,7 @@ class _Forward:
         group.combine(self.logits.num_chunks)
         group.statistics.take_logs()
 
-    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk, batch: int) -> None:
+    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk[Batch], batch: int) -> None:
         """The logits at the targets of a batch, and their class weights.
 
         DMA rounds this logit to the type of the tiles just as it rounds the chunks: no other one exceeds the maximum.
@@ -117,7 +121,7 @@ class _Forward:
                 src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
             )
 
-    def _take_chunk(self, group: Group, chunk: Chunk, batch: int) -> None:
+    def _take_chunk(self, group: Group, chunk: Chunk[Batch], batch: int) -> None:
         """Everything about one chunk: its maximum, sums and, where asked for, moments and argmax."""
         statistics, moments = group.statistics, group.moments
         if statistics.columns.are_full(chunk.number):
@@ -147,7 +151,7 @@ class _Forward:
         statistics.take_sum(exponentials_sbuf, scores.tile_sbuf, place, scores.scale)
         moments.entropy.take(exponentials_sbuf, distances_sbuf, place)
 
-    def _scores(self, chunk: Chunk) -> _Scores:
+    def _scores(self, chunk: Chunk[Batch]) -> _Scores:
         """A chunk on chip, under its cap if there is one.
 
         The tangents of the next chunk are issued before the exponentials of this one, which wait for Vector. That takes

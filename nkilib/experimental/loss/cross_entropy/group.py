@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.argmax import Argmax
-from nkilib.core.rows.batches import BatchGroup
+from nkilib.core.rows.batches import BatchGroup, StoredRows
 from nkilib.core.rows.moments import FirstMoment, Moments
+from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
@@ -53,7 +54,7 @@ class Group:
         targets: None for class probabilities.
     """
 
-    batches: BatchGroup
+    batches: StoredRows
     statistics: Statistics
     moments: Moments | None
     argmax: Argmax | None
@@ -113,3 +114,24 @@ class Group:
             self.moments.restart()
         if self.argmax is not None:
             self.argmax.restart()
+
+
+@dataclass(frozen=True)
+class ShiftedGroup:
+    """What is gathered of a group of batches where exponentials are taken under a shift.
+
+    Attributes:
+        batches: of the group.
+        statistics: chunk by chunk.
+        targets: one of each row is an element of the row, whether it counts or not.
+    """
+
+    batches: BatchGroup
+    statistics: ShiftedSums
+    targets: TargetValues
+
+    @classmethod
+    def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> ShiftedGroup:
+        """For rows of so many chunks of ``dtype``."""
+        columns = Columns.of_group(batches, num_chunks)
+        return cls(batches, ShiftedSums.make(columns, dtype), TargetValues.make(columns, dtype, options))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from nkilib.core.rows.checks import require, require_flag, require_float_type
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.cross_entropy.maximum import with_form
 from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, Options
 from nkilib.experimental.loss.cross_entropy.results import Results, new_vector
 from nkilib.experimental.loss.cross_entropy.upstream import UniformUpstream
@@ -23,6 +24,7 @@ def cross_entropy_forward(
     chunk_size: int = 32768,
     dtype: nl.DType = nl.bfloat16,
     lse_dtype: nl.DType | None = None,
+    exact_maximum: bool | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
 
@@ -43,6 +45,10 @@ def cross_entropy_forward(
         dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded, and of the loss. All statistics
             are float32 whatever it is.
         lse_dtype: bfloat16 or float32: type of the log-sum-exp; None means ``dtype``.
+        exact_maximum: True takes the maximum of every row before its exponentials. False takes them under a shift that
+            is known before, the maximum of the row's first chunk and of the target's logit, and computes the few rows
+            anew for which that is not exact enough; it needs at least two chunks a row, and a position for each core.
+            None takes whichever is modelled to be faster: the shift for large launches of bfloat16.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -58,6 +64,7 @@ def cross_entropy_forward(
     require_float_type(function, "lse_dtype", lse_dtype)
     options = _plain_options(launch)
     validate_tiles(launch, options.forward_plan)
+    options = with_form(launch, options, exact_maximum)
     loss_hbm = new_vector("loss_hbm", launch.num_positions, dtype)
     lse_state_hbm = new_vector("lse_state_hbm", launch.num_positions, lse_dtype)
     forward_of_core(launch, options, Results(loss_hbm, lse_state_hbm))

@@ -18,6 +18,9 @@ _SMALL_BYTES = 4096
 # asked for still fits trn2.
 _SMALL_BYTES_OF_OPTIONS = 12288
 
+# The same under a shift: five tiles more for the rows that are computed anew, and two matrices of 128 x 128.
+_SMALL_BYTES_OF_SHIFT = 8192
+
 # Beyond it, products of options and logits may leave the range of float32.
 OPTION_MAX = 1e30
 SOFTCAP_MIN = 1e-30
@@ -107,6 +110,7 @@ class Options:
         has_probabilities: targets are class probabilities.
         recipe: of the loss.
         wanted: of the forward.
+        with_shift: the forward takes exponentials under a shift, not under the maximum.
     """
 
     classes: Classes
@@ -115,6 +119,7 @@ class Options:
     has_probabilities: bool = False
     recipe: LossOptions = field(default_factory=LossOptions)
     wanted: Wanted = field(default_factory=Wanted)
+    with_shift: bool = False
 
     @property
     def softcap(self) -> float | None:
@@ -168,7 +173,8 @@ class Options:
         return self._plan(not self.is_plain, self.softcap is not None, self.needs_class_weights, self.has_probabilities)
 
     def _plan(self, *scratch: bool) -> SbufPlan:
-        return SbufPlan(_SMALL_BYTES if self.is_plain else _SMALL_BYTES_OF_OPTIONS, sum(scratch))
+        small = _SMALL_BYTES if self.is_plain else _SMALL_BYTES_OF_OPTIONS
+        return SbufPlan(max(small, _SMALL_BYTES_OF_SHIFT) if self.with_shift else small, sum(scratch))
 
 
 # A launch with every option: the most scratch that there can be. What a tiling is chosen for has to fit then, too.
@@ -180,6 +186,7 @@ _EVERYTHING = Options(
     wanted=Wanted(entropy=True),
 )
 PLAIN_PLAN = Options(Classes(0, 1, 1), is_plain=True).forward_plan
+SHIFTED_PLAN = Options(Classes(0, 1, 1), is_plain=True, with_shift=True).forward_plan
 LARGEST_PLAN = _EVERYTHING.forward_plan
 
 
@@ -216,9 +223,13 @@ class Launch:
 
     def batches(self) -> list[Batch]:
         """Of the core that runs this; none where there are fewer positions than cores."""
+        return self.batches_of(nl.program_id())
+
+    def batches_of(self, core: int) -> list[Batch]:
+        """Of any core of the launch."""
         cores = nl.num_programs()
         rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
-        return batches_of_core(self.num_positions, cores, nl.program_id(), rows)
+        return batches_of_core(self.num_positions, cores, core, rows)
 
     def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
         """A plan for the chunks of the core's batches, at least one."""

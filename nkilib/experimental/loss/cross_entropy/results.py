@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from nkilib.core.rows.moments import FirstMoment
+from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Statistics
 from nkilib.core.rows.tiles import (
     cast,
@@ -16,11 +17,14 @@ from nkilib.core.rows.tiles import (
     selected,
     with_nan_of_infinite,
 )
-from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
+from nkilib.experimental.loss.cross_entropy.group import Group, ShiftedGroup, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import capped_logits
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.nki import nisa, nl
+
+# A vector [N] in HBM and its values of a group, [rows, batches]; None for one that is not returned.
+_Found = tuple[nl.NkiTensor | None, nl.NkiTensor]
 
 
 @dataclass(frozen=True)
@@ -68,36 +72,48 @@ def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
     return nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name)
 
 
-def store_results(group: Group, results: Results, options: Options) -> None:
-    """Compute and store the results of a group of batches, whose log d is there."""
-    statistics, moments = group.statistics, group.moments
+def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
+    """Compute and store the results of a group of batches, whose log d is there.
+
+    Returns:
+        The stores.
+    """
+    statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.row_neg_max_sbuf)
-    if group.targets is None:
-        of_targets = _of_probabilities(group.first_moment, statistics)
-    else:
-        of_targets = _of_classes(group, group.targets, options)
     masks = None if group.targets is None else group.targets.masks
-    found: list[tuple[nl.NkiTensor | None, nl.NkiTensor]] = [
+    of_targets = _of_targets(group, options)
+    found: list[_Found] = [
         (results.loss_hbm, _loss(of_targets.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
         (results.lse_hbm, lse_sbuf),
     ]
     if results.target_logit_hbm is not None:
         found.append((results.target_logit_hbm, _where_held(of_targets.logit_sbuf, masks)))
+    if results.position_weight_hbm is not None:
         weight_sbuf = of_targets.weight_sbuf
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
         found.append((results.position_weight_hbm, _where_held(weight_sbuf, masks)))
-    if group.argmax is not None:
-        found.append((results.argmax_hbm, group.argmax.row_found_sbuf))
-    if moments is not None and moments.entropy is not None:
-        found.append((results.entropy_hbm, moments.entropy.entropies(statistics)))
-    if results.distance_sum_hbm is not None:
-        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -1.0)))
+    if isinstance(group, Group):
+        found += _of_all_classes(group, results)
     if results.maximum_hbm is not None:
         found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -1.0)))
         found.append((results.log_sum_hbm, statistics.log_sum_sbuf))
-    for vector_hbm, tile_sbuf in found:
-        if vector_hbm is not None:
-            group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+    return [
+        group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+        for vector_hbm, tile_sbuf in found
+        if vector_hbm is not None
+    ]
+
+
+def _of_all_classes(group: Group, results: Results) -> list[_Found]:
+    """What more is gathered of a row than the sum of its exponentials."""
+    found: list[_Found] = []
+    if group.argmax is not None:
+        found.append((results.argmax_hbm, group.argmax.row_found_sbuf))
+    if group.moments is not None and group.moments.entropy is not None:
+        found.append((results.entropy_hbm, group.moments.entropy.entropies(group.statistics)))
+    if results.distance_sum_hbm is not None:
+        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -1.0)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,35 @@ class _OfTargets:
     weight_sbuf: nl.NkiTensor | None
 
 
+def _of_targets(group: Group | ShiftedGroup, options: Options) -> _OfTargets:
+    if isinstance(group, ShiftedGroup):
+        return _under_shift(group)
+    if group.targets is None:
+        return _of_probabilities(group.first_moment, group.statistics)
+    return _of_classes(group, group.targets, options)
+
+
+def _under_shift(group: ShiftedGroup) -> _OfTargets:
+    """w[t] * (log S - (z[t] - c)), and z[t] and w[t].
+
+    No z[t] is larger than c, and S is at least 1 but for rounding: neither term is negative, so nothing cancels.
+    """
+    targets = group.targets
+    loss_sbuf = _distance_of_target(group.statistics, targets.logits_sbuf)
+    nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
+    if targets.weights_sbuf is not None:
+        nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=targets.weights_sbuf, op=nl.multiply)
+    return _OfTargets(loss_sbuf, targets.logits_sbuf, targets.weights_sbuf)
+
+
+def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """log d - (z[t] - m), or the same with a shift and the sum under it: lse - z[t] would cancel large logits later."""
+    distance_sbuf = float32_like(logit_sbuf)
+    nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
+    nisa.tensor_tensor(dst=distance_sbuf, data1=statistics.log_sum_sbuf, data2=distance_sbuf, op=nl.subtract)
+    return distance_sbuf
+
+
 def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTargets:
     """(1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), and z[t] and w[t].
 
@@ -126,9 +171,7 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
     if options.softcap is not None:
         logit_sbuf = float32_like(targets.logits_sbuf)
         capped_logits(logit_sbuf, targets.logits_sbuf, options.softcap)
-    loss_sbuf = float32_like(logit_sbuf)
-    nisa.tensor_tensor(dst=loss_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
-    nisa.tensor_tensor(dst=loss_sbuf, data1=statistics.log_sum_sbuf, data2=loss_sbuf, op=nl.subtract)
+    loss_sbuf = _distance_of_target(statistics, logit_sbuf)
     if targets.weights_sbuf is not None:
         nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=targets.weights_sbuf, op=nl.multiply)
     if options.spread != 0.0:

@@ -54,6 +54,7 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
         UninitializedReadError: if the register ``src`` was never set.
     """
     target = _checked_register("dst", dst)
+    target.loaded_by = call.number
     if isinstance(src, VirtualRegister) and src.is_unknown:
         target.forget()
         return
@@ -70,6 +71,7 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     """
     _check_element("src", src)
     target = _checked_register("dst", dst)
+    target.loaded_by = call.number
     if src.storage.is_abstract:
         target.forget()
         return

@@ -82,7 +82,8 @@ def scalar_load(call: Call, dst: _Loaded, src: NkiTensor) -> None:
     _check_frontend(call.core)
     _check_element("src", src)
     is_known = not src.storage.is_abstract
-    dst.scalar = NkiScalar.holding(int(read(call.core, "src", src).item()) if is_known else None, src.dtype)
+    value = int(read(call.core, "src", src).item()) if is_known else None
+    dst.scalar = NkiScalar.holding(value, src.dtype, loaded_by=call.number)
 
 
 @_returning_nothing

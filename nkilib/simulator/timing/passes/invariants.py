@@ -41,6 +41,8 @@ PURE = frozenset(
 _PATIENCE = 4
 # As many values are remembered; a kernel with more of them starts anew.
 _KEPT = 4096
+# A tile that is written more often is not looked at any more.
+_MOST_WRITES = 64
 # The share of SBUF that tiles may take that stay because their contents are needed again.
 _SHARE = 0.5
 
@@ -136,7 +138,7 @@ class Invariants:
         contents = _contents(known)
         if contents is None:
             contents = known.contents = Contents()
-        if contents.values is None:
+        if contents.values is None or len(contents.values) >= _MOST_WRITES:
             return False
         line = self._lines.setdefault((noted.code, noted.position, noted.definition.name), _Line())
         last, line.ran = line.ran, noted.number

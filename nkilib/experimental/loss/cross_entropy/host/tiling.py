@@ -18,10 +18,12 @@ from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
 from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN
+from nkilib.experimental.loss.cross_entropy.maximum import shift_pays
+from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN
 
 # Kernels are launched on the two cores of a logical NeuronCore.
 CORES = 2
@@ -43,6 +45,10 @@ _ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
 # What remains was fitted to the simulator's profiles of some two hundred launches of all sizes on trn2, in nanoseconds.
 # Logs and results of a group of batches.
 _GROUP = 3500.0
+# The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself.
+_SHIFTED_GROUP, _SHIFT = 12000.0, 700.0
+# Under a shift, stores of single elements delay loads, unless three are under way.
+_SHIFTED_WITH_FEW_BUFFERS = 1.03
 # Of two tilings that are nearly alike, the one of fewer chunks is faster.
 _CHUNK = 20.0
 # Where the results of the last group but one are taken beside a single chunk, or beside more than two.
@@ -109,7 +115,7 @@ class _Tiles(NamedTuple):
     usual: int
 
 
-_PLAIN_TILES = _Tiles(PLAIN_PLAN.small_bytes, 0, 0)
+_PLAIN_TILES = {"forward": _Tiles(SHIFTED_PLAN.small_bytes, 0, 0), "backward": _Tiles(PLAIN_PLAN.small_bytes, 0, 0)}
 _EXTENDED_TILES = {
     "forward": _Tiles(LARGEST_PLAN.small_bytes, LARGEST_PLAN.num_scratch * SCRATCH_BYTES, 0),
     # The exponentials of two chunks. The backward could do with one tile less, but two of each are faster than one.
@@ -195,8 +201,10 @@ def _dtype_name(dtype: Any) -> str:
 @lru_cache(maxsize=1024)
 def _chosen(num_positions: int, vocab_size: int, dtype: str, direction: str, target: str, extended: bool) -> Tiling:
     machine = _MACHINES[target]
-    tiles = _EXTENDED_TILES[direction] if extended else _PLAIN_TILES
-    estimate = _forward_ns if direction == "forward" else _backward_ns
+    tiles = (_EXTENDED_TILES if extended else _PLAIN_TILES)[direction]
+    estimate = _backward_ns
+    if direction == "forward":
+        estimate = _forward_ns if extended else _faster_forward_ns
 
     estimates = {
         size: estimate(_launch(machine, num_positions, vocab_size, dtype, size, tiles), machine)
@@ -219,6 +227,8 @@ class _Launch(NamedTuple):
     """What the busiest core of a launch does; times in nanoseconds.
 
     Attributes:
+        positions: of the launch.
+        itemsize: bytes of an element.
         batches, rows: how many batches, and the positions of the first one.
         chunk, last: elements of a chunk, and of the last one of a row.
         chunks, loads: chunks of a row, and of all batches.
@@ -227,6 +237,8 @@ class _Launch(NamedTuple):
         per_cycle: elements that Scalar takes a cycle.
     """
 
+    positions: int
+    itemsize: int
     batches: int
     rows: int
     chunk: int
@@ -262,6 +274,8 @@ def _launch(
     held_last = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
     fitting = (machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual) // (chunk_size * itemsize)
     return _Launch(
+        positions=num_positions,
+        itemsize=itemsize,
         batches=batches,
         rows=rows,
         chunk=chunk_size,
@@ -306,6 +320,39 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
     turns = _TABLE + div_ceil(launch.loads, launch.buffers) * turn
     longest = max(streams, turns, _gather_ns(launch, machine))
     return longest + _beside_groups(launch) + _groups_ns(launch, machine)
+
+
+def _faster_forward_ns(launch: _Launch, machine: _Machine) -> float:
+    """Of the form that the kernel takes by itself."""
+    is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch)
+    return _shifted_forward_ns(launch, machine) if is_shifted else _forward_ns(launch, machine)
+
+
+def _takes_shift(launch: _Launch) -> bool:
+    vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
+    is_possible = launch.batches <= BATCHES_MAX and launch.positions >= CORES
+    return is_possible and shift_pays(launch.batches, vocab_size, launch.chunk)
+
+
+def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
+    """As with the maximum, which only the first chunk of a row has; on Scalar all chunks follow each other."""
+    vector = (max(_LEAST, launch.chunk) + _ISSUE) * machine.vector_ns + _SHIFT
+    scalar, scalar_last = (
+        (max(_LEAST, elements / launch.per_cycle) + _READ_SUM + _ISSUE) * machine.scalar_ns
+        for elements in (launch.chunk, launch.last)
+    )
+    latency = _DMA_FIXED + _DMA_TO_CONSUMER
+    loads = max(launch.all_loads, _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
+    streams = max(
+        latency + launch.load + vector + launch.total(scalar, scalar_last),
+        latency + loads + scalar_last,
+    )
+    turn = latency + launch.load + scalar + 2 * _SYNC
+    turns = div_ceil(launch.loads, launch.buffers) * turn + vector
+    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // launch.chunks))
+    groups = div_ceil(launch.batches - 1, most) + 1
+    few = _SHIFTED_WITH_FEW_BUFFERS if launch.buffers < min(MAX_CHUNK_BUFFERS, launch.loads) else 1.0
+    return max(streams, turns) * few + groups * _SHIFTED_GROUP + launch.chunks * _CHUNK
 
 
 def _beside_groups(launch: _Launch) -> float:

@@ -2,7 +2,7 @@
 
 For host code, not for kernels. The least that has to be done for logits [N, V]:
 
-- forward: every logit crosses HBM once; one exponential and one maximum an element;
+- forward: every logit crosses HBM once; one exponential an element, and one maximum where that is asked for;
 - backward: every logit crosses HBM once, and every element of the gradient; one exponential an element. The target of
   a row changes one element of it, so no pass over all elements is needed for it.
 
@@ -14,13 +14,19 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nkilib.core.cores import positions_of_core
+from nkilib.core.rows.recomputation import ROWS_PER_TRIP
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
 from nkilib.work import Work
 
 _INDEX_BYTES = 4  # a target is int32
 _FLOAT32_BYTES = 4
 
 
-def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -> Work:
+def forward_work(
+    logits_hbm: Any, dtype: Any, lse_dtype: Any = None, exact_maximum: bool | None = None, **_: Any
+) -> Work:
     """The work of ``cross_entropy_forward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
@@ -31,7 +37,7 @@ def forward_work(logits_hbm: Any, dtype: Any, lse_dtype: Any = None, **_: Any) -
     return Work(
         hbm_bytes=positions * (vocab_size * as_dtype(logits_hbm.dtype).itemsize + of_position),
         exponentials=positions * vocab_size,
-        maxima=positions * vocab_size,
+        maxima=positions * vocab_size if exact_maximum else 0,
         dtype=tile,
     )
 
@@ -52,11 +58,19 @@ def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool
 
 
 def extended_forward_work(
-    logits_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, dtype: Any, logit_softcap: Any, **_: Any
+    logits_hbm: Any,
+    targets_hbm: Any,
+    class_weight_hbm: Any,
+    dtype: Any,
+    logit_softcap: Any,
+    with_argmax: bool = False,
+    exact_maximum: bool | None = None,
+    **_: Any,
 ) -> Work:
     """The work of ``extended_cross_entropy_forward``, whose parameters it takes.
 
-    Class probabilities and weights cross HBM once. A cap is one more activation function an element.
+    Class probabilities and weights cross HBM once. A cap is one more activation function an element, an argmax a
+    maximum.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
 
@@ -66,7 +80,7 @@ def extended_forward_work(
     return Work(
         hbm_bytes=_bytes(logits_hbm) + _bytes(targets_hbm) + _bytes(class_weight_hbm) + results,
         exponentials=elements if logit_softcap is None else 2 * elements,
-        maxima=elements,
+        maxima=elements if with_argmax or exact_maximum else 0,
         dtype=as_dtype(dtype),
     )
 
@@ -103,3 +117,11 @@ def _bytes(array: Any) -> int:
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return 0 if array is None else prod(array.shape) * as_dtype(array.dtype).itemsize
+
+
+def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
+    """How often the loop of either forward runs at most: when every row of a core is computed anew.
+
+    To be asked while the kernel runs, which knows how many cores there are.
+    """
+    return {"recompute_rows": div_ceil(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0), ROWS_PER_TRIP)}

@@ -1,0 +1,117 @@
+"""``--arg NAME=VALUE``: the arguments of a kernel on a command line.
+
+A value is JSON, in which tensors and names of NKI stand where they are needed: ``bf16[4096,8192]`` is a tensor of that
+type and shape, ``nl.float32`` is what NKI calls so, and ``[f32[128,64], null]`` is a list of a tensor and None.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_SHORT = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "tf32": "tfloat32",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "f8e4m3": "float8_e4m3",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+}
+# A string of JSON, which may hold anything; a tensor; a name of NKI. Strings are matched so as to be passed over.
+_TOKEN = re.compile(
+    r'(?P<string>"(?:\\.|[^"\\])*")'
+    r"|(?P<dtype>(?:nl\.)?[A-Za-z_]\w*)\[(?P<shape>[^][{}\"]*)\]"
+    r"|(?P<name>\b(?:nl|nisa)(?:\.\w+)+)"
+)
+_PLACE = "nkilib value"
+
+
+class ValueRefusedError(ValueError):
+    """A value that is none; the message says why, and what there is instead."""
+
+
+def value_of(text: str) -> Any:
+    """What a text stands for.
+
+    Raises:
+        ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.
+    """
+    values: list[Any] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        if match["string"] is not None:
+            return match["string"]
+        values.append(_named(match["name"]) if match["name"] else _tensor(match["dtype"], match["shape"]))
+        return json.dumps({_PLACE: len(values) - 1})
+
+    def placed(found: dict[str, Any]) -> Any:
+        return values[found[_PLACE]] if found.keys() == {_PLACE} else found
+
+    try:
+        return json.loads(_TOKEN.sub(replaced, text), object_hook=placed)
+    except json.JSONDecodeError:
+        raise ValueRefusedError(
+            f"must be a tensor such as bf16[4096,8192], a name such as nl.float32, or JSON such as 8, 0.5, true, null, "
+            f'"text" (with its quotes) or {{"a": 1}}; got {text!r}'
+        ) from None
+
+
+def _tensor(dtype: str, shape: str) -> Any:
+    from nkilib.simulator import spec
+    from nkilib.simulator.terms.dtypes import ALL_DTYPES
+
+    given = dtype.removeprefix("nl.")
+    name = _SHORT.get(given, given)
+    if name not in ALL_DTYPES:
+        known = ", ".join([*_SHORT, *ALL_DTYPES])
+        raise ValueRefusedError(f"{given!r} is no type; types are {known}")
+    sizes = [size.strip() for size in shape.split(",")]
+    if not all(size.isdecimal() and size.isascii() and int(size) > 0 for size in sizes):
+        raise ValueRefusedError(
+            f"a shape is positive integers with commas between them, as in {given}[4,8]; got [{shape}]"
+        )
+    return spec([int(size) for size in sizes], name)
+
+
+def _named(path: str) -> Any:
+    from nkilib.nki import nisa, nl
+
+    module, *attributes = path.split(".")
+    found: Any = {"nl": nl, "nisa": nisa}[module]
+    for attribute in attributes:
+        if not hasattr(found, attribute):
+            raise ValueRefusedError(f"NKI has no {path}")
+        found = getattr(found, attribute)
+    return found
+
+
+def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
+    """The arguments by name, from texts ``NAME=VALUE``.
+
+    Raises:
+        ValueRefusedError: if a text has another form, a name comes twice, or a value is none.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, is_given, value = text.partition("=")
+        if not is_given or not name.isidentifier():
+            raise ValueRefusedError(f"--arg must be NAME=VALUE, as in x=bf16[4096,8192]; got {text!r}")
+        if name in arguments:
+            raise ValueRefusedError(f"--arg {name}: is given twice")
+        try:
+            arguments[name] = value_of(value)
+        except ValueRefusedError as error:
+            raise ValueRefusedError(f"--arg {name}: {error}") from None
+    return arguments

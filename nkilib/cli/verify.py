@@ -1,0 +1,189 @@
+"""``python -m nkilib verify``: whether this Neuron device does what the library expects of it.
+
+Runs every kernel on fixed inputs beside float64 and the simulator, asks what the documentation leaves open, and times
+what the performance model states. Without a device it runs on the simulator and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nkilib import __version__, devices
+
+if TYPE_CHECKING:
+    from nkilib.verify.run.place import Place
+    from nkilib.verify.run.report import Entry, Report
+    from nkilib.verify.step import Step
+
+EXIT_CODES: Final = "Exit code: 0; 1 if something is not as expected; 2 if the arguments are wrong or nothing can run."
+_KINDS: Final = ("kernels", "probes", "times")
+_TARGETS: Final = ("trn2", "trn3")
+_VARIABLE: Final = "NEURON_PLATFORM_TARGET_OVERRIDE"
+_REPORT: Final = "nkilib-verify.json"
+_CANNOT: Final = 2
+_INTERRUPTED: Final = 130
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, help="kinds of steps (default: all)")
+    command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this")
+    command.add_argument("--quick", action="store_true", help="a few steps of each kind")
+    command.add_argument("--list", action="store_true", help="name the steps, and run none")
+    command.add_argument(
+        "--report", type=Path, default=Path(_REPORT), metavar="FILE.json", help=f"of the run (default {_REPORT})"
+    )
+    command.add_argument("--resume", action="store_true", help="go on with the run of the report")
+    command.add_argument(
+        "--again", action="store_true", help="with --resume: also the steps that failed, crashed or took too long"
+    )
+    command.add_argument(
+        "--timeout", type=_seconds, default=900.0, metavar="SECONDS", help="that a step may take (default 900)"
+    )
+    command.add_argument("--on", choices=("auto", "device", "simulator"), default="auto", help="default auto")
+    command.add_argument("--target", choices=_TARGETS, help=f"generation (default: {_VARIABLE}, else trn2)")
+    command.set_defaults(run=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run the steps; returns 0, 1 if something is not as expected, 2 if nothing can run."""
+    if options.again and not options.resume:
+        return _cannot("--again needs --resume, which says that a run goes on")
+    from nkilib.verify.run.place import CannotRunError, chosen_place
+    from nkilib.verify.run.report import ReportError
+
+    try:
+        place = chosen_place(options.on)
+        steps = _chosen_steps(options)
+        if options.list:
+            return _list(steps)
+        report = _opened(options, place)
+    except (CannotRunError, ReportError, ImportError, ValueError) as error:
+        return _cannot(str(error))
+    print(place.first_line)
+    return _run(options, place, steps, report)
+
+
+def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
+    """The steps by kind.
+
+    Raises:
+        CannotRunError: there is none.
+    """
+    from nkilib.verify.registry import all_steps
+    from nkilib.verify.run.place import CannotRunError
+
+    found = {
+        kind: [step for step in steps if options.step is None or options.step in step.name]
+        for kind, steps in all_steps(options.only, options.quick).items()
+    }
+    if not any(found.values()):
+        raise CannotRunError(f"no step of {', '.join(options.only)} has {options.step!r} in its name; see --list")
+    return found
+
+
+def _list(steps: dict[str, list[Step]]) -> int:
+    for kind, some in steps.items():
+        print(f"{kind}: {len(some)}")
+        for step in some:
+            print(f"  {step.name}: {step.what}")
+    return 0
+
+
+def _opened(options: argparse.Namespace, place: Place) -> Report:
+    """The report of a new run, or of one that goes on.
+
+    Raises:
+        ReportError: a file is in the way, or there is none to go on with.
+    """
+    from nkilib.verify.run.report import Report, ReportError
+
+    header = _header(options, place)
+    path: Path = options.report
+    if options.resume:
+        report = Report.resumed(path, header)
+        if options.again:
+            report.without_bad_ends()
+        return report
+    if path.exists():
+        raise ReportError(f"{path} is there already: --resume goes on with it, --report names another file")
+    report = Report(path, header)
+    try:
+        report.save()
+    except OSError as error:
+        raise ReportError(f"cannot write the report: {error}") from error
+    return report
+
+
+def _header(options: argparse.Namespace, place: Place) -> dict[str, Any]:
+    """What a run is of."""
+    return {
+        "place": place.name,
+        "reason": place.reason,
+        "nkilib": __version__,
+        "target": _target(options),
+        "devices": devices.visible(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in ("numpy", "ml_dtypes", "nki", "neuronx-cc", "nrtpy")},
+    }
+
+
+def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]], report: Report) -> int:
+    from nkilib.verify.run.runner import Settings, run_steps
+
+    total = sum(map(len, steps.values()))
+    print(f"{total} steps for {_target(options)}, at most {options.timeout:g} s each; report: {report.path}")
+    try:
+        run_steps(steps, Settings(place, _target(options), options.timeout), report, _show)
+    except KeyboardInterrupt:
+        print(f"interrupted; --resume --report {report.path} goes on with the next step", file=sys.stderr)
+        return _INTERRUPTED
+    counts = ", ".join(f"{count} {status}" for status, count in report.counts().items())
+    print(f"{counts}.")
+    for name, entry in report.entries.items():
+        if entry.status.is_difference:
+            print(f"{entry.status.value}: {name}")
+    return int(report.has_differences)
+
+
+def _show(name: str, entry: Entry) -> None:
+    """A step that has ended: one line, and what was found below it."""
+    print(f"{entry.status.value:<12} {name} ({entry.seconds:.1f} s)")
+    lines = entry.text.splitlines()
+    for line in lines if entry.status.is_difference else lines[:1]:
+        print(f"{'':<12} {line}")
+    sys.stdout.flush()
+
+
+def _target(options: argparse.Namespace) -> str:
+    return options.target or os.environ.get(_VARIABLE) or _TARGETS[0]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _seconds(text: str) -> float:
+    """A positive number of the command line."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text!r}")
+    return seconds
+
+
+def _cannot(message: str) -> int:
+    print(f"python -m nkilib verify: error: {message}", file=sys.stderr)
+    return _CANNOT

@@ -1,0 +1,136 @@
+"""Sums of exponentials under a shift that is known before the elements are: no pass takes the maximum of a row.
+
+For a shift c of a row x,
+
+    log(sum over the row of exp(x - c)) + c = log(sum over the row of exp(x - m)) + m,
+
+whatever c is. Here c is the largest of what comes first, the first chunk of a row, and of one element that is known
+already, so that the sum S of a row of finite elements is at least 1. Where the maximum m of the row is larger, S is up
+to exp(m - c) times what it would be under m. Up to :func:`sum_max` that is as good as the sum under m; beyond it, and
+where an infinity or a NaN comes in, the row has to be summed anew under its maximum: :func:`doubtful` says which rows.
+
+The tiles hold -c, which is what the ``bias`` of an activation wants, clamped to the finite float32 range.
+
+How far a sum may go. Rounding x - c costs an element above c half a unit of the last place of x - c, relative to its
+exponential; log S is rounded to half a unit of its last place. With S at most 2^23, log S and every x - c are below 16,
+and either is at most 2^-21. The difference of two bfloat16 is exact unless one of them is over 2^16 times the other, so
+that these rows bear log's rounding alone. Of float32 elements both count: S is at most 2^11, log S below 8, each at
+most 2^-22.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.statistics import Columns, Place
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST, float32_like
+from nkilib.nki import nisa, nl
+
+# A sum is at least 1 but for the rounding of exp(0); it is 0 where the shift had to be clamped.
+SUM_MIN = 0.5
+_SUM_MAX_OF_BFLOAT16 = 2.0**23
+_SUM_MAX_OF_FLOAT32 = 2.0**11
+
+
+def sum_max(dtype: nl.DType) -> float:
+    """The largest sum under a shift that adds at most 2^-21 to the error of its log, for elements of ``dtype``."""
+    return _SUM_MAX_OF_FLOAT32 if dtype == nl.float32 else _SUM_MAX_OF_BFLOAT16
+
+
+def doubtful(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
+    """1.0 where a sum is outside [``SUM_MIN``, ``most``] or NaN, else 0.0: float32, of the shape of the sums."""
+    trusted_sbuf, doubtful_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
+    # A NaN equals nothing, itself included.
+    nisa.tensor_scalar(
+        dst=trusted_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=SUM_MIN, op1=nl.minimum, operand1=most
+    )
+    nisa.tensor_tensor(dst=doubtful_sbuf, data1=sums_sbuf, data2=trusted_sbuf, op=nl.not_equal)
+    return doubtful_sbuf
+
+
+@dataclass(frozen=True)
+class ShiftedSums:
+    """Shifts and sums of a group of batches, float32 but for ``exact_neg_max_sbuf``.
+
+    Attributes:
+        columns: how the tiles of chunks are laid out.
+        sums_sbuf: of chunks, [rows, batches, columns].
+        exact_neg_max_sbuf: minus the maximum of a first chunk, in the type of the chunk, [rows, 1].
+        row_neg_max_sbuf, row_sum_sbuf, log_sum_sbuf: -c, S and log S of rows, [rows, batches]; -c stands where
+            ``nkilib.core.rows.statistics.Statistics`` has minus the maximum.
+    """
+
+    columns: Columns
+    sums_sbuf: nl.NkiTensor
+    exact_neg_max_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    row_sum_sbuf: nl.NkiTensor
+    log_sum_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, columns: Columns, dtype: nl.DType) -> ShiftedSums:
+        """For chunks of ``dtype``."""
+        return cls(
+            columns,
+            sums_sbuf=columns.tile(),
+            exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
+            row_neg_max_sbuf=columns.row_tile(),
+            row_sum_sbuf=columns.row_tile(),
+            log_sum_sbuf=columns.row_tile(),
+        )
+
+    def shift_of(self, batch: int) -> nl.NkiTensor:
+        """-c of a batch of the group: a view [rows, 1]."""
+        return self.row_neg_max_sbuf[:, batch : batch + 1]
+
+    def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
+        """-c of the rows of a batch, before their first chunk is summed.
+
+        Args:
+            chunk_sbuf: the first chunk, or a part of it, [rows, columns].
+            element_sbuf: another element of each row, in the type of the chunk, [rows, 1].
+            batch: of the group.
+        """
+        shift_sbuf = self.shift_of(batch)
+        nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
+        nisa.scalar_tensor_tensor(
+            dst=shift_sbuf,
+            data=element_sbuf,
+            op0=nl.multiply,
+            operand0=-1.0,
+            op1=nl.minimum,
+            operand1=self.exact_neg_max_sbuf,
+        )
+        nisa.tensor_scalar(
+            dst=shift_sbuf,
+            data=shift_sbuf,
+            op0=nl.minimum,
+            operand0=FLOAT32_HIGHEST,
+            op1=nl.maximum,
+            operand1=FLOAT32_LOWEST,
+        )
+
+    def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
+        """exp(x - c) of one chunk, and their sum. The exponentials may be written over the chunk."""
+        nisa.activation(
+            dst=exponentials_sbuf,
+            op=nl.exp,
+            data=chunk_sbuf,
+            bias=self.shift_of(place.batch),
+            reduce_op=nl.add,
+            reduce_res=place.of(self.sums_sbuf),
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    def combine_sums(self, chunks: int) -> None:
+        """S of the rows, when ``chunks`` chunks of each have gone through."""
+        nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.columns.in_use(self.sums_sbuf, chunks), axis=2)
+
+    def restart(self, chunks: int) -> None:
+        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        self.combine_sums(chunks)
+        self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
+
+    def take_logs(self) -> None:
+        """log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

@@ -1,0 +1,114 @@
+"""How far the extended kernels may be from the float64 oracle.
+
+Notation as in :mod:`.bounds`: u = 2^-23, m the maximum of a row of z, log d = lse - m, p the softmax, f the factors of
+the classes (``ExtendedLoss.factors``). Exponentials, pairwise sums, log and arguments of one row of statistics are
+granted the 16 u that ``bounds.forward_bounds`` derives; what is added here:
+
+- a cap c: tanh is good to 3 u in numpy, and the product with c is rounded, so that a z is off by 4 u c;
+- sums over the classes: terms f (m - z) are of one sign, chunk by chunk too, so 16 u of their sum covers factors,
+  products and pairwise additions;
+- the entropy log d - E / d: a term exp(z - m) (m - z) is off by half a unit of (m - z)^2 more than its sum;
+- s lse^2 doubles the relative error of lse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT
+from .reference import ExtendedLoss, Float64Array, extended_forward_reference
+
+CAP_UNITS = 4.0
+
+
+def extended_forward_bounds(
+    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss
+) -> dict[str, Float64Array]:
+    """Largest accepted errors by name, [N] each, for rows whose results are finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        z = options.scores(logits, dtype)
+        truth = extended_forward_reference(logits, targets, dtype, options)
+        maximum = np.abs(z.max(axis=1))
+        log_sum = np.abs(truth.lse - z.max(axis=1))
+        below = z.max(axis=1)[:, np.newaxis] - z
+        factors = options.factors(targets, z.shape[1])
+        p = np.exp(z - truth.lse[:, np.newaxis])
+        spread = np.where(factors == 0.0, 0.0, factors * below).sum(axis=1)
+        total = factors.sum(axis=1)
+        of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0)
+        weights = options.weights(z.shape[1])
+        lse = FORWARD_UNITS * UNIT * np.maximum(1.0, np.maximum(maximum, log_sum)) + of_cap
+        square = options.lse_square_scale * np.abs(truth.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(truth.lse))
+        second = np.where(p == 0.0, 0.0, p * np.square(below)).sum(axis=1)
+        distance_sum = FORWARD_UNITS * UNIT * (weights * below).sum(axis=1) + of_cap * weights.sum() + SMALLEST_NORMAL
+        target_logit = np.full(len(z), of_cap + SMALLEST_NORMAL)
+        position_weight = np.full(len(z), SMALLEST_NORMAL)
+        if targets.ndim == 2:
+            target_logit = FORWARD_UNITS * UNIT * (spread + total * maximum) + of_cap * total
+            distance_sum = FORWARD_UNITS * UNIT * spread + of_cap * total + SMALLEST_NORMAL
+            position_weight = FORWARD_UNITS * UNIT * total
+    return {
+        "loss": FORWARD_UNITS * UNIT * (total * np.maximum(1.0, log_sum) + spread)
+        + 2.0 * of_cap * total
+        + square
+        + SMALLEST_NORMAL,
+        "lse": lse,
+        "target_logit": target_logit,
+        "position_weight": position_weight,
+        "entropy": FORWARD_UNITS * UNIT * np.maximum(1.0, truth.entropy)
+        + UNIT * second
+        + 2.0 * of_cap * (1.0 + truth.entropy),
+        "distance_sum": distance_sum,
+    }
+
+
+def extended_gradient_bound(
+    logits: npt.NDArray[Any],
+    targets: npt.NDArray[Any],
+    lse: npt.NDArray[Any],
+    grad_loss: npt.NDArray[Any],
+    dtype: Any,
+    options: ExtendedLoss,
+    grad_lse: npt.NDArray[Any] | None = None,
+    grad_logprob: npt.NDArray[Any] | None = None,
+) -> Float64Array:
+    """Largest accepted errors of a float32 gradient, [N, V].
+
+    With S the sum of the sizes of all terms of A, and c the cap or 0::
+
+        u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|) + 2^-126
+
+    where r is what is subtracted from A * p: g times the factor, and gp. As ``bounds.gradient_bound`` derives it, p is
+    off by u (8 + |z - lse| + |lse|) of itself, and the terms of A, their sum and the product cost 4 u more. At the
+    target the large part of r is not granted: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r is
+    the sizes of the terms of A - D times |1 - p|, and |g (e / V) w|. The factor 1 - tanh^2 is off by 3 u, of dz.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        z = options.scores(logits, dtype)
+        positions, vocabulary = z.shape
+        valid = options.is_valid(targets)
+        exact_lse = lse.astype(np.float64)[:, np.newaxis]
+        p = np.exp(z - exact_lse)
+        factors = options.factors(targets, vocabulary)
+        of_loss = np.where(valid, grad_loss, 0.0).astype(np.float64)[:, np.newaxis]
+        of_lse, of_logprob = (
+            np.zeros((positions, 1)) if given is None else given.astype(np.float64)[:, np.newaxis]
+            for given in (grad_lse, grad_logprob)
+        )
+        square = np.abs(of_loss * 2.0 * options.lse_square_scale * exact_lse)
+        sizes = np.abs(of_loss) * factors.sum(axis=1, keepdims=True) + square + np.abs(of_lse)
+        sizes += np.where(valid[:, np.newaxis], np.abs(of_logprob), 0.0)
+        drawn = np.abs(of_loss) * factors
+        if targets.ndim == 1:
+            rows, classes = np.flatnonzero(valid), targets[valid]
+            spread = options.label_smoothing / vocabulary * options.weights(vocabulary)
+            own = np.abs(of_loss[rows, 0]) * (1.0 - options.label_smoothing) * options.weights(vocabulary)[classes]
+            own += np.abs(of_logprob[rows, 0])
+            at_target = np.abs(of_loss[rows, 0]) * spread[classes]
+            drawn[rows, classes] = at_target + own * np.abs(1.0 - p[rows, classes])
+        cap = options.logit_softcap or 0.0
+        units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + np.abs(z - exact_lse) + np.abs(exact_lse) + 4.0 * cap))
+        return UNIT * (units + 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)) + SMALLEST_NORMAL

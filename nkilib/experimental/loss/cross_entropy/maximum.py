@@ -1,0 +1,71 @@
+"""Whether the forward takes the exact maximum of every row, or does without a pass for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.recomputation import BATCHES_MAX, ROWS_MAX
+from nkilib.experimental.loss.cross_entropy.options import Launch, Options
+from nkilib.nki import nl
+
+# Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). What comes with a shift takes as
+# long as is saved over so many columns of batches; in rows of fewer columns, what a batch costs by itself shows.
+_COLUMNS_OF_BATCHES = 28_000
+_COLUMNS_OF_ROW = 4_000
+
+
+def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:
+    """The options, of the form that is asked for: with the exact maximum, without it, or whichever is faster.
+
+    Raises:
+        AssertionError: ``exact_maximum`` is none of the three, or asks for what the launch or its options exclude.
+    """
+    function = launch.function
+    require(
+        exact_maximum in (True, False, None),
+        f"{function}: exact_maximum must be True, False or None, got {exact_maximum}",
+    )
+    if exact_maximum:
+        return options
+    obstacle = _obstacle(launch, options)
+    if exact_maximum is None:
+        return options if obstacle or not _pays(launch) else replace(options, with_shift=True)
+    require(not obstacle, f"{function}: exact_maximum must be True or None {obstacle}, got False")
+    return replace(options, with_shift=True)
+
+
+def _obstacle(launch: Launch, options: Options) -> str:
+    """Why a launch cannot do without the exact maximum; empty if it can."""
+    cores, wanted = nl.num_programs(), options.wanted
+    shifted = replace(options, with_shift=True).forward_plan
+    for is_there, obstacle in (
+        (options.has_probabilities, "for class probabilities"),
+        (options.spread != 0.0, "with label_smoothing, which sums distances from it"),
+        (options.softcap is not None, "with logit_softcap"),
+        (wanted.argmax, "with with_argmax"),
+        (wanted.entropy, "with with_entropy"),
+        (wanted.distance_sum, "with with_distance_sum"),
+        (launch.chunk_size >= launch.vocab_size, "for a chunk_size of whole rows, of which it is the shift"),
+        (launch.num_positions < cores, f"for fewer than {cores} positions, one a core"),
+        (launch.num_positions > ROWS_MAX, f"for more than {ROWS_MAX} positions, which are counted in float32"),
+        (launch.chunk_size > shifted.largest_chunk(launch.dtype), "for chunks that leave no room for smaller tiles"),
+    ):
+        if is_there:
+            return obstacle
+    most = max(len(launch.batches_of(core)) for core in range(cores))
+    return f"for more than {BATCHES_MAX} batches a core, got {most}" if most > BATCHES_MAX else ""
+
+
+def _pays(launch: Launch) -> bool:
+    is_bfloat16 = launch.dtype == nl.bfloat16 and launch.logits_hbm.dtype == nl.bfloat16
+    return is_bfloat16 and shift_pays(len(launch.batches_of(0)), launch.vocab_size, launch.chunk_size)
+
+
+def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
+    """Whether a core's pass for the maximum would take longer than all that comes with a shift.
+
+    In bfloat16: loads of float32 take longer than either pass.
+    """
+    columns = vocab_size - chunk_size
+    return columns >= _COLUMNS_OF_ROW and batches * columns >= _COLUMNS_OF_BATCHES

@@ -1,0 +1,188 @@
+"""The forward on one core with exponentials under a shift: no pass over a row takes its maximum.
+
+The shift of a row is the largest of its first chunk and of its target's logit, which is gathered a batch ahead. What is
+wrong with it in a row shows in the row's sum; such rows are computed anew under their maximum, when all others are done
+(:mod:`nkilib.core.rows.shifted`, :mod:`nkilib.core.rows.recomputation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
+from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
+from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues
+from nkilib.core.rows.shifted import doubtful, sum_max
+from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
+from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.group import Group, ShiftedGroup, TargetValues
+from nkilib.experimental.loss.cross_entropy.options import Launch, Options
+from nkilib.experimental.loss.cross_entropy.results import Results, store_results
+from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks
+from nkilib.nki import nisa, nl
+
+# A chunk of rows that are computed anew is so much smaller.
+_PARTS = 2
+
+
+def shifted_forward_of_core(launch: Launch, options: Options, results: Results) -> None:
+    """The results of the positions of this core, of which there is at least one."""
+    _ShiftedForward.make(launch, options, results).run()
+
+
+@dataclass(frozen=True)
+class _ShiftedForward:
+    """What all chunks have in common.
+
+    Attributes:
+        launch, options: of the kernel.
+        results: of the kernel.
+        target_logits: kept for rows that are computed anew.
+        logits: the chunks.
+        groups: of batches.
+        finder: of the targets.
+        flagged: rows to be computed anew.
+        stores: of results.
+    """
+
+    launch: Launch
+    options: Options
+    results: Results
+    target_logits: KeptValues
+    logits: Stream[Batch]
+    groups: list[BatchGroup]
+    finder: TargetFinder
+    flagged: FlaggedRows
+    stores: list[nisa.NkiInstruction]
+
+    @classmethod
+    def make(cls, launch: Launch, options: Options, results: Results) -> _ShiftedForward:
+        batches = launch.batches()
+        # Rows that are computed anew take the same buffers, one a partition.
+        sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_PER_TRIP)
+        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        rows, cores = batches[0].rows, batches[0].cores
+        return cls(
+            launch,
+            options,
+            results,
+            KeptValues.make(len(batches), launch.dtype),
+            logits,
+            batch_groups(batches, most_batches_of_group(logits.num_chunks)),
+            TargetFinder.make(launch.targets_hbm, rows, cores, options),
+            FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches)),
+            [],
+        )
+
+    def run(self) -> None:
+        """Go through all chunks, then through the rows that are to be computed anew.
+
+        A group is finished beside the first chunks of the next one, so that no engine waits for another one.
+        """
+        chunks = self.logits.num_chunks
+        previous, group = None, self._group(0)
+        self._gather_targets(group, 0)
+        for number, batches in enumerate(self.groups):
+            first, last = batches.start * chunks, batches.end * chunks - 1
+            following = group
+            for load in range(first, last + 1):
+                chunk = self.logits.chunk(load)
+                visit = load // chunks
+                self._take_chunk(group, chunk, visit - batches.start)
+                if chunk.number == 0 and visit + 1 < len(self.logits.batches):
+                    if visit + 1 == batches.end:
+                        following = self._group(number + 1)
+                    self._gather_targets(following, visit + 1)
+                if previous is not None and load == first:
+                    self._take_logs(previous)
+                # The loads of the group have been issued: stores of single elements keep the DMA engines busy for long.
+                if previous is not None and load == max(first, last - 2):
+                    self._finish(previous)
+            previous, group = group, following
+        if previous is not None:
+            self._take_logs(previous)
+            self._finish(previous)
+        self.flagged.recompute(self._recompute, self.stores)
+
+    def _group(self, number: int) -> ShiftedGroup:
+        return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
+
+    def _gather_targets(self, group: ShiftedGroup, visit: int) -> None:
+        """The logits at the targets of a batch, and their class weights, before its first chunk is taken."""
+        at, rows = visit - group.batches.start, self.logits.batches[visit]
+        targets = group.targets
+        elements = self.finder.find(rows, targets.masks_of_batch(at))
+        nisa.dma_copy(
+            dst=targets.logits_sbuf[:, at : at + 1],
+            src=row_elements(self.launch.logits_hbm, elements.index_sbuf, rows),
+        )
+        if targets.weights_sbuf is not None and self.launch.class_weight_hbm is not None:
+            nisa.dma_copy(
+                dst=targets.weights_sbuf[:, at : at + 1],
+                src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
+            )
+
+    def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
+        """The sum of one chunk; of the first one of a row also the shift."""
+        statistics = group.statistics
+        if statistics.columns.are_full(chunk.number):
+            statistics.restart(chunk.number)
+        chunk_sbuf = self.logits.loaded(chunk.load)
+        if chunk.number == 0:
+            statistics.take_shift(chunk_sbuf, group.targets.logits_sbuf[:, batch : batch + 1], batch)
+        statistics.take_sum(chunk_sbuf, chunk_sbuf, statistics.columns.place(batch, chunk.number))
+
+    def _take_logs(self, group: ShiftedGroup) -> None:
+        group.statistics.combine_sums(self.logits.num_chunks)
+        group.statistics.take_logs()
+
+    def _finish(self, group: ShiftedGroup) -> None:
+        self.flagged.add(doubtful(group.statistics.row_sum_sbuf, sum_max(self.launch.dtype)), group.batches)
+        self.stores.extend(store_results(group, self.results, self.options))
+        self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
+
+    def _recompute(self, rows: GatheredRows) -> None:
+        """Loss and log-sum-exp of rows, under their maximum; their other results stay as they are."""
+        logits = Stream(self.launch.logits_hbm, [rows], self._smaller_buffers())
+        chunks = logits.num_chunks
+        columns = Columns(rows.rows, 1, min(chunks, STATISTICS_COLUMNS))
+        statistics = Statistics.make(columns, self.launch.dtype)
+        targets = None
+        for number in range(chunks):
+            if columns.are_full(number):
+                _combine(statistics, number)
+                statistics.restart()
+            chunk_sbuf, place = logits.loaded(number), columns.place(0, number)
+            statistics.take_maximum(chunk_sbuf, place)
+            statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
+            if number == 0:
+                targets = self._targets_of(rows)
+        _combine(statistics, chunks)
+        statistics.take_logs()
+        group = Group(rows, statistics, None, None, statistics.exact_neg_max_sbuf, targets)
+        store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
+
+    def _smaller_buffers(self) -> list[nl.NkiTensor]:
+        """Parts of the buffers: nothing overlaps with the first load of a trip, nor with its last exponentials."""
+        size = div_ceil(self.logits.chunk_size, _PARTS)
+        return [buffer_sbuf[:, 0:size] for buffer_sbuf in self.logits.buffers_sbuf]
+
+    def _targets_of(self, rows: GatheredRows) -> TargetValues:
+        """The targets of rows that are computed anew, from what has been found of them."""
+        masks = weights_sbuf = None
+        if not self.options.is_plain:
+            valid_sbuf = nl.ndarray((rows.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)
+            ignored_sbuf = int32_column(rows.rows, self.options.recipe.ignore_index, 0)
+            integer_op(valid_sbuf, rows.loaded(self.launch.targets_hbm, nl.int32), ignored_sbuf, nl.not_equal)
+            masks = TargetMasks(valid_sbuf, valid_sbuf)
+        if self.options.is_weighted and self.results.position_weight_hbm is not None:
+            weights_sbuf = rows.loaded(self.results.position_weight_hbm)
+        return TargetValues(rows.kept(self.target_logits), masks, weights_sbuf)
+
+
+def _combine(statistics: Statistics, chunks: int) -> None:
+    """What was gathered of chunks becomes that of rows."""
+    statistics.take_distances(chunks)
+    statistics.take_weights(chunks)
+    statistics.combine_sums(chunks)

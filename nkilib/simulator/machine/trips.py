@@ -1,0 +1,115 @@
+"""How often loops run whose bounds only the device knows: what a profile from shapes is told, and what a launch did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from os.path import basename
+from typing import Any
+
+from ..terms.errors import NkiValidationError
+
+# One number for all loops, or one for each by name; a function is asked when the first loop needs it.
+Stated = int | Mapping[str, int]
+
+_REMEDY = (
+    "which only the device knows, and a launch with nkilib.simulator.spec has shapes and types only; pass arrays, or "
+    "state how often the loop runs: "
+)
+
+
+@dataclass(frozen=True)
+class RunTimeLoop:
+    """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
+
+    Attributes:
+        name: of the function that is its body, or of the loop where it has none.
+        place: ``file:line`` where it starts.
+    """
+
+    name: str
+    place: str
+
+    @property
+    def line(self) -> str:
+        """``file:line`` without the directories."""
+        return basename(self.place)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.line})"
+
+
+@dataclass
+class Trips:
+    """The run-time loops of a launch.
+
+    Attributes:
+        stated: asks how often they run; None if nobody has said so.
+        ran: how often each has run in all, by core.
+        was_asked: whether there was a loop of which the launch itself did not know.
+    """
+
+    stated: Callable[[], Stated | None]
+    was_asked: bool = False
+    ran: dict[RunTimeLoop, dict[int, int]] = field(default_factory=dict)
+
+    def expected(self, what: str, loop: RunTimeLoop) -> int:
+        """How often ``loop`` runs when it starts, as the caller of ``profile`` or the kernel has stated.
+
+        Raises:
+            NkiValidationError: if nobody has; ``what`` says for the message which bound is not known.
+        """
+        self.was_asked = True
+        stated = self.stated()
+        if isinstance(stated, Mapping):
+            found = stated.get(loop.name, stated.get(loop.line))
+            if found is not None:
+                return found
+            known = ", ".join(map(repr, stated)) or "none"
+            raise NkiValidationError(f"{what}, {_REMEDY}trips names {known}, but not {loop.name!r} or {loop.line!r}")
+        if stated is None:
+            raise unknown_trips(what, loop)
+        return stated
+
+    def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
+        """A core has run a loop ``count`` times more."""
+        by_core = self.ran.setdefault(loop, {})
+        by_core[core] = by_core.get(core, 0) + count
+
+    @property
+    def totals(self) -> dict[RunTimeLoop, int]:
+        """How often each loop has run, on the core that ran it most."""
+        return {loop: max(by_core.values()) for loop, by_core in self.ran.items()}
+
+
+def unknown_trips(what: str, loop: RunTimeLoop) -> NkiValidationError:
+    """The error of a loop of which nobody has said how often it runs."""
+    return NkiValidationError(
+        f"{what}, {_REMEDY}profile(..., trips=n), or trips={{{loop.name!r}: n}}, or nkilib.simulator.states_trips at "
+        f"the kernel, which says how often it runs at most"
+    )
+
+
+def name_of_body(body: Any) -> str:
+    """What the body of a loop is called; a callable without a name after its type."""
+    return str(getattr(body, "__name__", type(body).__name__))
+
+
+_CURRENT: ContextVar[Trips | None] = ContextVar("nkilib_simulator_trips", default=None)
+
+
+@contextmanager
+def counting_trips(trips: Trips) -> Iterator[Trips]:
+    """Let ``trips`` answer and count for the launches inside the ``with`` block."""
+    token = _CURRENT.set(trips)
+    try:
+        yield trips
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_trips() -> Trips:
+    """Those of the current context; outside a profile nothing is stated."""
+    return _CURRENT.get() or Trips(lambda: None)

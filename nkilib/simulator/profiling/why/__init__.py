@@ -1,0 +1,1 @@
+"""Why a kernel takes as long as it does: its critical path, and what stands out, in words. Modelled, not measured."""

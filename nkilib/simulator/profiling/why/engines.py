@@ -1,0 +1,163 @@
+"""Findings about the engines that compute: what they wait for, and what they could leave to others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...timing.causes import Waited
+from .critical import Kind
+from .facts import NS_PER_US, Facts, Wait
+from .finding import Finding
+from .words import joined, largest, percent, summed, times, us
+
+_WAITS_FROM = 0.15
+# An engine as busy as this is the limit, whatever others wait for.
+_LIMIT_FROM = 0.85
+_BUSY_FROM, _IDLE_BELOW = 0.75, 0.25
+_MOVED_FROM = 0.1
+_ISSUE_FROM = 0.1
+_LATENCY_FROM = 0.15
+_TABLES_FROM = 0.05
+_MEETINGS_FROM = 0.05
+
+
+def waits(facts: Facts) -> Iterator[Finding]:
+    """The busiest engine that computes, if it waits although nothing is the limit."""
+    shares = {name: facts.share(busy) for name, busy in facts.busy_ns.items()}
+    computing = {name: share for name, share in shares.items() if name != "dma" and share}
+    if not computing or max(shares.values()) >= _LIMIT_FROM:
+        return
+    engine = max(computing, key=lambda name: computing[name])
+    own = [wait for wait in facts.waits if wait.engine == engine]
+    duration = sum(wait.duration_ns for wait in own)
+    if facts.share(duration) < _WAITS_FROM:
+        return
+    core = facts.core
+    causes = largest(summed((_cause(facts, wait), wait.duration_ns) for wait in own))
+    yield Finding(
+        "waits",
+        f"{engine.capitalize()}, the busiest engine that computes ({percent(computing[engine])}), waits {us(duration)} "
+        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. What "
+        f"would help: that these end earlier, or work on another tile meanwhile.",
+        duration / NS_PER_US,
+        facts.short(core.place(max(own, key=lambda wait: wait.duration_ns).number)),
+    )
+
+
+def _cause(facts: Facts, wait: Wait) -> str:
+    core = facts.core
+    if wait.waited is Waited.data and wait.on:
+        return f"for the result of {facts.line(core, wait.on)}"
+    if wait.waited is Waited.reuse and wait.on:
+        return f"until {facts.line(core, wait.on)} is done with what {facts.line(core, wait.number)} overwrites"
+    return "for the other core" if wait.waited is Waited.meeting else "at the start"
+
+
+def idle_engines(facts: Facts) -> Iterator[Finding]:
+    """A busy engine beside an idle one that could take some of its work."""
+    if not facts.links:
+        return
+    core, shares = facts.core, {name: facts.share(busy) for name, busy in facts.busy_ns.items()}
+    for busy in (name for name in ("vector", "scalar", "gpsimd") if shares.get(name, 0.0) >= _BUSY_FROM):
+        could = summed(
+            ((other, facts.line(core, number)), span.end_ns - span.start_ns)
+            for number, plan, _, span, *_ in core.notes
+            if plan.engine == busy and plan.cycles
+            for other in plan.others
+            if shares.get(other, 0.0) < _IDLE_BELOW
+        )
+        idle = summed((name, spent) for (name, _), spent in could.items())
+        if not idle:
+            continue
+        other = max(idle, key=lambda name: (idle[name], -shares.get(name, 0.0)))
+        if facts.share(idle[other]) < _MOVED_FROM:
+            continue
+        lines = largest({line: spent for (name, line), spent in could.items() if name == other})
+        yield Finding(
+            "idle engine",
+            f"{busy.capitalize()} is busy {percent(shares[busy])} of the time and {other} {percent(shares[other])}, "
+            f"which can do {us(idle[other])} of that work as well: "
+            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. Give {other} a part of it with "
+            f"engine=nisa.{other}_engine.",
+            idle[other] / NS_PER_US,
+            lines[0][0].rpartition(" ")[0],
+        )
+
+
+def small_instructions(facts: Facts) -> Iterator[Finding]:
+    """Instructions that are so short that the pauses between them count."""
+    links = facts.links_of(Kind.issue)
+    duration = sum(link.duration_ns for link in links)
+    if facts.share(duration) < _ISSUE_FROM:
+        return
+    work = facts.links_of(Kind.work)
+    mean_ns = sum(link.duration_ns for link in work) / max(1, len(work))
+    lines = largest(facts.by_line(links))
+    yield Finding(
+        "small instructions",
+        f"{len(links):,} instructions on the critical path follow another one of their engine, and the pauses between "
+        f"them take {us(duration)} ({percent(facts.share(duration))}), most behind "
+        f"{joined(line for line, _ in lines)}; an instruction there works {us(mean_ns)} on the "
+        f"average. Let each work on more elements.",
+        duration / NS_PER_US,
+        lines[0][0].rpartition(" ")[0],
+    )
+
+
+def latency(facts: Facts) -> Iterator[Finding]:
+    """A chain of instructions each of which needs the result of the one before."""
+    links = [link for link in facts.links_of(Kind.result) if facts.engine_of(link) != "dma"]
+    duration = sum(link.duration_ns for link in links)
+    if facts.share(duration) < _LATENCY_FROM:
+        return
+    lines = largest(facts.by_line(links))
+    yield Finding(
+        "latency",
+        f"The critical path waits {times(len(links))} for a result on its way to the next instruction: {us(duration)} "
+        f"({percent(facts.share(duration))}), most behind {joined(line for line, _ in lines)}. Put the work of another "
+        f"tile between an instruction and the one that needs its result, or let each work on more elements.",
+        duration / NS_PER_US,
+        lines[0][0].rpartition(" ")[0],
+    )
+
+
+def activation_tables(facts: Facts) -> Iterator[Finding]:
+    """Functions of the Scalar engine that take turns."""
+    if not facts.links:
+        return
+    core = facts.core
+    loads = sorted(core.table_loads)
+    duration = len(loads) * facts.launch.model.generation.timing.activation_table_ns
+    tables = {core.at(number)[1].table for number in loads}
+    if len(loads) <= len(tables) or facts.share(duration) < _TABLES_FROM:
+        return
+    where: dict[str, str] = {}
+    for number in loads:
+        where.setdefault(core.at(number)[1].table, facts.line(core, number))
+    functions = joined(f"{table} at {line}" for table, line in list(where.items())[:4])
+    yield Finding(
+        "activation tables",
+        f"Scalar loads an activation table {times(len(loads))}, which takes {us(duration)} "
+        f"({percent(facts.share(duration))}), because functions take turns: {functions}. Do the work of one function "
+        f"on several tiles before that of the next.",
+        duration / NS_PER_US,
+        facts.short(core.place(loads[-1])),
+    )
+
+
+def meetings(facts: Facts) -> Iterator[Finding]:
+    """Barriers and exchanges of the cores."""
+    links = facts.links_of(Kind.meeting)
+    duration = sum(link.duration_ns for link in links)
+    if facts.share(duration) < _MEETINGS_FROM:
+        return
+    lines = largest(facts.by_line(links))
+    count = len({link.number for link in links})
+    yield Finding(
+        "meetings",
+        f"The cores meet {times(count)} on the critical path, which takes {us(duration)} "
+        f"({percent(facts.share(duration))}), most at {joined(line for line, _ in lines)}. Exchange more at a time, or "
+        f"let each core finish alone what needs nothing of the other.",
+        duration / NS_PER_US,
+        lines[0][0].rpartition(" ")[0],
+    )

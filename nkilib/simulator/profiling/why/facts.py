@@ -1,0 +1,124 @@
+"""What the findings look at: the critical path summed up, and what the engines of a core do and wait for."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from ...terms.enums import Engine
+from ...timing.causes import Waited
+from .cores import Core, Launch
+from .critical import Kind, Link, critical_path
+from .words import summed
+
+NS_PER_US = 1000.0
+
+
+class Wait(NamedTuple):
+    """An engine that could have started an instruction earlier.
+
+    Attributes:
+        engine: which one.
+        waited: for what.
+        number: the instruction that starts late.
+        on: the instruction that held it up; 0 if none of this core did.
+        duration_ns: how long the engine did nothing.
+    """
+
+    engine: str
+    waited: Waited
+    number: int
+    on: int
+    duration_ns: float
+
+
+class Facts:
+    """A launch, and what follows from its notes.
+
+    Attributes:
+        launch: the notes.
+        time_ns: what the launch takes.
+        links: its critical path.
+        busy_ns: by engine, of the core on which it is busy longest.
+    """
+
+    def __init__(self, launch: Launch, busy_us: Mapping[str, float]) -> None:
+        self.launch = launch
+        self.busy_ns = {name: busy * NS_PER_US for name, busy in busy_us.items()}
+        self.links = critical_path(launch)
+        self.time_ns = self.links[-1].end_ns if self.links else 0.0
+
+    @property
+    def core(self) -> Core:
+        """The core that is done last."""
+        return self.of(self.links[-1])
+
+    def of(self, link: Link) -> Core:
+        """The core of a link."""
+        return next(core for core in self.launch.cores if core.number == link.core)
+
+    def share(self, duration_ns: float) -> float:
+        """A duration as a share of the whole time."""
+        return duration_ns / self.time_ns if self.time_ns else 0.0
+
+    def links_of(self, *kinds: Kind) -> list[Link]:
+        """The links of the path of some kinds."""
+        return [link for link in self.links if link.kind in kinds]
+
+    def engine_of(self, link: Link) -> str:
+        """The engine of the instruction that a link's time is spent on."""
+        return self.of(link).at(link.number)[1].engine
+
+    def line_of(self, link: Link) -> str:
+        """Line and name of that instruction."""
+        return self.line(self.of(link), link.number)
+
+    def line(self, core: Core, number: int) -> str:
+        """Line in the kernel and name of an instruction."""
+        return f"{self.short(core.place(number))} {core.at(number)[1].name}"
+
+    def by_line(self, links: Iterable[Link]) -> dict[str, float]:
+        """Nanoseconds of links by line and name of the instruction."""
+        return summed((self.line_of(link), link.duration_ns) for link in links)
+
+    def short(self, place: str) -> str:
+        """``file:line`` with as much of the path as tells the files of the kernel apart."""
+        path, _, line = place.rpartition(":")
+        return f"{self._short_files.get(path, path)}:{line}"
+
+    @cached_property
+    def _short_files(self) -> dict[str, str]:
+        codes = {note[4] for core in self.launch.cores for note in core.notes if note[4] is not None}
+        files = {code.co_filename for code in codes}
+        names = Counter(os.path.basename(file) for file in files)
+        return {
+            file: os.path.basename(file)
+            if names[os.path.basename(file)] == 1
+            else os.path.join(os.path.basename(os.path.dirname(file)), os.path.basename(file))
+            for file in files
+        }
+
+    @cached_property
+    def waits(self) -> list[Wait]:
+        """What the engines that compute wait for, on the core that is done last."""
+        return list(self._waits()) if self.links else []
+
+    def _waits(self) -> Iterator[Wait]:
+        timing, core = self.launch.model.generation.timing, self.core
+        issue_ns = {
+            engine.name: 0.0 if engine is Engine.tensor else timing.issue_cycles / clock
+            for engine, clock in timing.clock_ghz.items()
+        }
+        free: dict[str, float] = {}
+        for number, plan, _, span, *_ in core.notes:
+            if not plan.cycles:
+                continue
+            start = span.start_ns - (timing.activation_table_ns if number in core.table_loads else 0.0)
+            waited = start - free.get(plan.engine, 0.0)
+            free[plan.engine] = span.end_ns + issue_ns[plan.engine]
+            if waited > 0.0 and span.cause.waited is not Waited.engine:
+                on = number - span.cause.on if span.cause.on else 0
+                yield Wait(plan.engine, span.cause.waited, number, on, waited)

@@ -1,0 +1,26 @@
+"""A finding: one thing that makes a kernel slow, as a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that makes a kernel slow. Modelled, not measured.
+
+    Attributes:
+        about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"buffers"``, ``"waits"``, ``"idle engine"``,
+            ``"small instructions"``, ``"latency"``, ``"activation tables"`` or ``"meetings"``.
+        text: what, where in the kernel, with figures, and what to do.
+        time_us: the part of the time that it is about; parts of several findings may be the same.
+        place: ``file:line`` of the kernel, of where most of it is.
+    """
+
+    about: str
+    text: str
+    time_us: float
+    place: str
+
+    def __str__(self) -> str:
+        return self.text

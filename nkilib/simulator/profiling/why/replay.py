@@ -1,0 +1,114 @@
+"""A launch timed again as if some tensors had no end of buffers: no write of them waits for a read.
+
+The causes that were noted say of each instruction for which results it waits, and for which access to what it
+overwrites; with all of them the times come out as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Set
+
+from ...terms.enums import Engine
+from ...timing.event import Note
+from ...timing.timeline import Places, Timeline
+from ...timing.uses import NOTHING, Done
+from .cores import ENGINES, Core, Launch, Model
+
+# More instructions than these take too long to time again.
+MOST_INSTRUCTIONS = 200_000
+
+
+class _Known:
+    """A part of a tensor of which the last write, or access, is known."""
+
+    storage = 0
+
+    def __init__(self, done: Done) -> None:
+        self._done = done
+
+    def last_write(self, by: Engine) -> Done:
+        return self._done
+
+    def last_access(self, by: Engine) -> tuple[Done, bool]:
+        return self._done, False
+
+    def note_read(self, done: Done) -> None:
+        return
+
+    def note_write(self, done: Done) -> None:
+        return
+
+
+class _Left(_Known):
+    """Keeps what an instruction leaves.
+
+    Attributes:
+        has_read, wrote: when those can go on who overwrite what it reads, or need what it writes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(NOTHING)
+        self.has_read = self.wrote = NOTHING
+
+    def note_read(self, done: Done) -> None:
+        self.has_read = done
+
+    def note_write(self, done: Done) -> None:
+        self.wrote = done
+
+
+def replayed_ns(launch: Launch, buffered: Set[int] = frozenset()) -> float:
+    """How long a launch takes if writes of the storages ``buffered`` do not wait for reads of what they overwrite."""
+    timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
+    running = [
+        _replay(core, launch.model, timeline, buffered) for core, timeline in zip(launch.cores, timelines, strict=True)
+    ]
+    arrivals = [next(run, None) for run in running]
+    while any(arrival is not None for arrival in arrivals):
+        met = max(arrival for arrival in arrivals if arrival is not None)
+        arrivals = [_send(run, met) for run in running]
+    return max(timeline.end_ns for timeline in timelines)
+
+
+_Replay = Generator[float, float, None]
+
+
+def _send(run: _Replay, met_ns: float) -> float | None:
+    try:
+        return run.send(met_ns)
+    except StopIteration:
+        return None
+
+
+def _replay(core: Core, model: Model, timeline: Timeline, buffered: Set[int]) -> _Replay:
+    """Yields when the core comes to a meeting, and is sent when the last core does."""
+    left: dict[int, _Left] = {}
+    for note in core.notes:
+        number, plan, _, span, *_ = note
+        own = left[number] = _Left()
+        reads, writes = _places(note, left, own, buffered)
+        if plan.work is not None:
+            met = (yield timeline.trigger_ns(plan.queue, reads, writes)) if span.cause.meets else None
+            timeline.transfer(number, plan.queue, plan.work, reads, writes, met)
+        elif span.cause.meets:
+            engine = ENGINES[plan.engine]
+            met = yield timeline.arrival(engine, reads, writes)
+            timeline.meet(number, engine, writes, met)
+        elif plan.cycles:
+            timeline.compute(number, ENGINES[plan.engine], plan.cycles, reads, writes, plan.table)
+        elif span.end_ns > span.start_ns:
+            timeline.sequence(number, ENGINES[plan.engine], span.end_ns - span.start_ns, reads, writes)
+        else:
+            timeline.pass_on(number, ENGINES[plan.engine], writes, 0.0)
+
+
+def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
+    """What an instruction reads and overwrites; what it leaves goes to ``own``."""
+    number, _, _, span, *_ = note
+    cause = span.cause
+    reads: Places = [_Known(left[number - distance].wrote) for distance in cause.reads]
+    writes: Places = []
+    if cause.overwrites and cause.reused not in buffered:
+        last = left[number - cause.overwrites]
+        writes.append(_Known(last.has_read if cause.reused else last.wrote))
+    return [*reads, own], [*writes, own]

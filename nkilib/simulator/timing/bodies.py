@@ -1,0 +1,37 @@
+"""The tiles that bodies of device loops make: the device has one copy of a body, and so one place for each tile."""
+
+from __future__ import annotations
+
+from ..memory.storage import Storage
+from .footprints import Tracked, tracked
+
+
+class Body:
+    """The body of a loop: its tiles and the loops in it, in the order in which an iteration comes to them."""
+
+    def __init__(self) -> None:
+        self._tiles: list[tuple[object, Tracked]] = []
+        self._loops: list[Body] = []
+        self._tile = self._loop = 0
+
+    def again(self) -> None:
+        """The next iteration starts."""
+        self._tile = self._loop = 0
+
+    def tile(self, storage: Storage) -> Tracked:
+        """What is known of the next tile: what was done to the same one of the iteration before is done to it."""
+        key = storage.shape, storage.dtype, storage.region
+        at, self._tile = self._tile, self._tile + 1
+        if at == len(self._tiles):
+            self._tiles.append((key, tracked(storage)))
+        elif self._tiles[at][0] != key:  # the front end of 0.6 may choose by iteration
+            self._tiles[at] = (key, tracked(storage))
+        return self._tiles[at][1]
+
+    def loop(self) -> Body:
+        """The next loop in it."""
+        at, self._loop = self._loop, self._loop + 1
+        if at == len(self._loops):
+            self._loops.append(Body())
+        self._loops[at].again()
+        return self._loops[at]

@@ -1,0 +1,221 @@
+"""The notes of a core, one for each instruction, in little memory; those of repeated iterations are made when asked."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from types import CodeType
+from typing import NamedTuple, overload
+
+from .causes import Cause
+from .event import Note
+from .plans import Plan
+from .timeline import Span
+
+
+class _Site(NamedTuple):
+    """What instructions have in common that a line of the kernel issues again and again."""
+
+    plan: Plan
+    label: str | None
+    code: CodeType | None
+    position: int
+
+
+class Shift(NamedTuple):
+    """How far a repeated instruction is from the one that was run.
+
+    Attributes:
+        ns: in time.
+        numbers: in instructions.
+        floor: what is before this number is not repeated.
+    """
+
+    ns: float = 0.0
+    numbers: int = 0
+    floor: int = 0
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Instructions that follow once more, several times, without having been run.
+
+    Attributes:
+        first, end: the positions of those that were run.
+        times: how often they follow.
+        ns: from one time to the next.
+        numbers: how many instructions that is.
+        inner: the repeats among them.
+    """
+
+    first: int
+    end: int
+    times: int
+    ns: float
+    numbers: int
+    inner: tuple[Repeat, ...] = ()
+
+    @property
+    def period(self) -> int:
+        """How many notes each time has."""
+        return self.end - self.first + sum(each.added for each in self.inner)
+
+    @property
+    def added(self) -> int:
+        """How many notes it adds."""
+        return self.times * self.period
+
+
+class Notes(Sequence[Note]):
+    """The notes of a core, in program order."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._site = array("L")
+        self._starts = array("d")
+        self._ends = array("d")
+        self._cause = array("L")
+        self._sites: list[_Site] = []
+        self._site_of: dict[tuple[int, str | None, int, int], int] = {}
+        self._causes: list[Cause] = []
+        self._cause_of: dict[Cause, int] = {}
+        self._repeats: list[Repeat] = []
+
+    def add(self, number: int, plan: Plan, label: str | None, span: Span, code: CodeType | None, position: int) -> None:
+        """The next instruction; the parameters are those of a note."""
+        key = id(plan), label, id(code), position
+        site = self._site_of.get(key)
+        if site is None:
+            site = self._site_of[key] = len(self._sites)
+            self._sites.append(_Site(plan, label, code, position))
+        start, end, cause = span
+        known = self._cause_of.get(cause)
+        if known is None:
+            known = self._cause_of[cause] = len(self._causes)
+            self._causes.append(cause)
+        self._numbers.append(number)
+        self._site.append(site)
+        self._starts.append(start)
+        self._ends.append(end)
+        self._cause.append(known)
+
+    @property
+    def run(self) -> int:
+        """How many there are of instructions that were run."""
+        return len(self._numbers)
+
+    @property
+    def repeats(self) -> Sequence[Repeat]:
+        """What was repeated, without the repeats within others."""
+        return self._repeats
+
+    def number(self, position: int) -> int:
+        """The number of an instruction that was run, by its position among these."""
+        return self._numbers[position]
+
+    def sites(self, first: int, end: int) -> array[int]:
+        """What the instructions were that were run: equal numbers for equal ones."""
+        return self._site[first:end]
+
+    def times(self, first: int, end: int) -> array[float]:
+        """When those that were run have started, and then when each has ended."""
+        return self._starts[first:end] + self._ends[first:end]
+
+    def repeats_in(self, first: int) -> tuple[Repeat, ...]:
+        """The repeats of what was run from a position on."""
+        return tuple(each for each in self._repeats if each.first >= first)
+
+    def repeat(self, first: int, times: int, ns: float, numbers: int) -> None:
+        """What was run from a position on follows several times more."""
+        inner = self.repeats_in(first)
+        del self._repeats[len(self._repeats) - len(inner) :]
+        self._repeats.append(Repeat(first, self.run, times, ns, numbers, inner))
+
+    def span_of(self, number: int) -> Span:
+        """When an instruction that was run has started and ended."""
+        return self._note(bisect_left(self._numbers, number), Shift())[3]
+
+    def again(self, first: int, last: int) -> Iterator[float]:
+        """How much later that happens again, each time, which two instructions begin and end that were run."""
+        begin, end = (bisect_left(self._numbers, number) for number in (first, last))
+        return _again(self._repeats, begin, end, 0.0)
+
+    def __len__(self) -> int:
+        return self.run + sum(each.added for each in self._repeats)
+
+    def __iter__(self) -> Iterator[Note]:
+        return self._between(0, self.run, self._repeats, Shift())
+
+    @overload
+    def __getitem__(self, at: int) -> Note: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Note]: ...
+
+    def __getitem__(self, at: int | slice) -> Note | list[Note]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        count = len(self)
+        position = at + count if at < 0 else at
+        if not 0 <= position < count:
+            raise IndexError(f"note {at} of {count}")
+        return self._found(0, self._repeats, position, Shift())
+
+    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift) -> Iterator[Note]:
+        for each in repeats:
+            for position in range(first, each.end):
+                yield self._note(position, shift)
+            first = each.end
+            for time in range(1, each.times + 1):
+                yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift))
+        for position in range(first, end):
+            yield self._note(position, shift)
+
+    def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
+        """The note at a position behind ``first``."""
+        # Where the notes that a repeat adds start, counted from ``first``.
+        added = [0, *accumulate(each.added for each in repeats)]
+        starts = [each.end - first + before for each, before in zip(repeats, added, strict=False)]
+        before = bisect_right(starts, position)
+        if before:
+            each = repeats[before - 1]
+            time, within = divmod(position - starts[before - 1], each.period)
+            if time < each.times:
+                return self._found(each.first, each.inner, within, self._shift(each, time + 1, shift))
+        return self._note(first + position - added[before], shift)
+
+    def _shift(self, repeat: Repeat, time: int, outer: Shift) -> Shift:
+        floor = self._numbers[repeat.first] - repeat.numbers
+        return Shift(outer.ns + time * repeat.ns, outer.numbers + time * repeat.numbers, outer.floor or floor)
+
+    def _note(self, position: int, shift: Shift) -> Note:
+        plan, label, code, at = self._sites[self._site[position]]
+        number, cause = self._numbers[position], self._causes[self._cause[position]]
+        if shift.numbers:
+            cause = _moved(cause, number, shift)
+        span = Span(self._starts[position] + shift.ns, self._ends[position] + shift.ns, cause)
+        return number + shift.numbers, plan, label, span, code, at
+
+
+def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Iterator[float]:
+    for each in repeats:
+        if each.first <= begin and end < each.end:
+            yield from _again(each.inner, begin, end, later)
+            for time in range(1, each.times + 1):
+                yield later + time * each.ns
+                yield from _again(each.inner, begin, end, later + time * each.ns)
+
+
+def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
+    """The cause of a repeated instruction: what is before all iterations is further away from it."""
+
+    def moved(distance: int) -> int:
+        return distance + shift.numbers if distance and number - distance < shift.floor else distance
+
+    on, overwrites, reads = moved(cause.on), moved(cause.overwrites), tuple(moved(each) for each in cause.reads)
+    if (on, overwrites, reads) == (cause.on, cause.overwrites, cause.reads):
+        return cause
+    return cause._replace(on=on, overwrites=overwrites, reads=reads)

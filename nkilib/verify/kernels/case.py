@@ -1,0 +1,150 @@
+"""A launch of a kernel of the library, and what it should give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nkilib.experimental.loss.bounds import error_over_bound
+from nkilib.verify.launching import argument_name, observed
+from nkilib.verify.observation import Array, Observation
+from nkilib.verify.step import Step
+from nkilib.verify.values import Distance, class_difference, distance
+from nkilib.verify.verdict import Status, Verdict
+
+
+class Truth(NamedTuple):
+    """What a result should be.
+
+    Attributes:
+        exact: in float64, or exactly, as integers.
+        bound: largest accepted error of each element; None: every element must be equal.
+        is_defined: the elements for which it is; None for all. The others are held against the simulator's class alone.
+    """
+
+    exact: Array
+    bound: Array | None = None
+    is_defined: Array | None = None
+
+    def worst_error(self, came: Array) -> float:
+        """The largest error as a share of its bound; infinite where the class of an element is another one."""
+        if self.bound is None:
+            return 0.0 if np.array_equal(came, self.exact) else np.inf
+        with np.errstate(all="ignore"):
+            beyond = np.abs(self.exact) > np.finfo(np.float32).max
+            exact = np.where(beyond, np.copysign(np.inf, self.exact), self.exact)  # float32 cannot hold it
+            errors = error_over_bound(came, exact, self.bound)
+        return float((errors if self.is_defined is None else errors[self.is_defined]).max(initial=0.0))
+
+
+Truths = Mapping[str, Truth]
+
+
+@dataclass(frozen=True)
+class Case(Step):
+    """A launch of a kernel.
+
+    Attributes:
+        sizes: of the logits, positions and classes.
+        kernel: what ``nki.jit`` returned.
+        arguments: makes its arguments by name, the same ones every time.
+        results: names of what it returns, in order.
+        truths: makes the truth of results from the arguments; of a result without one the classes alone are compared.
+        num_cores: of the launch.
+        written: the argument that the kernel writes over, if it does.
+    """
+
+    sizes: tuple[int, int]
+    kernel: Any
+    arguments: Callable[[], dict[str, Any]]
+    results: Sequence[str]
+    truths: Callable[[Mapping[str, Any]], Truths]
+    num_cores: int
+    written: str | None = None
+
+    @property
+    def cores(self) -> int:
+        return self.num_cores
+
+    @property
+    def what(self) -> str:
+        return f"{self.sizes[0]} x {self.sizes[1]}, {self.cores} core{'s' * (self.cores > 1)}"
+
+    def observe(self, is_device: bool) -> Observation:
+        return observed(self.kernel, self.arguments(), self.cores, self.results)
+
+    def judge(self, observation: Observation, is_device: bool) -> Verdict:
+        if observation.error is not None:
+            return Verdict(Status.FAILED, observation.error)
+        arguments = self.arguments()
+        expected = self.observe(is_device=False)
+        if expected.error is not None:
+            return Verdict(Status.FAILED, f"on the simulator: {expected.error}")
+        truths = self.truths(arguments)
+        found = [
+            judged(name, observation.arrays[name], expected.arrays[name], truths.get(name)) for name in self.results
+        ]
+        wrong = [each.wrong for each in found if each.wrong]
+        wrong += self._changed(observation, arguments)
+        lines = [f"{each.name}: {each}" for each in found]
+        details = {each.name: each.details() for each in found}
+        if wrong:
+            return Verdict(Status.DIFFERS, "\n".join([*wrong, *lines]), details)
+        return Verdict(Status.AS_EXPECTED, "\n".join(lines), details)
+
+    def _changed(self, observation: Observation, arguments: Mapping[str, Any]) -> list[str]:
+        """The arrays that the launch has changed without being asked to."""
+        return [
+            f"{name}: changed by the launch, which only reads it"
+            for name, value in arguments.items()
+            if isinstance(value, np.ndarray)
+            and name != self.written
+            and observation.arrays[argument_name(name)].tobytes() != value.tobytes()
+        ]
+
+
+@dataclass(frozen=True)
+class JudgedResult:
+    """A result beside float64 and the simulator.
+
+    Attributes:
+        name: of the result.
+        wrong: what is not as expected; empty if all is.
+        worst: largest error as a share of its bound; None where there is no truth.
+        distance: from the simulator's; None where shape or type differ.
+    """
+
+    name: str
+    wrong: str
+    worst: float | None
+    distance: Distance | None
+
+    def __str__(self) -> str:
+        error = "" if self.worst is None else f"error {self.worst:.3g} of its bound, "
+        return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
+
+    def details(self) -> dict[str, Any]:
+        """For the report in JSON, which has no infinite number."""
+        worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
+        found: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
+        if self.distance is not None:
+            found |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
+        return found
+
+
+def judged(name: str, came: Array, simulated: Array, truth: Truth | None) -> JudgedResult:
+    """Hold a result against the simulator's and against the truth."""
+    if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
+        wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
+        return JudgedResult(name, wrong, None, None)
+    worst = None if truth is None else truth.worst_error(came)
+    difference = class_difference(came, simulated)
+    wrong = ""
+    if difference is not None:
+        wrong = f"{name}: {difference} by the simulator"
+    elif worst is not None and not worst <= 1.0:
+        wrong = f"{name}: the error is {worst:.3g} times what float32 explains, beside float64"
+    return JudgedResult(name, wrong, worst, distance(came, simulated))

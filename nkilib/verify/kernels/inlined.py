@@ -1,0 +1,93 @@
+"""Cases of the plain functions that kernels of one's own call: inlined into another kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from nkilib.experimental.loss import extended_inline, inline
+from nkilib.nki import nki, nl
+from nkilib.verify.kernels import extended, inputs, plain
+from nkilib.verify.kernels.case import Case, Truths
+
+_POSITIONS: Final = 5
+_CLASSES: Final = 37
+_TILING: Final[dict[str, Any]] = {"positions_per_batch": 2, "chunk_size": 16}
+_OPTIONS: Final[dict[str, Any]] = {"label_smoothing": 0.1, "logit_softcap": 3.0}
+
+
+@nki.jit
+def inlined_cross_entropy(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, ...]:
+    """Loss, log-sum-exp, and the gradient of the mean in memory of its own, all float32."""
+    tiling = {**_TILING, "dtype": nl.float32}
+    loss_hbm, lse_hbm = inline.cross_entropy_forward(logits_hbm, targets_hbm, **tiling)
+    gradient_hbm = inline.cross_entropy_backward(logits_hbm, targets_hbm, lse_hbm, inplace=False, **tiling)
+    return loss_hbm, lse_hbm, gradient_hbm
+
+
+@nki.jit
+def inlined_extended_cross_entropy(
+    logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
+) -> tuple[nl.NkiTensor, ...]:
+    """As ``inlined_cross_entropy``, with smoothing and a cap."""
+    tiling = {**_TILING, "dtype": nl.float32, **_OPTIONS}
+    forward = extended_inline.extended_cross_entropy_forward(logits_hbm, targets_hbm, **tiling)
+    gradient_hbm = extended_inline.extended_cross_entropy_backward(
+        logits_hbm, targets_hbm, forward[1], grad_loss_hbm, **tiling
+    )
+    return forward[0], forward[1], gradient_hbm
+
+
+def _logits_and_targets() -> dict[str, Any]:
+    return {
+        "logits_hbm": inputs.logits(_POSITIONS, _CLASSES, "float32"),
+        "targets_hbm": inputs.targets(_POSITIONS, _CLASSES),
+    }
+
+
+def _extended_arguments() -> dict[str, Any]:
+    return {**_logits_and_targets(), "grad_loss_hbm": inputs.numbers(5, _POSITIONS)}
+
+
+def _plain_truths(given: Mapping[str, Any]) -> Truths:
+    """The gradient is held against one from the exact log-sum-exp, which is that of the launch to a rounding."""
+    launch = {**given, "dtype": nl.float32}
+    lse = plain.exact_lse(given["logits_hbm"], given["targets_hbm"], nl.float32)
+    backward = {**launch, "lse_state_hbm": lse, "inplace": False}
+    return {**plain.forward_truths(launch), **_widened(plain.backward_truths(backward))}
+
+
+def _extended_truths(given: Mapping[str, Any]) -> Truths:
+    launch = {**given, "dtype": nl.float32, **_OPTIONS}
+    forward = extended.forward_truths(launch)
+    backward = {**launch, "lse_hbm": forward["lse"].exact.astype(np.float32)}
+    return {**{name: forward[name] for name in ("loss", "lse")}, **_widened(extended.backward_truths(backward))}
+
+
+def _widened(truths: Truths) -> Truths:
+    """A log-sum-exp that is off by some units changes every p by as many of its own size."""
+    return {
+        name: truth._replace(bound=None if truth.bound is None else _LSE_UNITS * truth.bound)
+        for name, truth in truths.items()
+    }
+
+
+_LSE_UNITS: Final = 4.0
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    results, sizes = ("loss", "lse", "gradient"), (_POSITIONS, _CLASSES)
+    yield Case("inline", True, sizes, inlined_cross_entropy, _logits_and_targets, results, _plain_truths, 2)
+    yield Case(
+        "extended_inline",
+        False,
+        sizes,
+        inlined_extended_cross_entropy,
+        _extended_arguments,
+        results,
+        _extended_truths,
+        2,
+    )

@@ -1,0 +1,108 @@
+"""Fixed inputs of the kernels: the same on every machine, to the last bit of numpy's log and cos."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from nkilib.nki import nl
+from nkilib.verify.observation import Array
+
+INF: Final = float("inf")
+NAN: Final = float("nan")
+SUBNORMAL: Final = 1e-39
+
+TYPES: Final = {"float32": (np.dtype(np.float32), nl.float32), "bfloat16": (np.dtype(ml_dtypes.bfloat16), nl.bfloat16)}
+
+
+def numbers(seed: int, *shape: int) -> Array:
+    """Standard normal numbers, float32: Box and Muller's formula on a hash of the element's place.
+
+    A generator of numpy may change its stream with a release; a report names inputs by their case alone.
+    """
+    places = np.arange(int(np.prod(shape)), dtype=np.uint64)
+    radius = np.sqrt(-2.0 * np.log(_uniform(places, 2 * seed)))
+    return (radius * np.cos(2.0 * np.pi * _uniform(places, 2 * seed + 1))).astype(np.float32).reshape(shape)
+
+
+def integers(seed: int, limit: int, *shape: int) -> Array:
+    """int32 in [0, limit)."""
+    places = np.arange(int(np.prod(shape)), dtype=np.uint64)
+    return (_uniform(places, 2 * seed) * limit).astype(np.int32).clip(0, limit - 1).reshape(shape)
+
+
+def _uniform(places: Array, seed: int) -> Array:
+    """float64 in (0, 1): the finalizer of SplitMix64 on the places (Steele, Lea, Flood 2014)."""
+    start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
+    state = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return ((state >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+
+def logits(positions: int, vocabulary: int, type_name: str) -> Array:
+    """Normal logits with a standard deviation of 3; each seventh row has one confident class."""
+    found = 3.0 * numbers(1, positions, vocabulary)
+    found[::7, vocabulary // 2] += 20.0
+    return found.astype(TYPES[type_name][0])
+
+
+def targets(positions: int, vocabulary: int) -> Array:
+    """A class each; each seventh row's is its confident one, so that p is close to 1 there."""
+    found = integers(2, vocabulary, positions)
+    found[::7] = vocabulary // 2
+    return found
+
+
+def probabilities(positions: int, vocabulary: int) -> Array:
+    """Rows of positive numbers whose sum is 1, float32."""
+    positive = np.abs(numbers(3, positions, vocabulary))
+    return (positive / positive.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def class_weights(vocabulary: int) -> Array:
+    """Positive, float32."""
+    return np.abs(numbers(4, vocabulary)) + np.float32(0.5)
+
+
+# Eight logits and a target each. With chunks of 3 the special values meet chunk borders, whole chunks and the end.
+_ROWS: Final[tuple[tuple[list[float], int], ...]] = (
+    ([1, 2, 3, 4, -1, -2, -3, -4], 3),
+    ([1, -INF, 3, -INF, 5, -2, -INF, -4], 0),
+    ([1, -INF, 3, -INF, 5, -2, -INF, -4], 3),
+    ([-INF, -INF, -INF, 4, 5, -2, -3, -4], 7),
+    ([-INF] * 7 + [-5], 7),
+    ([-INF] * 7 + [-5], 0),
+    ([-INF] * 8, 2),
+    ([1, 2, 3, INF, 5, -2, -3, -4], 0),
+    ([1, 2, 3, INF, 5, -2, -3, -4], 3),
+    ([INF] * 8, 6),
+    ([1, 2, 3, 4, NAN, -2, -3, -4], 0),
+    ([1, 2, 3, 4, NAN, -2, -3, -4], 4),
+    ([1, INF, 3, 4, NAN, -2, -3, -4], 0),
+    ([NAN] * 8, 2),
+    ([3e38, -3e38, 0, 1, 3e38, -3e38, 2, 3], 1),
+    ([-3e38] * 8, 4),
+    ([0.0, -0.0, 0.0, -0.0, -0.0, 0.0, -0.0, 0.0], 1),
+    ([SUBNORMAL, -SUBNORMAL, 0, 0, SUBNORMAL, -0.0, 0, 0], 0),
+    ([0, -88, -95, -100, -110, -1000, 0, -88], 2),
+    ([1e4, -1e4, 1e4, -1e4, 1e4, -1e4, 1e4, -1e4], 1),
+    ([7] * 8, 5),
+    ([60, 0, 0, 0, 0, 0, 0, 0], 0),
+)
+SPECIAL_SIZES: Final = (len(_ROWS), len(_ROWS[0][0]))
+SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size": 3}
+
+
+def special_logits(type_name: str) -> Array:
+    """Rows with infinities, NaN, zeros of both signs, subnormal numbers and results, and the ends of the range."""
+    with np.errstate(over="ignore"):
+        return np.array([row for row, _ in _ROWS], np.float32).astype(TYPES[type_name][0])
+
+
+def special_targets() -> Array:
+    """A class of each of these rows."""
+    return np.array([target for _, target in _ROWS], np.int32)

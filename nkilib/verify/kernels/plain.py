@@ -1,0 +1,141 @@
+"""Cases of the kernels where every target is a class and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.bounds import forward_bounds, gradient_bound
+from nkilib.experimental.loss.reference import gradient_of_rows, gradient_scale, row_statistics
+from nkilib.nki import nl
+from nkilib.verify.kernels import inputs
+from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.observation import Array
+
+# Three batches on one core, two on two; two full chunks and a short one.
+SMALL: Final[dict[str, Any]] = {"positions_per_batch": 2, "chunk_size": 16}
+# More than a batch of all partitions, and chunks whose number does not divide the classes.
+MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 128, "chunk_size": 300}
+_SMALL_SIZES: Final = (5, 37)
+_MIDDLE_SIZES: Final = (300, 1000)
+_ROUNDED_SIZES: Final = (20, 1000)
+_LONG_SIZES: Final = (256, 32128)
+
+
+def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
+    """numpy types of loss and log-sum-exp of a launch."""
+    return inputs.TYPES[str(dtype)][0], inputs.TYPES[str(dtype if lse_dtype is None else lse_dtype)][0]
+
+
+def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
+    """The log-sum-exp as a forward with float32 results would hand it to the backward."""
+    with np.errstate(all="ignore"):
+        return row_statistics(logits, targets, dtype).lse.astype(np.float32)
+
+
+def forward_truths(given: Mapping[str, Any]) -> Truths:
+    """Loss and log-sum-exp in float64, and the derived bounds."""
+    with np.errstate(all="ignore"):
+        statistics = row_statistics(given["logits_hbm"], given["targets_hbm"], given["dtype"])
+        bounds = forward_bounds(statistics, *loss_types(given["dtype"], given.get("lse_dtype")))
+    return {"loss": Truth(statistics.loss, bounds[0]), "lse": Truth(statistics.lse, bounds[1])}
+
+
+def backward_truths(given: Mapping[str, Any]) -> Truths:
+    """The gradient in float64, and its derived bound."""
+    logits = given["logits_hbm"]
+    scale = gradient_scale(given.get("reduction", "mean"), len(logits))
+    rows = logits, given["targets_hbm"], given["lse_state_hbm"], scale, given["dtype"]
+    result = logits.dtype if given.get("inplace", True) else loss_types(given["dtype"])[0]
+    with np.errstate(all="ignore"):
+        return {"gradient": Truth(gradient_of_rows(*rows), gradient_bound(*rows, result))}
+
+
+def _tiling(positions: int, vocabulary: int, type_name: str, direction: str) -> dict[str, Any]:
+    if vocabulary < 1000:
+        return SMALL
+    if vocabulary < 10000:
+        return MIDDLE
+    return dict(choose_tiling(positions, vocabulary, type_name, direction)._asdict())
+
+
+def _forward(positions: int, vocabulary: int, type_name: str, **options: Any) -> dict[str, Any]:
+    return {
+        "logits_hbm": inputs.logits(positions, vocabulary, type_name),
+        "targets_hbm": inputs.targets(positions, vocabulary),
+        "dtype": inputs.TYPES[type_name][1],
+        **_tiling(positions, vocabulary, type_name, "forward"),
+        **options,
+    }
+
+
+def _backward(
+    positions: int, vocabulary: int, type_name: str, lse_type: str = "float32", **options: Any
+) -> dict[str, Any]:
+    given = {
+        **_forward(positions, vocabulary, type_name),
+        **_tiling(positions, vocabulary, type_name, "backward"),
+        **options,
+    }
+    lse = exact_lse(given["logits_hbm"], given["targets_hbm"], given["dtype"])
+    return {**given, "lse_state_hbm": lse.astype(inputs.TYPES[lse_type][0])}
+
+
+def _special(type_name: str) -> dict[str, Any]:
+    return {
+        "logits_hbm": inputs.special_logits(type_name),
+        "targets_hbm": inputs.special_targets(),
+        "dtype": inputs.TYPES[type_name][1],
+        **inputs.SPECIAL_TILING,
+    }
+
+
+def _special_backward(type_name: str) -> dict[str, Any]:
+    given = _special(type_name)
+    lse = exact_lse(given["logits_hbm"], given["targets_hbm"], given["dtype"])
+    return {**given, "lse_state_hbm": lse, "inplace": False, "reduction": "sum"}
+
+
+def _forward_case(
+    name: str, cores: int, make: Any, sizes: tuple[int, int] = _SMALL_SIZES, is_quick: bool = False
+) -> Case:
+    kernel = cross_entropy_forward
+    return Case(f"cross_entropy_forward: {name}", is_quick, sizes, kernel, make, ("loss", "lse"), forward_truths, cores)
+
+
+def _backward_case(
+    name: str, cores: int, make: Any, sizes: tuple[int, int] = _SMALL_SIZES, is_inplace: bool = True
+) -> Case:
+    kernel, written = cross_entropy_backward, "logits_hbm" if is_inplace else None
+    return Case(
+        f"cross_entropy_backward: {name}", False, sizes, kernel, make, ("gradient",), backward_truths, cores, written
+    )
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
+    summed = partial(_backward, *small, "float32", inplace=False, reduction="sum")
+    yield _forward_case("small, float32", 1, partial(_forward, *small, "float32"))
+    yield _forward_case("small, bfloat16", 2, partial(_forward, *small, "bfloat16", lse_dtype=nl.float32))
+    yield _backward_case("small, float32, sum", 1, summed, is_inplace=False)
+    yield _backward_case("small, bfloat16, in place", 2, partial(_backward, *small, "bfloat16"))
+    yield _backward_case(
+        "small, bfloat16 with a bfloat16 log-sum-exp", 1, partial(_backward, *small, "bfloat16", lse_type="bfloat16")
+    )
+    for type_name in inputs.TYPES:
+        yield _forward_case(f"1000 classes, {type_name}", 2, partial(_forward, *middle, type_name), middle)
+        yield _backward_case(f"1000 classes, {type_name}, in place", 2, partial(_backward, *middle, type_name), middle)
+        special, is_quick = f"special rows, {type_name}", type_name == "float32"
+        yield _forward_case(special, 2, partial(_special, type_name), inputs.SPECIAL_SIZES, is_quick)
+        yield _backward_case(special, 2, partial(_special_backward, type_name), inputs.SPECIAL_SIZES, is_inplace=False)
+    # float32 logits in bfloat16 tiles: the DMA rounds on the way in, and in place widens on the way out.
+    rounded, sizes = "rounded on loading", _ROUNDED_SIZES
+    yield _forward_case(rounded, 2, partial(_forward, *sizes, "float32", dtype=nl.bfloat16), sizes)
+    yield _backward_case(f"{rounded}, in place", 2, partial(_backward, *sizes, "float32", dtype=nl.bfloat16), sizes)
+    yield _forward_case("32128 classes, bfloat16", 2, partial(_forward, *long, "bfloat16", lse_dtype=nl.float32), long)
+    yield _backward_case("32128 classes, bfloat16, in place", 2, partial(_backward, *long, "bfloat16"), long)

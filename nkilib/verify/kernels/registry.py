@@ -1,0 +1,16 @@
+"""The kernels of the library, each with its cases. A public kernel that has none fails a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from nkilib.verify.kernels import extended, inlined, plain
+from nkilib.verify.kernels.case import Case
+
+SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (plain.cases, extended.cases, inlined.cases)
+
+
+def cases() -> list[Case]:
+    """All cases, in the order in which they run."""
+    return [case for source in SOURCES for case in source()]

@@ -1,0 +1,100 @@
+"""What the two cores of a launch know and do to each other's bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from nkilib.core.cores import positions_of_core, strided_rows
+from nkilib.nki import nisa, nki, nl
+from nkilib.verify.observation import Array
+from nkilib.verify.probes.arithmetic import KERNELS, READINGS
+from nkilib.verify.probes.probe import Probe, Reading, no_arguments, the_same
+from nkilib.verify.probes.tiles import tile
+
+
+@nki.jit
+def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """How many programs there are, from the first; and the number of the last one, from it."""
+    count, number = nl.num_programs(), nl.program_id(0)
+    results = []
+    for is_writer, value in ((number == 0, count), (number == count - 1, number)):
+        result_hbm = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        if is_writer:
+            value_sbuf = tile((1, 1))
+            nisa.memset(dst=value_sbuf, value=float(value))
+            nisa.dma_copy(dst=result_hbm, src=value_sbuf)
+        results.append(result_hbm)
+    return results[0], results[1]
+
+
+def number(value: float) -> Array:
+    """float32 [1, 1]."""
+    return np.full((1, 1), value, np.float32)
+
+
+PROGRAMS: Final = Probe(
+    "programs of a launch on two cores",
+    True,
+    "what a kernel on two cores, by the variable or by a grid, is told of their number",
+    (READINGS, "`nl.program_ndim()` of `kernel(...)` on two cores"),
+    "the division of positions: with one program both cores would do all of the work",
+    programs,
+    no_arguments,
+    ("count", "last"),
+    [
+        Reading("two", {"count": number(2), "last": number(1)}),
+        Reading("one", {"count": number(1), "last": number(0)}),
+    ],
+    num_cores=2,
+)
+
+_POSITIONS: Final = 128 * 16
+
+
+@nki.jit
+def interleaved(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """bfloat16 numbers of which each core copies every second one: neighbours share four bytes."""
+    positions = values_hbm.shape[0]
+    result_hbm = nl.ndarray((positions,), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    cores, core = nl.num_programs(), nl.program_id(0)
+    own = positions_of_core(positions, cores, core)
+    for start in range(0, own, 128):
+        rows = min(128, own - start)
+        first = core + start * cores
+        values_sbuf = tile((rows, 1), nl.bfloat16)
+        nisa.dma_copy(dst=values_sbuf, src=strided_rows(values_hbm, first, rows, cores))
+        nisa.dma_copy(dst=strided_rows(result_hbm, first, rows, cores), src=values_sbuf)
+    return result_hbm
+
+
+_VALUES: Final = (1.0 + np.arange(_POSITIONS) % 128).astype(ml_dtypes.bfloat16)
+
+
+def _without(core: int) -> Array:
+    """Zeros in place of what one core has written."""
+    found = _VALUES.copy()
+    found[core::2] = 0
+    return found
+
+
+NEIGHBOURS: Final = Probe(
+    "neighbouring 2-byte results of two cores",
+    True,
+    "whether both cores can write 2 bytes each of the same 4 bytes of HBM",
+    (KERNELS, "- Neighbouring 2-byte results written by different cores"),
+    "bfloat16 losses and log-sum-exps on two cores",
+    interleaved,
+    the_same(values_hbm=_VALUES),
+    ("copied",),
+    [
+        Reading("yes", {"copied": _VALUES}),
+        Reading("no: core 1 writes zeros over what core 0 wrote", {"copied": _without(0)}),
+        Reading("no: core 0 writes zeros over what core 1 wrote", {"copied": _without(1)}),
+    ],
+    num_cores=2,
+)
+
+PROBES: Final = (PROGRAMS, NEIGHBOURS)

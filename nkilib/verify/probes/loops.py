@@ -1,0 +1,202 @@
+"""Loops whose trip count is read at run time, and what rows that are computed anew rest on besides."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from nkilib.nki import nisa, nki, nl
+from nkilib.verify.observation import Array
+from nkilib.verify.probes.arithmetic import READINGS
+from nkilib.verify.probes.dma import column, indices
+from nkilib.verify.probes.integers import integer_row
+from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, the_same
+from nkilib.verify.probes.tiles import loaded, stored, tile
+
+_MARK: Final = -5.0
+
+
+def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
+    """How often the body of a loop ran: it adds 1 to what was there before."""
+    count_sbuf = tile((1, 1))
+    nisa.memset(dst=count_sbuf, value=0.0)
+
+    def body(_: nisa.VirtualRegister) -> None:
+        nisa.tensor_scalar(dst=count_sbuf, data=count_sbuf, op0=nl.add, operand0=1.0)
+
+    nl.fori_loop(0, trips, body)
+    return stored(count_sbuf)
+
+
+@nki.jit
+def counted_loops(trips_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Two loops, as often as two registers say."""
+    trips_sbuf = loaded(trips_hbm)
+    results = []
+    for place in range(2):
+        trips = nisa.register_alloc()
+        nisa.register_load(trips, trips_sbuf[:, place : place + 1])
+        results.append(_counted(trips))
+    return results[0], results[1]
+
+
+def once(value: float) -> Array:
+    """float32 [1, 1]."""
+    return np.full((1, 1), value, np.float32)
+
+
+TRIPS: Final = Probe(
+    "loops of the device",
+    True,
+    "how often a loop runs whose bound is a register, 0 among them",
+    (READINGS, "bounds in registers"),
+    "rows that are computed anew in a loop of the device: none of them, as a rule",
+    counted_loops,
+    the_same(trips_hbm=integer_row(0, 3)),
+    ("none", "three"),
+    [
+        Reading("as often as the register says, not at all for 0", {"none": once(0), "three": once(3)}),
+        Reading("once more often", {"none": once(1), "three": once(4)}),
+        Reading("at least once", {"none": once(1), "three": once(3)}),
+        Reading("once, whatever the register says", {"none": once(1), "three": once(1)}),
+    ],
+)
+
+
+@nki.jit
+def rows_of_loop(rows_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """The sum of the rows that the trips of a loop name, from 0 on."""
+    sum_sbuf, row_sbuf = tile((1, rows_hbm.shape[2])), tile((1, rows_hbm.shape[2]))
+    nisa.memset(dst=sum_sbuf, value=0.0)
+    trips = nisa.register_alloc()
+    nisa.register_load(trips, loaded(trips_hbm))
+
+    def body(trip: nisa.VirtualRegister) -> None:
+        nisa.dma_copy(dst=row_sbuf, src=rows_hbm.select(0, trip))
+        nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=row_sbuf, op=nl.add)
+
+    nl.fori_loop(0, trips, body)
+    return stored(sum_sbuf)
+
+
+_ROWS: Final = np.array([[1, 2], [10, 20], [100, 200], [1000, 2000]], np.float32)
+ROW_OF_TRIP: Final = Probe(
+    "a row that a loop names",
+    False,
+    "which row of HBM a body reads that selects it by the number of its trip",
+    (READINGS, "`t[register]`, `nl.ds(register, size)`"),
+    "rows that are computed anew: their numbers are read by the trip",
+    rows_of_loop,
+    the_same(rows_hbm=_ROWS[:, np.newaxis], trips_hbm=integer_row(3)),
+    ("sum",),
+    [
+        Reading("each trip its own", {"sum": _ROWS[:3].sum(axis=0, keepdims=True)}),
+        Reading("the first one in every trip", {"sum": 3 * _ROWS[:1]}),
+        Reading("each trip the one of the next", {"sum": _ROWS[1:].sum(axis=0, keepdims=True)}),
+        Reading("the sum of one trip alone: nothing is carried over", {"sum": _ROWS[2:3]}),
+    ],
+)
+
+
+@nki.jit
+def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Elements scattered over marks, out of range ones among them, which the DMA engine is told to skip."""
+    result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    mark_sbuf = tile(values_hbm.shape)
+    nisa.memset(dst=mark_sbuf, value=_MARK)
+    marked = nisa.dma_copy(dst=result_hbm, src=mark_sbuf)
+    scatter = nisa.dma_copy(
+        dst=result_hbm.vector_select(0, loaded(index_hbm)), src=loaded(values_hbm), oob_mode=nisa.oob_mode.skip
+    )
+    scatter.depends_on(marked, kind=nisa.dependency.runtime)
+    return result_hbm
+
+
+SKIPPED: Final = Probe(
+    "a scatter that skips",
+    False,
+    "whether `oob_mode=skip` leaves out what is out of range, by one or by far, and writes the rest",
+    (READINGS, "`oob_mode=skip` with a scalar offset that moves"),
+    "rows that are computed anew: slots without a row are out of range",
+    skipped_scatter,
+    the_same(values_hbm=column(1, 2, 3, 4), index_hbm=indices(2, 4, 0, 2**24)),
+    ("rows",),
+    [
+        Reading("it skips them, and writes the rest", {"rows": column(3, _MARK, 1, _MARK)}),
+        Reading("reported as out of range", {}, refused=OUT_OF_RANGE),
+        Reading("it stops at the first of them", {"rows": column(_MARK, _MARK, 1, _MARK)}),
+        Reading("they are written to the last element", {"rows": column(3, _MARK, 1, 4)}),
+        Reading("nothing is written", {"rows": column(*[_MARK] * 4)}),
+    ],
+)
+
+
+@nki.jit
+def exchanged(numbers_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Each core's number, and the larger one of both as each core has it."""
+    core = nl.program_id(0)
+    own_sbuf, others_sbuf = loaded(numbers_hbm[:, core : core + 1]), tile((1, 1), nl.int32)
+    nisa.sendrecv(src=own_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=others_sbuf, op=nl.maximum, engine=nisa.engine.gpsimd)
+    results = []
+    for writer in range(2):
+        result_hbm = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        if core == writer:
+            nisa.dma_copy(dst=result_hbm, src=own_sbuf)
+        results.append(result_hbm)
+    return results[0], results[1]
+
+
+def integer(value: int) -> Array:
+    """int32 [1, 1]."""
+    return np.full((1, 1), value, np.int32)
+
+
+EXCHANGED: Final = Probe(
+    "an exchange of counts between the cores",
+    False,
+    "whether both cores have the other's number after `sendrecv`",
+    (READINGS, "`sendrecv` and HBM"),
+    "the trip count of the loop that computes rows anew, on which both cores must agree",
+    exchanged,
+    the_same(numbers_hbm=integer_row(3, 7)),
+    ("of_core_0", "of_core_1"),
+    [
+        Reading("both have the larger one", {"of_core_0": integer(7), "of_core_1": integer(7)}),
+        Reading("each has its own", {"of_core_0": integer(3), "of_core_1": integer(7)}),
+    ],
+    num_cores=2,
+)
+
+
+@nki.jit
+def product_over(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """left.T @ right, into a bank of PSUM that holds other numbers."""
+    product_psum = nl.ndarray((left_hbm.shape[1], right_hbm.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    nisa.memset(dst=product_psum, value=_MARK)
+    nisa.nc_matmul(dst=product_psum, stationary=loaded(left_hbm), moving=loaded(right_hbm))
+    product_sbuf = tile(product_psum.shape)
+    nisa.tensor_copy(dst=product_sbuf, src=product_psum)
+    return stored(product_sbuf)
+
+
+_LEFT: Final = np.array([[1, 2], [3, 4]], np.float32)
+_RIGHT: Final = np.array([[5, 6, 7], [8, 9, 10]], np.float32)
+PRODUCT: Final = Probe(
+    "a product over other numbers",
+    False,
+    "whether the first product in PSUM overwrites what no product has written",
+    (READINGS, "`nc_matmul(accumulate=None)`"),
+    "rows that are computed anew: their slots are prefix sums that Tensor computes",
+    product_over,
+    the_same(left_hbm=_LEFT, right_hbm=_RIGHT),
+    ("product",),
+    [
+        Reading("it overwrites", {"product": _LEFT.T @ _RIGHT}),
+        Reading("it adds", {"product": _LEFT.T @ _RIGHT + np.float32(_MARK)}),
+        Reading("nothing is written", {"product": np.full((2, 3), _MARK, np.float32)}),
+    ],
+)
+
+PROBES: Final = (TRIPS, ROW_OF_TRIP, SKIPPED, EXCHANGED, PRODUCT)

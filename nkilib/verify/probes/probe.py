@@ -1,0 +1,150 @@
+"""A probe: one launch, and the readings that its results may confirm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from nkilib.verify.launching import argument_name, observed
+from nkilib.verify.observation import Array, Observation
+from nkilib.verify.step import Step
+from nkilib.verify.verdict import Status, Verdict
+
+# How the refusal of an access is worded by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).
+OUT_OF_RANGE: Final = r"OOB|out.?of.?(range|bound)"
+_SHOWN: Final = 24
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An answer to the question of a probe.
+
+    Attributes:
+        name: a clause for people to read.
+        expected: values of results by name, as numpy has them. A result that is not there may be anything.
+        refused: a pattern of the error that the launch ends with instead; None where it returns.
+    """
+
+    name: str
+    expected: Mapping[str, Array]
+    refused: str | None = None
+
+    def explains(self, observation: Observation, tolerance: float) -> bool:
+        """Whether a launch gave this."""
+        if observation.error is not None or self.refused is not None:
+            return (
+                observation.error is not None
+                and self.refused is not None
+                and re.search(self.refused, observation.error, re.IGNORECASE) is not None
+            )
+        return all(_agree(observation.arrays.get(name), array, tolerance) for name, array in self.expected.items())
+
+    def planted(self) -> Observation:
+        """A launch that gave this, for tests."""
+        return Observation(dict(self.expected)) if self.refused is None else Observation(error="OutOfRangeError: index")
+
+
+@dataclass(frozen=True)
+class Probe(Step):
+    """A question that a launch answers.
+
+    Attributes:
+        question: as the documentation leaves it.
+        row: the page of docs/ that the question stands on, and how its row or item there begins.
+        rests_on_it: what of the library would be wrong by another reading.
+        kernel: what ``nki.jit`` returned.
+        arguments: makes its arguments by name; told whether there is a device.
+        results: names of what it returns, in order.
+        readings: the answers. The first one is that of the simulator, on which the kernels rest.
+        num_cores: of the launch.
+        tolerance: of finite values, relative; 0 where they are exact.
+    """
+
+    question: str
+    row: tuple[str, str]
+    rests_on_it: str
+    kernel: Any
+    arguments: Callable[[bool], dict[str, Any]]
+    results: Sequence[str]
+    readings: Sequence[Reading]
+    num_cores: int = 1
+    tolerance: float = 0.0
+
+    @property
+    def cores(self) -> int:
+        return self.num_cores
+
+    @property
+    def what(self) -> str:
+        return self.question
+
+    def observe(self, is_device: bool) -> Observation:
+        return observed(self.kernel, self.arguments(is_device), self.cores, self.results)
+
+    def judge(self, observation: Observation, is_device: bool) -> Verdict:
+        reading = self.confirmed(observation)
+        expected = self.readings[0]
+        details: dict[str, Any] = {
+            "reading": None if reading is None else reading.name,
+            "expected": expected.name,
+            "rests_on_it": self.rests_on_it,
+            "page": self.row[0],
+            "row": self.row[1],
+        }
+        if reading is expected:
+            return Verdict(Status.AS_EXPECTED, f"reading: {expected.name}", details)
+        rests = f"on it rests: {self.rests_on_it}"
+        if reading is not None:
+            text = f"reading: {reading.name}; expected was: {expected.name}; {rests}"
+            return Verdict(Status.DIFFERS, text, details)
+        came = shown(observation, self.results)
+        details["came"] = came
+        if observation.error is not None:
+            return Verdict(Status.FAILED, came, details)
+        return Verdict(Status.DIFFERS, f"none of {len(self.readings)} readings; came: {came}; {rests}", details)
+
+    def confirmed(self, observation: Observation) -> Reading | None:
+        """The first reading that explains a launch; None if none does."""
+        return next((each for each in self.readings if each.explains(observation, self.tolerance)), None)
+
+
+def no_arguments(_: bool) -> dict[str, Any]:
+    """Of a kernel that takes nothing."""
+    return {}
+
+
+def the_same(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
+    """Arguments that are the same with a device and without."""
+    return lambda _: arguments
+
+
+def left(name: str) -> str:
+    """The name, in an observation, of the argument ``name`` as the launch left it."""
+    return argument_name(name)
+
+
+def shown(observation: Observation, names: Sequence[str]) -> str:
+    """What came, for people: the error, or the first elements of each result."""
+    if observation.error is not None:
+        return observation.error
+    parts = []
+    for name in names:
+        array = observation.arrays[name]
+        values = ", ".join(f"{value:g}" for value in array.astype(np.float64).ravel()[:_SHOWN])
+        parts.append(f"{name} = [{values}{', ...' if array.size > _SHOWN else ''}]")
+    return "; ".join(parts)
+
+
+def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
+    """Equal up to the tolerance; NaN equals NaN, and both zeros are one."""
+    if came is None or came.shape != expected.shape:
+        return False
+    one, other = came.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(one - other) <= tolerance * np.abs(other)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return bool((near & np.isfinite(one) & np.isfinite(other) | same).all())

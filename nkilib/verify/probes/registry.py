@@ -1,0 +1,18 @@
+"""All probes, in the order in which they run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nkilib.verify.probes import arithmetic, cores, dma, infinities, integers, loops
+from nkilib.verify.probes.probe import Probe
+
+PROBES: Final[tuple[Probe, ...]] = (
+    *arithmetic.PROBES,
+    *infinities.PROBES,
+    *integers.PROBES,
+    *dma.PROBES,
+    *cores.PROBES,
+    *loops.PROBES,
+    *dma.LAST,
+)

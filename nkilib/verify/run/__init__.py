@@ -1,0 +1,1 @@
+"""Running the steps: each process with a limit of time, a report after each step, and the way back into it."""

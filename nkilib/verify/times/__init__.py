@@ -1,0 +1,1 @@
+"""Times on a device beside those of the performance model."""

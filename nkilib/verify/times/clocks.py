@@ -1,0 +1,206 @@
+"""The clocks of the Neuron SDK: they time a compiled program (NEFF) on the device, without the host.
+
+- nrtpy, the runtime's own Python package: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
+  (``neuron-runtime/nrtpy/model`` of SDK 2.33).
+- neuron-explorer, and neuron-profile before it: ``capture`` runs a program and traces its second execution, ``view
+  --output-format summary-json`` says its ``total_time`` in seconds. The page of SDK 2.33 on profiling a kernel,
+  ``nki/guides/use-neuron-profile``, names ``capture``; the form of the summary is from public code that reads it.
+
+None of it has run here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from nkilib.verify.observation import Array
+
+_WARM_UP: Final = 5
+_TIMES: Final = 50
+_CAPTURES: Final = 3
+_TRACED: Final = 2
+# Seconds that a tool may take, so that the next clock gets its turn.
+_LIMIT: Final = 180
+_TOTAL: Final = "total_time"
+
+
+class ClockError(Exception):
+    """A clock that is not there or does not answer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled launch.
+
+    Attributes:
+        name: of the launch.
+        neff: its file.
+        arrays: its arguments, by the names of the kernel's parameters.
+    """
+
+    name: str
+    neff: Path
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a clock said.
+
+    Attributes:
+        clock: its name; None if none answered.
+        seconds: of each execution, by the name of the launch.
+        refusals: why the clocks before it were not used, by name.
+    """
+
+    clock: str | None = None
+    seconds: dict[str, Array] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+
+class Clock(Protocol):
+    """Something that times a program on the device."""
+
+    @property
+    def name(self) -> str:
+        """For the report."""
+
+    def seconds(self, program: Program, directory: Path) -> list[float]:
+        """Of each execution. May raise anything."""
+
+
+@dataclass(frozen=True)
+class Nrtpy:
+    """The benchmark of nrtpy."""
+
+    name: str = "nrtpy"
+
+    def seconds(self, program: Program, directory: Path) -> list[float]:
+        """Device times of fifty executions.
+
+        Raises:
+            ImportError: there is no nrtpy.
+            ClockError: the program has other inputs than the kernel.
+        """
+        nrtpy = import_module("nrtpy")
+        model = nrtpy.NrtpyModel.load_from_neff(program.neff)
+        inputs = {
+            name: nrtpy.NrtpyTensor.from_numpy(_plain(array), name=name)
+            for name, array in _named(program.arrays, list(model.input_tensors_info)).items()
+        }
+        result = model.benchmark(inputs=inputs, warmup_iter=_WARM_UP, benchmark_iter=_TIMES, mode="device")
+        return [milliseconds / 1000.0 for milliseconds in result.durations_ms]
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """A profiler on the path, which runs the program with inputs of its own.
+
+    Attributes:
+        name: of the command.
+    """
+
+    name: str
+
+    def seconds(self, program: Program, directory: Path) -> list[float]:
+        """The time of the second execution in each of some captures.
+
+        Raises:
+            ClockError: there is no such command, it fails, or its summary has no time.
+        """
+        command = shutil.which(self.name)
+        if command is None:
+            raise ClockError(f"no command {self.name} on the path")
+        return [self._captured(command, program, directory / f"{program.name}-{n}") for n in range(_CAPTURES)]
+
+    def _captured(self, command: str, program: Program, directory: Path) -> float:
+        directory.mkdir(parents=True, exist_ok=True)
+        trace = directory / "profile.ntff"
+        file = ("-n", str(program.neff))
+        _run([command, "capture", *file, "-s", str(trace), f"--profile-nth-exec={_TRACED}"], directory)
+        traces = sorted(directory.glob(f"*_exec_{_TRACED}*.ntff")) or sorted(directory.glob("*.ntff"))
+        if not traces:
+            raise ClockError(f"{self.name} capture wrote no trace")
+        # Of two cores there may be a trace each: the launch ends with the later one.
+        views = [["view", "--output-format", "summary-json", *file, "-s", str(each)] for each in traces]
+        return max(_total(_run([command, *view], directory)) for view in views)
+
+
+CLOCKS: Final[Sequence[Clock]] = (Nrtpy(), Profiler("neuron-explorer"), Profiler("neuron-profile"))
+
+
+def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Clock] = CLOCKS) -> Reading:
+    """Time every program by the first clock that answers for all of them."""
+    refusals = {}
+    for clock in clocks:
+        try:
+            seconds = {program.name: np.array(clock.seconds(program, directory)) for program in programs}
+        except Exception as error:  # whatever a package or a tool that was never seen raises
+            refusals[clock.name] = f"{type(error).__name__}: {error}"
+        else:
+            return Reading(clock.name, seconds, refusals)
+    return Reading(refusals=refusals)
+
+
+def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
+    """The arrays by the names that the program has for them: the kernel's, else in its order."""
+    if set(inputs) == set(arrays):
+        return dict(arrays)
+    if len(inputs) != len(arrays):
+        raise ClockError(f"the program has the inputs {', '.join(inputs)}, the kernel {', '.join(arrays)}")
+    return dict(zip(inputs, arrays.values(), strict=True))
+
+
+def _plain(array: Array) -> Array:
+    """The array, or its bits where numpy itself has no such type."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _run(command: Sequence[str], directory: Path) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ClockError(f"{command[1]} took more than {_LIMIT} s") from late
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise ClockError(f"{command[1]} ended with {done.returncode}: {''.join(last)}")
+    return done.stdout
+
+
+def _total(summary: str) -> float:
+    """Seconds of a summary: a table for each program, or one alone."""
+    start = summary.find("{")
+    try:
+        found: Any = json.loads(summary[start:]) if start >= 0 else None
+    except ValueError as error:
+        raise ClockError(f"the summary is no JSON: {error}") from error
+    times = list(_totals(found))
+    if not times:
+        raise ClockError(f"the summary has no {_TOTAL}")
+    return max(times)
+
+
+def _totals(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if name == _TOTAL:
+                yield float(item)
+            else:
+                yield from _totals(item)

@@ -1,0 +1,75 @@
+"""Chains of one instruction, and a kernel that does nothing: what a launch itself takes cancels between two lengths.
+
+Every link waits for the one before. Each kernel returns something of its last link: what nobody reads, a compiler may
+leave out.
+"""
+
+from __future__ import annotations
+
+from nkilib.nki import nisa, nki, nl
+from nkilib.verify.probes.tiles import loaded, stored, tile
+from nkilib.verify.times.published import PARTITIONS
+
+
+@nki.jit
+def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
+    """The same rows loaded over and over into one tile."""
+    tile_sbuf = tile(x.shape, x.dtype)
+    for _ in range(links):
+        nisa.dma_copy(dst=tile_sbuf, src=x)
+    return stored(tile_sbuf)
+
+
+@nki.jit
+def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
+    """exp of a tile over itself; Scalar."""
+    tile_sbuf = loaded(x)
+    for _ in range(links):
+        nisa.activation(dst=tile_sbuf, op=nl.exp, data=tile_sbuf)
+    return stored(tile_sbuf)
+
+
+@nki.jit
+def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
+    """The square of a tile over itself, and the sum of it; Scalar."""
+    tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
+    for _ in range(links):
+        nisa.activation_reduce(dst=tile_sbuf, op=nl.square, data=tile_sbuf, reduce_op=nl.add, reduce_res=column_sbuf)
+    return stored(column_sbuf)
+
+
+@nki.jit
+def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
+    """A tile times 1 over itself, and the maximum of it; Vector."""
+    tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
+    for _ in range(links):
+        nisa.tensor_scalar_reduce(
+            dst=tile_sbuf,
+            data=tile_sbuf,
+            op0=nl.multiply,
+            operand0=1.0,
+            reduce_op=nl.maximum,
+            reduce_res=column_sbuf,
+        )
+    return stored(column_sbuf)
+
+
+@nki.jit
+def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
+    """Loads of 128 rows each from one queue, none of which waits for another; a number of each is added up."""
+    columns = x.shape[1]
+    tile_sbuf = nl.ndarray((PARTITIONS, links, columns), dtype=x.dtype, buffer=nl.sbuf)
+    total_sbuf = tile((PARTITIONS, 1))
+    nisa.memset(dst=total_sbuf, value=0.0)
+    for link in range(links):
+        nisa.dma_copy(dst=tile_sbuf[:, link, :], src=x[link * PARTITIONS : (link + 1) * PARTITIONS, :])
+        nisa.tensor_tensor(dst=total_sbuf, data1=total_sbuf, data2=tile_sbuf[:, link, 0:1], op=nl.add)
+    return stored(total_sbuf)
+
+
+@nki.jit
+def nothing(first: nl.NkiTensor, second: nl.NkiTensor | None = None, third: nl.NkiTensor | None = None) -> nl.NkiTensor:
+    """A number, whatever arrays it is given: what a launch on these takes besides its work."""
+    number_sbuf = tile((1, 1))
+    nisa.memset(dst=number_sbuf, value=float(sum(each is not None for each in (first, second, third))))
+    return stored(number_sbuf)

@@ -1,0 +1,46 @@
+"""What a step ended with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(str, Enum):
+    """How a step ended; the value is what the report says."""
+
+    AS_EXPECTED = "as expected"
+    DIFFERS = "differs"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+    MEASURED = "measured"  # by a clock that is too coarse to judge by
+    MODELLED = "modelled"
+    NOT_RUN = "not run"
+    RUNNING = "running"
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether the command ends with 1 because of it."""
+        return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
+
+    @property
+    def has_ended_badly(self) -> bool:
+        """Whether nothing was learnt, and the step may be run again on request."""
+        return self in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.RUNNING)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a step.
+
+    Attributes:
+        status: how it ended.
+        text: for people, one line or several.
+        details: numbers and names for programs; what JSON can hold.
+    """
+
+    status: Status
+    text: str
+    details: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,106 @@
+"""Kernels that are slow for one reason each, and one that is as fast as DMA allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.nki import nisa, nl
+
+WIDE = 8192
+
+
+def tile(columns: int = WIDE) -> Any:
+    return nl.ndarray((128, columns), nl.float32)
+
+
+def sound(x: Any) -> Any:
+    """New tiles in each step, 32 KiB a row: DMA is the limit."""
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    for first in range(0, x.shape[0], 128):
+        loaded, scaled = tile(), tile()
+        nisa.dma_copy(loaded, x[first : first + 128])
+        nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+        nisa.dma_copy(result[first : first + 128], scaled)
+    return result
+
+
+def many_triggers(x: Any) -> None:
+    """Transfers of 16 partitions each, which a queue does not trigger as fast as they are moved."""
+    for first in range(0, x.shape[0], 128):
+        loaded, scaled = tile(2048), tile(2048)
+        for row in range(0, 128, 16):
+            nisa.dma_copy(loaded[row : row + 16], x[first + row : first + row + 16, 0:2048])
+        nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+
+
+def short_rows(x: Any) -> None:
+    """Every second block of 64 columns: rows of 256 bytes."""
+    for first in range(0, x.shape[0], 128):
+        blocks = x[first : first + 128].reshape((128, WIDE // 64, 64))
+        loaded = nl.ndarray((128, WIDE // 128, 64), nl.float32)
+        nisa.dma_copy(loaded, blocks[:, 0 : WIDE // 64 : 2, :])
+
+
+def one_after_the_other(x: Any) -> None:
+    """Each step loads what the step before has stored."""
+    for _ in range(8):
+        loaded = tile(512)
+        nisa.dma_copy(loaded, x[0:128, 0:512])
+        nisa.dma_copy(x[0:128, 0:512], loaded)
+
+
+def one_buffer(x: Any) -> Any:
+    """As ``sound``, with one tile for all loads."""
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    loaded = nl.ndarray((128, WIDE), nl.float32, name="only")
+    for first in range(0, x.shape[0], 128):
+        scaled = tile()
+        nisa.dma_copy(loaded, x[first : first + 128])
+        nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+        nisa.dma_copy(result[first : first + 128], scaled)
+    return result
+
+
+def in_turns(_: Any) -> None:
+    """Scalar and Vector work on one tile, one after the other."""
+    values = tile()
+    for _ in range(8):
+        nisa.activation(values, nl.exp, values)
+        nisa.tensor_scalar(values, values, nl.multiply, 2.0)
+
+
+def all_on_vector(_: Any) -> None:
+    """Sums that GpSimd could do a part of."""
+    values = tile()
+    for _ in range(8):
+        nisa.tensor_tensor(tile(), values, values, nl.add)
+
+
+def tiny(_: Any) -> None:
+    """Instructions on four columns each."""
+    values = tile()
+    for first in range(0, 1024, 4):
+        nisa.tensor_scalar(values[:, first : first + 4], values[:, first : first + 4], nl.multiply, 2.0)
+
+
+def chain(_: Any) -> None:
+    """Each instruction needs the result of the one before."""
+    values = tile(256)
+    for _ in range(64):
+        nisa.tensor_scalar(values, values, nl.multiply, 2.0)
+
+
+def two_functions(_: Any) -> None:
+    """Two activation functions in turns."""
+    values = tile()
+    for _ in range(8):
+        nisa.activation(tile(2048), nl.exp, values[:, 0:2048])
+        nisa.activation(tile(2048), nl.tanh, values[:, 2048:4096])
+
+
+def barriers(x: Any) -> None:
+    """The cores meet in every step."""
+    for _ in range(4):
+        loaded = tile(2048)
+        nisa.dma_copy(loaded, x[0:128, 0:2048])
+        nisa.core_barrier(x, cores=[0, 1])

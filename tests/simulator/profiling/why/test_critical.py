@@ -1,0 +1,116 @@
+"""The critical path is the whole time without a gap, and its causes are enough to time the launch again."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from nkilib.experimental.loss import Tiling
+from nkilib.experimental.loss.profiling import profile_launch
+from nkilib.nki import nisa, nki, nl
+from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator.profiling.why.cores import Core, Launch, Model
+from nkilib.simulator.profiling.why.critical import Kind, critical_path
+from nkilib.simulator.profiling.why.replay import replayed_ns
+from nkilib.simulator.target.limits import generation
+from tests.simulator.profiling.why import faulty
+
+
+def launch_of(found: Profile) -> Launch:
+    cores = [Core(*core) for core in found.recorded._cores]
+    return Launch(cores, Model(generation(found.generation), found.parameters))
+
+
+def exchange(x: Any) -> None:
+    """The cores swap tiles; core 1 has more to do before."""
+    mine, theirs = faulty.tile(512), faulty.tile(512)
+    nisa.dma_copy(mine, x[0:128, 0:512])
+    for _ in range(nl.program_id(0) * 4):
+        nisa.tensor_scalar(mine, mine, nl.multiply, 2.0)
+    nisa.sendrecv(mine, theirs, 1 - nl.program_id(0), 1 - nl.program_id(0), pipe_id=0)
+    nisa.tensor_tensor(mine, mine, theirs, nl.add)
+
+
+def gathering(x: Any) -> None:
+    rows, some = nl.ndarray((128, 1), nl.int32), faulty.tile(512)
+    nisa.iota(rows, [[1, 1]], channel_multiplier=2)
+    for _ in range(3):
+        nisa.dma_copy(some, x.ap([[faulty.WIDE, 128], [1, 512]], vector_offset=rows))
+
+
+def of_a_kernel(kernel: Any, cores: int = 1, **assumptions: Any) -> Profile:
+    given = spec((1024, faulty.WIDE), nl.float32)
+    return profile(nki.jit(kernel)[cores], given, parameters=ModelParameters(**assumptions))
+
+
+def of_the_library(direction: str, cores: int, target: str, tiling: Tiling, **options: Any) -> Profile:
+    return profile_launch(300, 9000, "bfloat16", direction, tiling, target=target, cores=cores, **options)
+
+
+PROFILES = {
+    "forward": lambda: of_the_library("forward", 2, "trn2", Tiling(64, 1500)),
+    "backward": lambda: of_the_library("backward", 1, "trn3", Tiling(8, 700)),
+    "extended": lambda: of_the_library(
+        "forward", 2, "trn2", Tiling(32, 1500), extended=True, logit_softcap=30.0, with_entropy=True
+    ),
+    "exchange": lambda: of_a_kernel(exchange, 2),
+    "gathers": lambda: of_a_kernel(gathering),
+    "one queue": lambda: of_a_kernel(faulty.one_buffer, queues_by_direction=False, trigger_us=0.85),
+    "barriers": lambda: of_a_kernel(faulty.barriers, 2),
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_path_is_the_whole_time_without_a_gap(name: str) -> None:
+    found = PROFILES[name]()
+    links = critical_path(launch_of(found))
+    assert links[0].start_ns == 0.0
+    assert links[-1].end_ns / 1000 == pytest.approx(found.time_us, rel=1e-12)
+    for before, after in itertools.pairwise(links):
+        assert before.end_ns == after.start_ns
+        assert after.duration_ns > 0.0
+    assert sum(found.critical_path_us.values()) == pytest.approx(found.time_us)
+    assert sum(found.critical_path_us_by_line.values()) == pytest.approx(found.time_us)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_causes_give_the_same_time_again(name: str) -> None:
+    found = PROFILES[name]()
+    assert replayed_ns(launch_of(found)) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+
+
+def test_the_path_goes_through_the_core_that_comes_last() -> None:
+    """Core 0 waits for core 1, whose four instructions are on the path."""
+    links = critical_path(launch_of(PROFILES["exchange"]()))
+    assert sum(link.kind is Kind.work and link.core == 1 for link in links) >= 4
+    assert [link.core for link in links if link.kind is Kind.work][:4] == [1, 1, 1, 1]
+
+
+def test_a_path_by_hand() -> None:
+    """A load of 4 MiB, the product on Vector, the store: times of the model's page."""
+
+    def kernel(x: Any) -> None:
+        loaded = faulty.tile()
+        nisa.dma_copy(loaded, x[0:128])
+        nisa.tensor_scalar(loaded, loaded, nl.multiply, 2.0)
+        nisa.dma_copy(x[0:128], loaded)
+
+    found = of_a_kernel(kernel)
+    rows = 8 * 4 * faulty.WIDE / 23 / 1000  # eight partitions an engine, 23 bytes a nanosecond
+    expected = {
+        "moving rows": 2 * rows,
+        "vector": faulty.WIDE / 0.96 / 1000,
+        "before the first row of a transfer": 2.0,
+        "until another engine can use a result: dma": 0.6,
+        "until another engine can use a result: vector": 0.21,
+    }
+    assert found.critical_path_us == pytest.approx(expected)
+
+
+def test_the_path_is_that_of_the_target() -> None:
+    with using(target="trn3"):
+        found = of_a_kernel(faulty.two_functions)
+    assert found.generation == "trn3"
+    assert replayed_ns(launch_of(found)) / 1000 == pytest.approx(found.time_us, rel=1e-12)

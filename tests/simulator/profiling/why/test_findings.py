@@ -1,0 +1,116 @@
+"""Each sentence is said of a kernel that has the fault, with its line and its figures, and of no sound kernel."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nkilib.nki import nki, nl
+from nkilib.simulator import Profile, profile, spec
+from tests.simulator.profiling.why import faulty
+
+
+@functools.cache
+def profile_of(name: str) -> Profile:
+    kernel = nki.jit(getattr(faulty, name))[2 if name == "barriers" else 1]
+    return profile(kernel, spec((1024, faulty.WIDE), nl.float32))
+
+
+def line(text: str) -> str:
+    """``faulty.py:line`` of the only line that holds a text, or of the first one that does after the text ``a|b``."""
+    kernel, _, statement = text.partition("|")
+    lines = Path(faulty.__file__).read_text().splitlines()
+    first = next(number for number, code in enumerate(lines) if code.startswith(f"def {kernel}("))
+    return f"faulty.py:{next(number + 1 for number in range(first, len(lines)) if statement in lines[number])}"
+
+
+FAULTS = [
+    (
+        "many_triggers",
+        "triggers",
+        "many_triggers|dma_copy",
+        ["every 0.6 us", "63 of them", "37.8 us", "(85%)", "128.0 KiB"],
+    ),
+    (
+        "short_rows",
+        "small rows",
+        "short_rows|dma_copy",
+        ["rows of 256 B", "16.0 MiB", "100% of the bytes", "19% of the"],
+    ),
+    ("one_after_the_other", "first byte", "one_after_the_other|dma_copy(x", ["16 times", "20.8 us", "(65%)"]),
+    (
+        "one_buffer",
+        "buffers",
+        "one_buffer|only",
+        ["'only' [128, 8192] float32", "7 times", "tensor_scalar has read it"],
+    ),
+    ("in_turns", "waits", "in_turns|tensor_scalar", ["Vector", "waits 59.5 us", "for the result of", "activation"]),
+    ("all_on_vector", "idle engine", "all_on_vector|tensor_tensor", ["Vector is busy 99%", "gpsimd 0%", "136.5 us"]),
+    ("tiny", "small instructions", "tiny|tensor_scalar", ["255 instructions", "26.6 us", "(61%)"]),
+    ("chain", "latency", "chain|tensor_scalar", ["64 times", "9.6 us", "(36%)"]),
+    ("two_functions", "activation tables", "two_functions|nl.tanh", ["16 times", "20.5 us", "exp at", "tanh at"]),
+    ("barriers", "meetings", "barriers|core_barrier", ["The cores meet 4 times", "8.0 us", "(34%)"]),
+]
+
+
+@pytest.mark.parametrize(("kernel", "about", "where", "figures"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_said_with_its_line_and_its_figures(kernel: str, about: str, where: str, figures: list[str]) -> None:
+    (found,) = [finding for finding in profile_of(kernel).why if finding.about == about]
+    place = line(where)
+    assert place in found.text or place == found.place
+    assert re.fullmatch(r"faulty\.py:\d+", found.place)
+    for figure in figures:
+        assert figure in found.text, found.text
+    assert 0.0 < found.time_us <= profile_of(kernel).time_us
+
+
+def test_of_a_sound_kernel_nothing_is_said() -> None:
+    assert profile_of("sound").why == ()
+    assert "why:" not in str(profile_of("sound"))
+
+
+ALSO = {
+    ("many_triggers", "waits"),  # for what comes so slowly
+    ("one_buffer", "waits"),
+    ("barriers", "first byte"),  # no transfer starts before the barrier
+}
+
+
+@pytest.mark.parametrize("kernel", [fault[0] for fault in FAULTS])
+def test_no_fault_is_said_of_a_kernel_that_has_another(kernel: str) -> None:
+    own = {about for name, about, *_ in FAULTS if name == kernel}
+    more = {about for name, about in ALSO if name == kernel}
+    assert {finding.about for finding in profile_of(kernel).why} == own | more
+
+
+def test_a_second_buffer_gives_what_was_said() -> None:
+    (found,) = [finding for finding in profile_of("one_buffer").why if finding.about == "buffers"]
+    taken = profile_of("sound").time_us  # the same kernel with a new tile in each step
+    assert f"about {taken:,.1f} us instead of {profile_of('one_buffer').time_us:,.1f} us" in found.text
+    assert found.time_us == pytest.approx(profile_of("one_buffer").time_us - taken)
+
+
+def test_the_table_has_path_waits_and_findings() -> None:
+    found = profile_of("in_turns")
+    table = str(found)
+    assert re.search(r"^critical path +us +share$", table, re.MULTILINE)
+    assert re.search(rf"^{line('in_turns|tensor_scalar')} tensor_scalar +[\d.]+ +[\d.]+%$", table, re.MULTILINE)
+    assert re.search(r"^vector +59\.5 +0\.0 +0\.0$", table, re.MULTILINE)
+    assert all(f"\n- {finding}" in table for finding in found.why)
+
+
+def test_the_one_that_takes_most_comes_first() -> None:
+    times = [finding.time_us for finding in profile_of("one_buffer").why]
+    assert len(times) == 2 and times == sorted(times, reverse=True)
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    def nothing(_: Any) -> None:
+        return
+
+    found = profile(nki.jit(nothing), spec((1,), nl.float32))
+    assert (found.why, found.critical_path_us, found.waits_us) == ((), {}, {})
