@@ -42,8 +42,6 @@ class ModelParameters:
             instruction), so that one of two units triggers every 300 ns.
         queue_us: from one transfer to the next of a queue that the kernel names; None: ``trigger_us``. The published
             rates of small rows are those of one queue.
-        launch_us: what a launch takes besides the kernel: 0 in a graph of many calls; a benchmark that times single
-            launches adds about 8.
         functions_without_table: activation functions that every table of the Scalar engine has.
         shared_tables: groups of activation functions that one table holds. Which do is not published: by default each
             function has a table of its own, so that a change of function always costs a load.
@@ -91,7 +89,6 @@ class ModelParameters:
     queues_by_direction: bool = True
     descriptor_units: int = 2
     queue_us: float | None = 0.85
-    launch_us: float = 0.0
     functions_without_table: frozenset[str] = frozenset({"copy", "square"})
     shared_tables: tuple[frozenset[str], ...] = ()
     least_transfer_ns: float = 464.0
