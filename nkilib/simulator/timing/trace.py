@@ -6,6 +6,7 @@ instruction would bring them in again: it is only noted, and what is noted is se
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import ref
 
 from ..isa.indirection import IndirectOperand
@@ -46,6 +47,7 @@ class Trace(Observer):
         self.settled = Settling(generation, parameters)
         self._pending: list[Noted] = []
         self._window = window_for(generation, parameters)
+        self._constants_of = self._window.constants_of
         # What is known of storages, by their numbers; of those on chip for as long as the kernel keeps them.
         self._known: dict[int, Tracked] = {}
         self._kept: dict[int, ref[Storage]] = {}
@@ -78,6 +80,9 @@ class Trace(Observer):
                 operands.append(None)
         deciding = [values[at] for at in roles.deciding] if roles.deciding else ()
         besides = [self._of_indirection(operand) for operand in call.indirect] if call.indirect else ()
+        constants: tuple[Any, ...] = ()
+        if definition.name in self._constants_of:
+            constants = tuple([value for value in values[:-1] if type(value) is not NkiTensor])
         frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self._pending.append(
@@ -94,6 +99,7 @@ class Trace(Observer):
                 code,
                 position,
                 call.function,
+                constants,
                 call.register,
             )
         )
