@@ -14,6 +14,7 @@ from ..machine.loops import check_equal_turns
 from ..machine.observer import Watcher, active_watchers
 from ..machine.partial_writes import PartialWrites, WatchWrites
 from ..machine.races import RaceLevels, RaceWatch
+from ..machine.trips import Trips
 from ..machine.world import Seat
 from ..target.options import Options, current_options
 from ..tensors.view import View
@@ -104,6 +105,8 @@ class PreparedLaunch:
         # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
         grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
         launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
+        if not is_watched:
+            launch.trips = Trips(launch.trips.stated)
         launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
         launch.compile_config = kernel.settings.compile_config or launch.compile_config
         cores = [Core(number, launch) for number in range(count)]
