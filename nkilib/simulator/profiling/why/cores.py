@@ -30,12 +30,6 @@ class Model(NamedTuple):
     parameters: ModelParameters
 
     @property
-    def trigger_ns(self) -> float:
-        """From one trigger of a DMA queue to the next."""
-        asked = self.parameters.trigger_us
-        return self.generation.timing.dma.trigger_ns if asked is None else asked * _NS_PER_US
-
-    @property
     def barrier_ns(self) -> float:
         """From when the last core comes to a meeting until both go on."""
         return self.parameters.barrier_us * _NS_PER_US
