@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -79,10 +80,10 @@ class Notes(Sequence[Note]):
 
     def __init__(self) -> None:
         self._numbers = array("q")
-        self._site = array("L")
+        self._site = array("I")
         self._starts = array("d")
         self._ends = array("d")
-        self._cause = array("L")
+        self._cause = array("I")
         self._sites: list[_Site] = []
         self._site_of: dict[tuple[int, str | None, int, int], int] = {}
         self._causes: list[Cause] = []
@@ -142,6 +143,20 @@ class Notes(Sequence[Note]):
     def span_of(self, number: int) -> Span:
         """When an instruction that was run has started and ended."""
         return self._note(bisect_left(self._numbers, number), Shift())[3]
+
+    def plans(self) -> Iterator[tuple[Plan, int]]:
+        """What instructions there are, and how many of each; a plan may come several times."""
+        counts: Counter[int] = Counter()
+        self._count(counts, 0, self.run, self._repeats, 1)
+        return ((self._sites[site].plan, count) for site, count in counts.items())
+
+    def _count(self, counts: Counter[int], first: int, end: int, repeats: Sequence[Repeat], times: int) -> None:
+        for each in repeats:
+            self._count(counts, first, each.end, each.inner, times)
+            self._count(counts, each.first, each.end, each.inner, times * each.times)
+            first = each.end
+        for site, count in Counter(self._site[first:end]).items():
+            counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
         """How much later that happens again, each time, which two instructions begin and end that were run."""
