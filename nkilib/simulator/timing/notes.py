@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from types import CodeType
 from typing import NamedTuple, overload
 
@@ -177,20 +177,30 @@ class Notes(Sequence[Note]):
 
     def __getitem__(self, at: int | slice) -> Note | list[Note]:
         if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
+            start, stop, step = at.indices(len(self))
+            if step == 1:
+                return list(islice(self._between(0, self.run, self._repeats, Shift(), start), max(0, stop - start)))
+            return [self[each] for each in range(start, stop, step)]
         count = len(self)
         position = at + count if at < 0 else at
         if not 0 <= position < count:
             raise IndexError(f"note {at} of {count}")
         return self._found(0, self._repeats, position, Shift())
 
-    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift) -> Iterator[Note]:
+    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
+        """The notes between two positions with what is repeated there, but for the first ``skip`` ones."""
         for each in repeats:
-            yield from self._between(first, each.end, each.inner, shift)
+            inside = each.end - first + each.added_inside
+            if skip < inside:
+                yield from self._between(first, each.end, each.inner, shift, skip)
+            skip = max(0, skip - inside)
             first = each.end
-            for time in range(1, each.times + 1):
-                yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift))
-        for position in range(first, end):
+            skipped = min(each.times, skip // each.period)
+            skip -= skipped * each.period
+            for time in range(1 + skipped, 1 + each.times):
+                yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift), skip)
+                skip = 0
+        for position in range(first + skip, end):
             yield self._note(position, shift)
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:

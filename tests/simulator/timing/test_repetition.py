@@ -79,7 +79,11 @@ def _counted(notes: Notes) -> Counter[str]:
     counts: Counter[str] = Counter()
     for plan, count in notes.plans():
         counts[plan.name] += count
-    assert counts == Counter(note[1].name for note in notes)
+    listed = list(notes)
+    assert counts == Counter(note[1].name for note in listed)
+    for at in range(0, len(listed), 1 + len(listed) // 7):
+        assert notes[at] == listed[at]
+        assert notes[at : at + 5] == listed[at : at + 5]
     return counts
 
 
@@ -313,7 +317,8 @@ def test_the_numbers_of_notes_are_found_at_random() -> None:
     for at in (0, 3, 47, 48, 700, 1199, -1, -1200):
         assert mine[at] == listed[at]
     assert [note[0] for note in mine] == [note[0] for note in others]
-    assert mine[10:14] == listed[10:14]
+    for cut in (slice(10, 14), slice(40, 60), slice(700, None), slice(-3, None), slice(5, 2), slice(0, 900, 97)):
+        assert mine[cut] == listed[cut]
     with pytest.raises(IndexError, match="note 1200 of 1200"):
         mine[1200]
 
