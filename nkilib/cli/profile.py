@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
 from .kernel_values import ValueRefusedError, arguments_of, trips_of
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
+from .output_files import output_file, picture_file
 
 if TYPE_CHECKING:
     from nkilib.simulator import Profile
@@ -52,8 +52,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     chosen = "default: that of choose_tiling, for two cores"
     command.add_argument("--positions-per-batch", type=positive, metavar="P", help=chosen)
     command.add_argument("--chunk-size", type=positive, metavar="C", help=chosen)
-    command.add_argument("--trace", type=_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev")
-    command.add_argument("--plot", type=_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
+    command.add_argument(
+        "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
+    )
+    command.add_argument("--plot", type=picture_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
     command.set_defaults(run=main, refuse=command.error)
 
 
@@ -156,13 +158,3 @@ def _has_matplotlib() -> bool:
     except ImportError:
         return False
     return True
-
-
-def _file(text: str) -> str:
-    """Refused before the profile is made, which may take a while."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"must name a file, got the directory {text!r}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
-    return text

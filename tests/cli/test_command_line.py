@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nkilib import __version__
 from nkilib.cli.main import main
 from nkilib.nki import NOT_SIMULATED
 from tests.fresh_python import CHECKOUT
@@ -36,6 +37,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(("--help",)) == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in COMMANDS)
+
+
+def test_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(("--version",)) == 0
+    assert capsys.readouterr().out == f"nkilib {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -130,7 +129,7 @@ class Core:
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
-        numbers: of the instructions to come.
+        issued: how many instructions it has begun; the number of the last one.
         names: by the ``name=`` of every instruction that had one, in which dynamic loops it ran; see loops.py.
         observers: who watches it.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
@@ -162,7 +161,7 @@ class Core:
         self.loops = Loops()
         rank = 0 if launch.seat is None else launch.seat.rank
         self.random = RandomState(rank * launch.cores + number)
-        self.numbers = itertools.count(1)
+        self.issued = 0
         self.name = launch.name_of(number)
         self.language_function = ""
         self.meetings = 0
@@ -208,7 +207,7 @@ class Core:
 
     def skip_numbers(self, count: int) -> None:
         """So many instructions are taken to have been issued."""
-        self.numbers = itertools.count(next(self.numbers) + count)
+        self.issued += count
 
     def stop_deferring(self) -> None:
         """From here on results are made at once: those that waited were all asked for."""

@@ -12,6 +12,7 @@ from typing import Any
 from ...work import Work, stated_trips, stated_work
 from ..launch.containers import leaves_of
 from ..launch.kernel import Kernel
+from ..launch.progress import displaying, doing
 from ..launch.ranks import RankedKernel
 from ..machine.record import Record, recording
 from ..machine.trips import Trips, counting_trips
@@ -304,10 +305,11 @@ def profile(
         found = replace(found, is_bound_automatic=known is None)
         return replace(found, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
 
-    first = to_run.first()
-    found = run(first)
-    to_run.check_names(first)
-    return replace(found, with_all_trips=run(to_run.all())) if to_run.has_second(first) else found
+    with displaying(), doing("profile"):
+        first = to_run.first()
+        found = run(first)
+        to_run.check_names(first)
+        return replace(found, with_all_trips=run(to_run.all())) if to_run.has_second(first) else found
 
 
 def _profile_of(
