@@ -69,7 +69,7 @@ class Core:
         self.number = number
         first = max(0, len(notes) - MOST_ANALYSED)
         self.is_whole = not first
-        self.notes = [notes[at] for at in range(first, len(notes))] if first else list(notes)
+        self.notes = notes[first:]
         self.lives = lives
         self.end_ns = end_ns
         self._lines = Lines()
