@@ -300,7 +300,8 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
     ("positions", "vocabulary", "dtype", "is_shifted"),
     [
         (4096, 32128, BF16, True),
-        (512, 32768, BF16, True),
+        (512, 129280, BF16, True),
+        (512, 32768, BF16, False),
         (4096, 32128, FP32, False),
         (1, 202408, BF16, False),
         (4096, 1000, BF16, False),
