@@ -43,6 +43,7 @@ def _obstacle(launch: Launch, options: Options) -> str:
         (options.has_probabilities, "for class probabilities"),
         (options.spread != 0.0, "with label_smoothing, which sums distances from it"),
         (options.softcap is not None, "with logit_softcap"),
+        (options.temperature != 1.0, "with temperature"),
         (wanted.argmax, "with with_argmax"),
         (wanted.entropy, "with with_entropy"),
         (wanted.distance_sum, "with with_distance_sum"),
