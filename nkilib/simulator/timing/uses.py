@@ -146,14 +146,14 @@ class TilePlace:
 class TileUses(dict[Part, TilePlace]):
     """The accesses to a tile, by part. A kernel uses a tile as a whole or in a few parts, again and again."""
 
-    __slots__ = ("_storage",)
+    __slots__ = ("storage",)
 
     def __init__(self, storage: int) -> None:
         super().__init__()
-        self._storage = storage
+        self.storage = storage
 
     def __missing__(self, part: Part) -> TilePlace:
-        place = TilePlace(part, self._storage)
+        place = TilePlace(part, self.storage)
         for other in self.values():
             if _meet(part, other.part):
                 place.others.append(other)

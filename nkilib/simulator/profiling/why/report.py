@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ...timing.causes import Waited
-from . import buffers, engines, transfers
+from . import engines, savings, transfers
 from .cores import Launch
 from .critical import Kind, Link
 from .facts import NS_PER_US, Facts
@@ -17,7 +17,8 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     transfers.triggers,
     transfers.small_rows,
     transfers.first_bytes,
-    buffers.second_buffers,
+    savings.second_buffers,
+    savings.loops,
     engines.waits,
     engines.idle_engines,
     engines.small_instructions,
