@@ -3,8 +3,9 @@
     python -m examples.policy_gradient
 
 A policy answers each of a few questions with a word, and is rewarded where the word is one of those that are good
-there. It learns by the clipped surrogate of PPO (arXiv 1707.06347), whose log-probabilities come from
-``nkilib.torch.token_scores``. Beside it the same policy learns from the same answers, with those of PyTorch.
+there. It learns by the clipped surrogate of PPO (arXiv 1707.06347) with an entropy bonus; log-probabilities and
+entropies come from ``nkilib.torch.token_scores``. Beside it the same policy learns from the same answers, with those of
+PyTorch.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ ANSWERS = 32
 # Updates from the same answers: in the second one the policy is not that any more which gave them.
 UPDATES = 2
 CLIP = 0.2
+# What a nat of entropy is worth.
+ENTROPY_BONUS = 1e-3
 LEARNING_RATE = 10.0
 SEED = 0
 STEPS, QUICK_STEPS = 20, 3
@@ -67,7 +70,7 @@ def scores_of_pytorch(logits: Tensor, words: Tensor) -> TokenScores:
     """What ``token_scores`` gives, in PyTorch's operators."""
     every = functional.log_softmax(logits, -1)
     entropy = -(every.exp() * every).sum(-1)
-    return TokenScores(every.gather(-1, words[..., None])[..., 0], entropy.detach())
+    return TokenScores(every.gather(-1, words[..., None])[..., 0], entropy)
 
 
 @torch.no_grad()
@@ -85,7 +88,8 @@ def learn(policy: Policy, scores_of: Scores, answers: Answers) -> tuple[float, f
     advantage = answers.reward - answers.reward.mean(1, keepdim=True)
     ratio = torch.exp(scores.logprob - answers.logprob)
     clipped = ratio.clamp(1.0 - CLIP, 1.0 + CLIP)
-    loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+    surrogate = torch.minimum(ratio * advantage, clipped * advantage).mean()
+    loss = -surrogate - ENTROPY_BONUS * scores.entropy.mean()
     loss.backward()
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -58,8 +58,8 @@ def causal_lm_loss(
         ignore_index: label of tokens that are no target, as padding.
         shift_labels: [..., sequence] integer, or flat, the target of every position; replaces ``labels``, as sequence
             parallelism needs it, where the token after the last of a rank is on another one.
-        label_smoothing, logit_softcap, lse_square_scale: as :func:`nkilib.torch.cross_entropy`. A model that caps its
-            logits itself, as Gemma 2 does, needs no ``logit_softcap``.
+        label_smoothing, logit_softcap, lse_square_scale, temperature: as :func:`nkilib.torch.cross_entropy`. A model
+            that caps its logits itself, as Gemma 2 does, needs no ``logit_softcap``.
         inplace: the backward writes the gradient over the memory of ``logits``, which are the ``logits`` of the
             model's output.
         kwargs: what else a model hands on; ignored, as there.

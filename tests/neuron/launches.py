@@ -60,6 +60,13 @@ def _logits(numpy_type: Any) -> np.ndarray:
     return (3 * _numbers(0, ROWS, CLASSES)).astype(numpy_type)
 
 
+def _planted() -> np.ndarray:
+    """Two rows whose maximum, at their end, is far above what comes before."""
+    logits = _logits(np.float32)
+    logits[1::2, -1] = 200.0
+    return logits
+
+
 def _targets() -> np.ndarray:
     return np.random.default_rng(1).integers(0, CLASSES, ROWS, dtype=np.int32)
 
@@ -78,7 +85,13 @@ def _lse() -> np.ndarray:
 
 
 # One option, or a few that belong together, a line; "all" has every one that goes with class targets.
-PLAIN_FORWARD: Final = {"default": {}, "lse_dtype": {"lse_dtype": nl.float32}}
+PLAIN_FORWARD: Final = {
+    "default": {},
+    "lse_dtype": {"lse_dtype": nl.float32},
+    "exact maximum": {"exact_maximum": True},
+    "shift": {"exact_maximum": False},
+    "shift, rows anew": {"exact_maximum": False, "logits_hbm": _planted()},
+}
 PLAIN_BACKWARD: Final = {"default": {}, "sum": {"reduction": "sum"}, "not in place": {"inplace": False}}
 EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "default": {},
@@ -87,6 +100,7 @@ EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "smoothing": {"label_smoothing": 0.1},
     "softcap": {"logit_softcap": 2.0},
     "z-loss": {"lse_square_scale": 0.01},
+    "temperature": {"temperature": 0.7},
     "shard": {"first_class": 20, "num_classes": 20 + CLASSES, "targets_hbm": _targets() + np.int32(20)},
     "probabilities": {"targets_hbm": _probabilities()},
 }
@@ -99,13 +113,15 @@ EXTENDED.update(
 EXTENDED["probabilities, smoothed"] = {**EXTENDED["probabilities"], **EXTENDED["class weights"], "label_smoothing": 0.1}
 _TOGETHER: Final[dict[str, Any]] = {
     name: value
-    for options in ("class weights", "ignored", "smoothing", "softcap", "z-loss")
+    for options in ("class weights", "ignored", "smoothing", "softcap", "z-loss", "temperature")
     for name, value in EXTENDED[options].items()
 }
 _ASKED: Final = {f"with_{name}": {f"with_{name}": True} for name in ("argmax", "entropy", "distance_sum", "log_sum")}
 EXTENDED_FORWARD: Final = {
     **EXTENDED,
     **_ASKED,
+    "shift": {**EXTENDED["class weights"], **EXTENDED["ignored"], "with_log_sum": True, "exact_maximum": False},
+    "shift, rows anew": {**EXTENDED["class weights"], "exact_maximum": False, "logits_hbm": _planted()},
     "all": {**_TOGETHER, **{name: True for name in _ASKED}},
 }
 _GRADIENTS: Final = {"grad_lse_hbm": _numbers(4, ROWS), "grad_logprob_hbm": _numbers(5, ROWS)}
@@ -113,14 +129,17 @@ _MAXIMUM: Final = {
     "maximum_hbm": _logits(np.float32).max(1),
     "log_sum_hbm": _lse() - _logits(np.float32).max(1),
 }
+_ENTROPIES: Final = {"entropy_hbm": np.abs(_numbers(7, ROWS)), "grad_entropy_hbm": _numbers(8, ROWS)}
 _SHARD_SUMS: Final = {"target_weight_hbm": _weights()[_targets()], "weight_sum": float(_weights().sum())}
 EXTENDED_BACKWARD: Final = {
     **EXTENDED,
     "in place": {"inplace": True},
     "gradients of lse and logprob": _GRADIENTS,
     "maximum and log-sum": _MAXIMUM,
+    "entropy": _ENTROPIES,
+    "entropy of a capped row": {**_ENTROPIES, **_MAXIMUM, "logit_softcap": 2.0},
     "weights of a shard": {**EXTENDED["shard"], **EXTENDED["class weights"], "label_smoothing": 0.1, **_SHARD_SUMS},
-    "all": {**_TOGETHER, **_GRADIENTS, **_MAXIMUM, **_SHARD_SUMS, "inplace": True},
+    "all": {**_TOGETHER, **_GRADIENTS, **_MAXIMUM, **_ENTROPIES, **_SHARD_SUMS, "inplace": True},
 }
 
 

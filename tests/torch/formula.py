@@ -9,17 +9,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def capped(x: Tensor, softcap: float | None) -> Tensor:
-    """float64 logits after the cap, -inf left alone."""
+def capped(x: Tensor, softcap: float | None, temperature: float = 1.0) -> Tensor:
+    """float64 logits after the cap, -inf left alone, and the temperature."""
     x = x.double()
-    return x if softcap is None else torch.where(x.isneginf(), x, softcap * torch.tanh(x / softcap))
+    z = x if softcap is None else torch.where(x.isneginf(), x, softcap * torch.tanh(x / softcap))
+    return z / temperature
+
+
+def entropy_of(z: Tensor) -> Tensor:
+    """Of the softmax over the last dimension: a class of -inf adds nothing, to the gradient either."""
+    p = z.softmax(-1)
+    return z.logsumexp(-1) - torch.where(p == 0.0, 0.0, p * torch.where(p == 0.0, 0.0, z)).sum(-1)
 
 
 def formula(
-    x: Tensor, target: Tensor, softcap: float | None, scale: float, reduction: str = "mean", **arguments: Any
+    x: Tensor,
+    target: Tensor,
+    softcap: float | None,
+    scale: float,
+    reduction: str = "mean",
+    *,
+    temperature: float = 1.0,
+    **arguments: Any,
 ) -> Tensor:
     """The definition in the docstring of ``cross_entropy``, in float64."""
-    z = capped(x, softcap)
+    z = capped(x, softcap, temperature)
     y = target.double() if target.is_floating_point() else target
     if arguments.get("weight") is not None:
         arguments = {**arguments, "weight": arguments["weight"].double()}

@@ -12,18 +12,27 @@ and the row, where s_k are the sums of exponentials and m is its maximum,
 
 so that sum f_j * (lse - z_j) = F * log d - G and the entropy is log d - E / d: differences from the maximum, in which
 large elements cancel exactly, not afterwards.
+
+Where z = scale * x, F, G and E are formed of x, and ``scale`` is multiplied to what is made of G and E.
+
+An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are raised
+first, to where exp is 0 in float32 all the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.psum import Piece
 from nkilib.core.rows.statistics import Columns, Place, Statistics
-from nkilib.core.rows.tiles import FLOAT32_LOWEST, sum_in_place
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, selected, sum_in_place
 from nkilib.nki import nisa, nl
 
-# exp of it is 0 in float32: what lies so far below the maximum adds nothing, -inf * 0 included.
+# exp of it is 0 in float32: what lies so far below the maximum adds nothing.
 NEGLIGIBLE = -200.0
+# Elements with z below min(1.5 * m, -450) are raised to it: at least 150 below any m, and never as far as -inf is,
+# though rounded to bfloat16, while m is above -2.2e38.
+_RAISED_TIMES, _RAISED_MOST = 1.5, -450.0
 
 
 @dataclass(frozen=True)
@@ -91,10 +100,35 @@ class EntropyMoment:
     entropy_sbuf: nl.NkiTensor
     row_entropy_sbuf: nl.NkiTensor
 
-    def take(self, exponentials_sbuf: nl.NkiTensor, distances_sbuf: nl.NkiTensor, place: Place) -> None:
-        """E_k of one chunk from its exponentials and z - m_k, which is overwritten."""
-        nisa.tensor_tensor(dst=distances_sbuf, data1=distances_sbuf, data2=exponentials_sbuf, op=nl.multiply)
-        sum_in_place(distances_sbuf, place.of(self.entropy_sbuf))
+    def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
+        """E_k and s_k of one chunk, whose maximum is there and in which nothing is -inf: :func:`raise_negligible`.
+
+        The registers of both engines add up the pieces.
+        """
+        for piece in pieces:
+            elements_sbuf = piece.of(chunk_sbuf)
+            command = nisa.reduce_cmd.reset_reduce if piece.is_first else nisa.reduce_cmd.reduce
+            nisa.activation(
+                dst=piece.tile_psum,
+                op=nl.exp,
+                data=elements_sbuf,
+                bias=place.of(statistics.bias_sbuf),
+                scale=statistics.scale,
+                reduce_op=nl.add,
+                reduce_res=place.of(statistics.sums_sbuf) if piece.is_last else None,
+                reduce_cmd=command,
+            )
+            nisa.scalar_tensor_tensor(
+                dst=piece.tile_psum,
+                data=elements_sbuf,
+                op0=nl.add,
+                operand0=place.of(statistics.neg_max_sbuf),
+                op1=nl.multiply,
+                operand1=piece.tile_psum,
+                reduce_op=nl.add,
+                reduce_res=place.of(self.entropy_sbuf) if piece.is_last else None,
+                reduce_cmd=command,
+            )
 
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
@@ -105,30 +139,59 @@ class EntropyMoment:
             dst=terms_sbuf,
             data=distances_sbuf,
             op0=nl.maximum,
-            operand0=NEGLIGIBLE,
+            operand0=NEGLIGIBLE / statistics.scale,
             op1=nl.multiply,
             operand1=columns.in_use(statistics.sums_sbuf, chunks),
         )
-        of_chunks_sbuf = columns.in_use(self.entropy_sbuf, chunks)
+        of_chunks_sbuf = self._of_chunks(statistics, chunks)
         weights_sbuf = columns.in_use(statistics.weights_sbuf, chunks)
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=of_chunks_sbuf, op=nl.add)
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=weights_sbuf, op=nl.multiply)
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
+    def _of_chunks(self, statistics: Statistics, chunks: int) -> nl.NkiTensor:
+        """E_k, and 0 of a chunk of -inf alone, whose s_k is 0."""
+        sums_sbuf = statistics.columns.in_use(statistics.sums_sbuf, chunks)
+        has_elements_sbuf = nl.ndarray(sums_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=has_elements_sbuf, data=sums_sbuf, op0=nl.not_equal, operand0=0.0)
+        return selected(statistics.columns.in_use(self.entropy_sbuf, chunks), has_elements_sbuf)
+
     def entropies(self, statistics: Statistics) -> nl.NkiTensor:
-        """log d - E / d of the rows: neither term is negative after the sign, so nothing cancels."""
+        """log d - scale * E / d of the rows: neither term is negative after the sign, so nothing cancels."""
         entropies_sbuf = statistics.columns.row_tile()
         nisa.reciprocal(dst=entropies_sbuf, data=statistics.row_sum_sbuf)
-        nisa.tensor_tensor(dst=entropies_sbuf, data1=entropies_sbuf, data2=self.row_entropy_sbuf, op=nl.multiply)
+        nisa.scalar_tensor_tensor(
+            dst=entropies_sbuf,
+            data=entropies_sbuf,
+            op0=nl.multiply,
+            operand0=statistics.scale,
+            op1=nl.multiply,
+            operand1=self.row_entropy_sbuf,
+        )
         nisa.tensor_tensor(dst=entropies_sbuf, data1=statistics.log_sum_sbuf, data2=entropies_sbuf, op=nl.subtract)
         return entropies_sbuf
 
 
-def distances_from_maximum(dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor) -> None:
-    """z - m_k of one chunk, float32; to be taken before the exponentials, which may be written over z."""
+def raise_negligible(chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float) -> None:
+    """Raise elements of a chunk with exp(scale * (x - m)) = 0, where they stand, so that none is -inf.
+
+    Of bfloat16, Vector takes four elements a cycle. A chunk of -inf alone stays as it is.
+
+    Args:
+        chunk_sbuf: x, [rows, columns].
+        neg_max_sbuf: -m, minus the maximum or anything that is not far below it, float32 [rows, 1].
+        scale: positive.
+    """
+    lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
-        dst=dst_sbuf, data=scores_sbuf, op0=nl.add, operand0=neg_max_sbuf, op1=nl.maximum, operand1=NEGLIGIBLE
+        dst=lowest_sbuf,
+        data=neg_max_sbuf,
+        op0=nl.multiply,
+        operand0=-_RAISED_TIMES,
+        op1=nl.minimum,
+        operand1=_RAISED_MOST / scale,
     )
+    nisa.tensor_scalar(dst=chunk_sbuf, data=chunk_sbuf, op0=nl.maximum, operand0=lowest_sbuf)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.statistics import Columns, Place
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST, float32_like
+from nkilib.core.rows.tiles import finite_limit, float32_like, scaled
 from nkilib.nki import nisa, nl
 
 # A sum is at least 1 but for the rounding of exp(0); it is 0 where the shift had to be clamped.
@@ -54,6 +54,8 @@ class ShiftedSums:
 
     Attributes:
         columns: how the tiles of chunks are laid out.
+        scale: of z = scale * x, positive: exponentials are those of z, and shifts those of x.
+        bias_sbuf: scale * -c of rows, [rows, batches]; the same tile as -c without a scale.
         sums_sbuf: of chunks, [rows, batches, columns].
         exact_neg_max_sbuf: minus the maximum of a first chunk, in the type of the chunk, [rows, 1].
         row_neg_max_sbuf, row_sum_sbuf, log_sum_sbuf: -c, S and log S of rows, [rows, batches]; -c stands where
@@ -61,6 +63,8 @@ class ShiftedSums:
     """
 
     columns: Columns
+    scale: float
+    bias_sbuf: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
     exact_neg_max_sbuf: nl.NkiTensor
     row_neg_max_sbuf: nl.NkiTensor
@@ -68,13 +72,16 @@ class ShiftedSums:
     log_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType) -> ShiftedSums:
-        """For chunks of ``dtype``."""
+    def make(cls, columns: Columns, dtype: nl.DType, scale: float = 1.0) -> ShiftedSums:
+        """For chunks of ``dtype``, whose elements times ``scale`` are what counts."""
+        row_neg_max_sbuf = columns.row_tile()
         return cls(
             columns,
+            scale,
+            bias_sbuf=row_neg_max_sbuf if scale == 1.0 else columns.row_tile(),
             sums_sbuf=columns.tile(),
             exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
-            row_neg_max_sbuf=columns.row_tile(),
+            row_neg_max_sbuf=row_neg_max_sbuf,
             row_sum_sbuf=columns.row_tile(),
             log_sum_sbuf=columns.row_tile(),
         )
@@ -82,6 +89,14 @@ class ShiftedSums:
     def shift_of(self, batch: int) -> nl.NkiTensor:
         """-c of a batch of the group: a view [rows, 1]."""
         return self.row_neg_max_sbuf[:, batch : batch + 1]
+
+    def bias_of(self, batch: int) -> nl.NkiTensor:
+        """scale * -c of a batch of the group: a view [rows, 1]."""
+        return self.bias_sbuf[:, batch : batch + 1]
+
+    def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The values times the scale; the tile itself where there is none."""
+        return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
 
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
         """-c of the rows of a batch, before their first chunk is summed.
@@ -105,10 +120,12 @@ class ShiftedSums:
             dst=shift_sbuf,
             data=shift_sbuf,
             op0=nl.minimum,
-            operand0=FLOAT32_HIGHEST,
+            operand0=finite_limit(self.scale),
             op1=nl.maximum,
-            operand1=FLOAT32_LOWEST,
+            operand1=-finite_limit(self.scale),
         )
+        if self.scale != 1.0:
+            nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale)
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
         """exp(x - c) of one chunk, and their sum. The exponentials may be written over the chunk."""
@@ -116,7 +133,8 @@ class ShiftedSums:
             dst=exponentials_sbuf,
             op=nl.exp,
             data=chunk_sbuf,
-            bias=self.shift_of(place.batch),
+            bias=self.bias_of(place.batch),
+            scale=self.scale,
             reduce_op=nl.add,
             reduce_res=place.of(self.sums_sbuf),
             reduce_cmd=nisa.reduce_cmd.reset_reduce,

@@ -14,6 +14,9 @@ combined into column 0.
 
 The tiles hold -m_k, which is what the ``bias`` of an activation wants. It is clamped to the finite float32 range: a
 chunk of -inf alone then gives exp(-inf - lowest) = 0, not NaN from inf - inf.
+
+What is gathered may be that of z = scale * x, as under a temperature. Maxima and their distances stay those of x, so
+that large elements still cancel before anything is rounded; only what goes into an exponential is scaled.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
+from nkilib.core.rows.tiles import finite_limit, scaled
 from nkilib.nki import nisa, nl
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
@@ -98,13 +101,19 @@ class Statistics:
 
     Attributes:
         columns: how the tiles of chunks are laid out.
-        neg_max_sbuf, sums_sbuf, weights_sbuf: -m_k, s_k and exp(m_k - m), [rows, batches, columns].
+        scale: of z = scale * x, positive.
+        neg_max_sbuf: -m_k, of x, [rows, batches, columns].
+        bias_sbuf: scale * -m_k; the same tile without a scale.
+        sums_sbuf, weights_sbuf: s_k and exp(scale * (m_k - m)), likewise.
         exact_neg_max_sbuf: -m_k of one chunk, not clamped, in the type of the chunk, [rows, 1].
-        row_neg_max_sbuf, row_sum_sbuf, log_sum_sbuf: -m, d and log d of rows, [rows, batches].
+        row_neg_max_sbuf: -m, of x, [rows, batches].
+        row_sum_sbuf, log_sum_sbuf: d and log d of rows, likewise.
     """
 
     columns: Columns
+    scale: float
     neg_max_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
     sums_sbuf: nl.NkiTensor
     weights_sbuf: nl.NkiTensor
     exact_neg_max_sbuf: nl.NkiTensor
@@ -113,11 +122,14 @@ class Statistics:
     log_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, columns: Columns, dtype: nl.DType) -> Statistics:
-        """For chunks of ``dtype``."""
+    def make(cls, columns: Columns, dtype: nl.DType, scale: float = 1.0) -> Statistics:
+        """For chunks of ``dtype``, whose elements times ``scale`` are what counts."""
+        neg_max_sbuf = columns.tile()
         return cls(
             columns,
-            neg_max_sbuf=columns.tile(),
+            scale,
+            neg_max_sbuf=neg_max_sbuf,
+            bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
             sums_sbuf=columns.tile(),
             weights_sbuf=columns.tile(),
             exact_neg_max_sbuf=nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf),
@@ -126,44 +138,44 @@ class Statistics:
             log_sum_sbuf=columns.row_tile(),
         )
 
-    def take_maximum(self, chunk_sbuf: nl.NkiTensor, place: Place, scale: float = 1.0) -> None:
-        """-m_k of one chunk, exactly and clamped; of elements that are the chunk times ``scale``, at most that."""
+    def take_maximum(self, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
+        """-m_k of one chunk, exactly and clamped."""
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
-        if scale == 1.0:
+        limit = finite_limit(self.scale)
+        nisa.tensor_scalar(
+            dst=place.of(self.neg_max_sbuf),
+            data=self.exact_neg_max_sbuf,
+            op0=nl.minimum,
+            operand0=limit,
+            op1=nl.maximum,
+            operand1=-limit,
+        )
+        if self.scale != 1.0:
             nisa.tensor_scalar(
-                dst=place.of(self.neg_max_sbuf),
-                data=self.exact_neg_max_sbuf,
-                op0=nl.minimum,
-                operand0=FLOAT32_HIGHEST,
-                op1=nl.maximum,
-                operand1=FLOAT32_LOWEST,
-            )
-        else:
-            nisa.tensor_scalar(
-                dst=place.of(self.neg_max_sbuf),
-                data=self.exact_neg_max_sbuf,
+                dst=place.of(self.bias_sbuf),
+                data=place.of(self.neg_max_sbuf),
                 op0=nl.multiply,
-                operand0=scale,
-                op1=nl.minimum,
-                operand1=FLOAT32_HIGHEST,
+                operand0=self.scale,
             )
 
-    def take_sum(
-        self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place, scale: float = 1.0
-    ) -> None:
+    def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
         """s_k of one chunk, whose maximum is there. The exponentials may be written over the chunk."""
         nisa.activation(
             dst=exponentials_sbuf,
             op=nl.exp,
             data=chunk_sbuf,
-            bias=place.of(self.neg_max_sbuf),
-            scale=scale,
+            bias=place.of(self.bias_sbuf),
+            scale=self.scale,
             reduce_op=nl.add,
             reduce_res=place.of(self.sums_sbuf),
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
+
+    def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The values times the scale; the tile itself where there is none."""
+        return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
 
     def restart(self) -> None:
         """Put -m and d of the chunks so far into column 0."""
@@ -187,9 +199,9 @@ class Statistics:
         return distances_sbuf
 
     def take_weights(self, chunks: int) -> None:
-        """The weights exp(m_k - m), once the distances are there."""
+        """The weights exp(scale * (m_k - m)), once the distances are there."""
         weights_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
-        nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf)
+        nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf, scale=self.scale)
 
     def combine_sums(self, chunks: int) -> None:
         """d = sum of s_k * exp(m_k - m). Vector waits here until Scalar is done with the last chunk and the weights."""

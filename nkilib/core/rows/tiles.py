@@ -8,6 +8,11 @@ FLOAT32_HIGHEST = 3.4028234663852886e38
 FLOAT32_LOWEST = -FLOAT32_HIGHEST
 
 
+def finite_limit(scale: float) -> float:
+    """What float32 numbers are clamped to so that they stay finite, times ``scale`` too."""
+    return FLOAT32_HIGHEST if scale <= 1.0 else 0.5 * FLOAT32_HIGHEST / scale
+
+
 def float32_like(like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """A float32 tile of the shape of another one."""
     return nl.ndarray(like_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -152,16 +152,18 @@ class Tracked:
         uses: the accesses to it, by part.
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
+        nbytes: of the whole storage, on the device.
         contents: what a pass knows of what is in it.
         has_place: whether it has its place in PSUM, or needs none.
     """
 
-    __slots__ = ("contents", "has_place", "name", "uses", "views")
+    __slots__ = ("contents", "has_place", "name", "nbytes", "uses", "views")
 
-    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str) -> None:
+    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
         self.uses = uses
         self.views = views
         self.name = name
+        self.nbytes = nbytes
         self.contents: object | None = None
         self.has_place = False
 
@@ -174,10 +176,12 @@ class Tracked:
 def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
+    nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:
-        known = Tracked(TileUses(storage.number), views, "")
+        known = Tracked(TileUses(storage.number), views, "", nbytes)
         known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
         return known
-    known = Tracked(HbmUses(storage.number), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+    name = storage.name or f"{list(storage.shape)} {storage.dtype}"
+    known = Tracked(HbmUses(storage.number), views, name, nbytes)
     known.has_place = True
     return known

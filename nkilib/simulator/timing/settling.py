@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ..machine.repetition import Skip, Tally
 from ..target.generation import Generation
 from ..terms.enums import Engine
 from ..terms.regions import MemoryRegion
@@ -19,6 +20,8 @@ from .passes.engine_choice import BY_WORKLOAD, engines_for
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
+from .uses import HbmUses
+from .watch import Period
 
 _NS_PER_US = 1000.0
 
@@ -38,6 +41,7 @@ class Settling:
         timeline: the engines.
         hbm_read, hbm_written: bytes by the name of the tensor in HBM.
         untimed: how many instructions there were, by name, whose time is not modelled.
+        tally: of these three, in the loops around.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -46,6 +50,7 @@ class Settling:
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
         self.untimed: Counter[str] = Counter()
+        self.tally = Tally(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
         self._plans = plans_for(generation, parameters)
         self._banks = Banks() if parameters.reuses_psum_banks else None
@@ -149,6 +154,8 @@ class Settling:
             footprints.append(footprint)
             if footprint.form.is_in_hbm:
                 counter[known.name] += footprint.form.nbytes
+                if reach is not None and footprint.part is not None and isinstance(known.uses, HbmUses):
+                    known.uses.note_reached(footprint.part, footprint.form.nbytes, is_write=len(footprints) == 1)
             if index is not None:
                 self._touch(index, reads)
             if reach is not None and reach.kind == "vector":
@@ -164,6 +171,12 @@ class Settling:
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         plan = self._plans.moving(plan, work)
         return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
+
+    def repeat(self, period: Period, skip: Skip) -> None:
+        """What was issued last happens several times more."""
+        self.notes.repeat(period.first, skip.times, period.ns, skip.instructions)
+        self.tally.repeat(skip)
+        self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
     def _touch(self, access: Access, places: Places) -> Footprint:
         """Enter a tensor among what an instruction reads, or writes."""

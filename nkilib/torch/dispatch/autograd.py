@@ -49,31 +49,29 @@ class Derivative:
         kept = [each for each in self.backward.inputs if not each.name.startswith("grad_")]
         ctx.save_for_backward(*(each.saved(call, results) if each.saved else known[each.name] for each in kept))
         ctx.options = call.options
-        self.mark_constants(ctx, call, tuple(results.values()), needed)
+        self.mark_constants(ctx, call, results, needed)
 
-    def mark_constants(self, ctx: Any, call: Call, results: Sequence[Tensor], needed: Mapping[str, bool]) -> None:
-        """Tell autograd which of the results, the first ones of the forward, have no derivative."""
+    def mark_constants(self, ctx: Any, call: Call, results: Mapping[str, Tensor], needed: Mapping[str, bool]) -> None:
+        """Tell autograd which of the results, by the names of the forward, have no derivative."""
         taken = {each.name for each in self.backward.inputs}
         constants = []
-        for output, result in zip(self.forward.outputs, results, strict=False):
+        for output in self.forward.outputs:
             is_needed = any(needed[name] for name in output.depends_on or needed)
-            if f"grad_{output.name}" not in taken or not output.is_given(call) or not is_needed:
-                constants.append(result)
+            is_constant = f"grad_{output.name}" not in taken or not output.is_given(call) or not is_needed
+            if is_constant and output.name in results:
+                constants.append(results[output.name])
         ctx.mark_non_differentiable(*constants)
         # A result that nobody uses has no gradient; the kernel skips what it is not given.
         ctx.set_materialize_grads(False)
 
-    def upstream(self, call: Call, grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """The gradients of results that the backward takes, by its names.
+    def upstream(self, call: Call, grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """The gradients of results that the backward takes, by its names; they come by those of the results.
 
         A compiled graph hands over zeros for what has no gradient, of length 0 for a result that there is not.
         """
         taken = {each.name for each in self.backward.inputs}
-        return {
-            f"grad_{output.name}": grad
-            for output, grad in zip(self.forward.outputs, grads, strict=False)
-            if grad is not None and f"grad_{output.name}" in taken and output.is_given(call)
-        }
+        given = {output.name: grads.get(output.name) for output in self.forward.outputs if output.is_given(call)}
+        return {f"grad_{name}": grad for name, grad in given.items() if grad is not None and f"grad_{name}" in taken}
 
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
         """Which inputs need a gradient; the dispatcher leaves out those at the end that are None."""
@@ -89,7 +87,8 @@ class Derivative:
         """
         kept = [each.name for each in self.backward.inputs if not each.name.startswith("grad_")]
         call = Call(dict(zip(kept, ctx.saved_tensors, strict=True)), ctx.options)
-        upstream, needed = self.upstream(call, grads), self.needed(needs)
+        of_results = dict(zip((each.name for each in self.forward.outputs), grads, strict=False))
+        upstream, needed = self.upstream(call, of_results), self.needed(needs)
         call = call.replaced(upstream)
         found = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
         named = [each.name.removeprefix("grad_") for each in self.backward.outputs]

@@ -27,8 +27,8 @@ class TokenScores(NamedTuple):
 
     Attributes:
         logprob: log-probability of the target, at most 0; 0 where it is ignored. Differentiable.
-        entropy: of the softmax of the logits, at ignored positions too; empty, [0], if it was not asked for. Not
-            differentiable.
+        entropy: of the softmax of the logits, at ignored positions too; empty, [0], if it was not asked for.
+            Differentiable.
     """
 
     logprob: Tensor
@@ -42,6 +42,7 @@ def token_scores(
     *,
     ignore_index: int = -100,
     logit_softcap: float | None = None,
+    temperature: float = 1.0,
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
     entropy: bool = True,
@@ -49,13 +50,13 @@ def token_scores(
 ) -> TokenScores:
     """Log-probability of each target and entropy of each position, as reinforcement learning takes them.
 
-    It equals, with z = softcap(logits).float()::
+    It equals, with z = softcap(logits).float() / temperature::
 
         logprob = -torch.nn.functional.cross_entropy(z.movedim(-1, 1), target, reduction="none")
         entropy = z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
-    from one read of the logits in the forward and one in the backward of ``logprob``, in float32 whatever their type,
-    and without a tensor of their size beside the gradient.
+    from one read of the logits in the forward and one in the backward of both, in float32 whatever their type, and
+    without a tensor of their size beside the gradient.
 
     Args:
         logits: [..., V], bfloat16 or float32; with ``group`` the columns of this rank, or a DTensor.
@@ -64,6 +65,7 @@ def token_scores(
             logits have all classes. A DTensor has its own.
         ignore_index: target of positions that do not count, as those of the prompt. Their ``logprob`` is 0.
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves them.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap: that of the samples, as a rule.
         num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
         entropy: False leaves it out.
         inplace: the backward writes the gradient over the memory of ``logits``.
@@ -80,10 +82,13 @@ def token_scores(
         check_tensors(_CALLER, {"target": target})
         part = local_part(_CALLER, whole, target, {}, -1, inplace)
         part = without_padding(_CALLER, part, -1, group, num_classes, shard_sizes)
-        kept = {"ignore_index": ignore_index, "logit_softcap": logit_softcap, "entropy": entropy, "inplace": inplace}
+        recipe = {"ignore_index": ignore_index, "logit_softcap": logit_softcap, "temperature": temperature}
+        kept = {**recipe, "entropy": entropy, "inplace": inplace}
         scores: TokenScores = part.call(token_scores, token_scores, **kept)
         return scores
-    options = checked_options(_CALLER, token_scores, ignore_index=ignore_index, logit_softcap=logit_softcap)
+    options = checked_options(
+        _CALLER, token_scores, ignore_index=ignore_index, logit_softcap=logit_softcap, temperature=temperature
+    )
     check_arguments(_CALLER, logits, target, None, options, "none", None, -1)
     if target.is_floating_point():
         raise RuntimeError(

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss import (
+    choose_tiling,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    extended_cross_entropy_forward,
+)
 from nkilib.nki import nki, nl
 from nkilib.verify.times import kernels, published
 from nkilib.verify.times.figure import Figure
@@ -48,18 +53,16 @@ def _chains() -> Iterator[Figure]:
     wide = Shape((published.PARTITIONS, 16384), "bfloat16")
     yield _chain("tensor_scalar_reduce, N=16384", kernels.chain_of_tensor_scalar_reduce, wide, 17250.0)
     yield _chain("activation_reduce, N=16384", kernels.chain_of_activation_reduce, wide, 14000.0)
-    # The published figures of loads are of their rows alone, which no difference of launches shows.
-    for sizes in ((4, 4096), (128, 128)):
-        yield _chain(
-            f"load {list(sizes)} bf16, and its latency", kernels.chain_of_loads, Shape(sizes, "bfloat16"), None
-        )
+    # A link is a load with its latency. What is published is its rows alone, which no difference of launches shows.
+    for what, sizes in (("load [4, 4096] bf16, one DMA engine", (4, 4096)), ("load [128, 128] bf16", (128, 128))):
+        yield _chain(what, kernels.chain_of_loads, Shape(sizes, "bfloat16"), None)
 
 
 def _rates() -> Iterator[Figure]:
     """Loads of rows of so many bytes, beside the published share of the peak rate."""
     few, many = 16, 32
     for row_bytes, percent in ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97)):
-        timed = [
+        many_loads, few_loads = (
             Timed(
                 name,
                 kernels.rows_loaded,
@@ -67,10 +70,18 @@ def _rates() -> Iterator[Figure]:
                 {"links": links},
             )
             for name, links in (("many", many), ("few", few))
-        ]
+        )
         seconds = published.PARTITIONS * row_bytes / (_GB_PER_S * percent / 100)
-        what = "a load of 128 rows, from one queue, none of which waits for another"
-        yield Figure(f"time: DMA, rows of {row_bytes} B", False, what, timed[0], timed[1], many - few, seconds, ROUGH)
+        yield Figure(
+            f"time: DMA rate, rows of {row_bytes} B",
+            False,
+            "a load of 128 rows, from one queue, none of which waits for another",
+            many_loads,
+            few_loads,
+            many - few,
+            seconds,
+            ROUGH,
+        )
 
 
 def _whole(what: str, timed: Timed, published_seconds: float | None, within: float, is_quick: bool = False) -> Figure:
@@ -106,6 +117,15 @@ def _losses() -> Iterator[Figure]:
             yield _whole(f"cross_entropy_{direction}, {positions} x {vocabulary}", timed, None, ROUGH, is_quick)
 
 
+def _token_scores() -> Iterator[Figure]:
+    """Log-probability and entropy of every position, which recipes of reinforcement learning ask for."""
+    for positions, vocabulary in ((512, 32768), (4096, 129280)):
+        shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
+        tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()
+        timed = Timed("scores", extended_cross_entropy_forward, shapes, {**tiling, "with_entropy": True}, 2)
+        yield _whole(f"log-probability and entropy, {positions} x {vocabulary}", timed, None, ROUGH)
+
+
 def figures() -> list[Figure]:
     """All of them, in the order in which they are timed."""
-    return [*_losses(), *_chains(), *_rates(), *_published_kernels()]
+    return [*_losses(), *_token_scores(), *_chains(), *_rates(), *_published_kernels()]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.core.rows.moments import NEGLIGIBLE, Moments, distances_from_maximum
+from nkilib.core.rows.moments import NEGLIGIBLE, Moments, raise_negligible
+from nkilib.core.rows.psum import PsumRing
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.nki import nl
 
@@ -57,13 +58,13 @@ def moments_of_rows(matrix_hbm: Any, factors_hbm: Any, cut: Cut) -> tuple[Any, A
 
 def _take(statistics: Statistics, moments: Any, visit: Visit, factors_sbuf: Any) -> None:
     shape = visit.tile_sbuf.shape
-    products_sbuf, exponentials_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
+    products_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     neg_max_sbuf = visit.place.of(statistics.neg_max_sbuf)
     statistics.take_maximum(visit.tile_sbuf, visit.place)
     moments.first.take(visit.tile_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, visit.place)
-    distances_from_maximum(products_sbuf, visit.tile_sbuf, neg_max_sbuf)
-    statistics.take_sum(exponentials_sbuf, visit.tile_sbuf, visit.place)
-    moments.entropy.take(exponentials_sbuf, products_sbuf, visit.place)
+    raise_negligible(visit.tile_sbuf, neg_max_sbuf, statistics.scale)
+    pieces = PsumRing.make(*shape).pieces(visit.chunk.load, visit.tile_sbuf)
+    moments.entropy.take(statistics, visit.tile_sbuf, pieces, visit.place)
 
 
 def _combine(statistics: Statistics, moments: Any, chunks: int) -> None:

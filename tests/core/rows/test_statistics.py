@@ -39,16 +39,16 @@ def log_sum_exp(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, scale: float
     stream = stream_of(matrix_hbm, cut, dtype)
     for visit in visits(stream) if stream else ():
         if visit.starts:
-            statistics = Statistics.make(visit.columns, dtype)
+            statistics = Statistics.make(visit.columns, dtype, scale)
         if visit.is_full:
             _combine(statistics, visit.chunk.number)
             statistics.restart()
-        statistics.take_maximum(visit.tile_sbuf, visit.place, scale)
-        statistics.take_sum(visit.tile_sbuf, visit.tile_sbuf, visit.place, scale)
+        statistics.take_maximum(visit.tile_sbuf, visit.place)
+        statistics.take_sum(visit.tile_sbuf, visit.tile_sbuf, visit.place)
         if visit.ends:
             _combine(statistics, visit.chunks)
             statistics.take_logs()
-            visit.group.stored(maximum_hbm, scaled(statistics.row_neg_max_sbuf, -1.0))
+            visit.group.stored(maximum_hbm, scaled(statistics.row_neg_max_sbuf, -scale))
             visit.group.stored(log_sum_hbm, statistics.log_sum_sbuf)
     return maximum_hbm, log_sum_hbm
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nkilib.torch import TokenScores, token_scores
 from tests.torch.fake_group import two_ranks
-from tests.torch.formula import capped
+from tests.torch.formula import capped, entropy_of
 from tests.torch.inputs import CLASSES, DTYPES, gradient_of, make_logits, make_probabilities, make_targets
 from tests.torch.operator_log import OperatorLog
 from tests.torch.telling import assert_gradient, assert_loss
@@ -22,32 +22,38 @@ X, T = make_logits(*SHAPE, CLASSES), make_targets(*SHAPE)
 MAGNITUDE = 20.0
 
 
-def exact_scores(x: Tensor, target: Tensor, softcap: float | None, ignored: int) -> TokenScores:
-    z = capped(x, softcap)
+def exact_scores(
+    x: Tensor, target: Tensor, softcap: float | None, ignored: int, temperature: float = 1.0
+) -> TokenScores:
+    z = capped(x, softcap, temperature)
     counts = target != ignored
     logprob = z.log_softmax(-1).gather(-1, torch.where(counts, target, 0)[..., None])[..., 0]
-    return TokenScores(torch.where(counts, logprob, 0.0), torch.distributions.Categorical(logits=z).entropy())
+    return TokenScores(torch.where(counts, logprob, 0.0), entropy_of(z))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize(("softcap", "ignored"), [(None, -100), (4.0, 3)])
+@pytest.mark.parametrize(
+    ("softcap", "ignored", "temperature"), [(None, -100, 1.0), (None, 3, 0.7), (4.0, 3, 1.0), (4.0, 3, 1.6)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_and_gradient_are_those_of_float64(
-    dtype: torch.dtype, softcap: float | None, ignored: int, inplace: bool
+    dtype: torch.dtype, softcap: float | None, ignored: int, temperature: float, inplace: bool
 ) -> None:
     leaf = X.clone().to(dtype).requires_grad_()
     target = make_targets(*SHAPE, ignored=ignored).to(torch.int32)
     x = leaf.detach().double().requires_grad_()
-    expected = exact_scores(x, target.long(), softcap, ignored)
+    expected = exact_scores(x, target.long(), softcap, ignored, temperature)
     logits = 1.0 * leaf
-    scores = token_scores(logits, target, ignore_index=ignored, logit_softcap=softcap, inplace=inplace)
+    options: dict[str, Any] = {"ignore_index": ignored, "logit_softcap": softcap, "temperature": temperature}
+    scores = token_scores(logits, target, **options, inplace=inplace)
     assert_loss(scores.logprob.detach(), expected.logprob.detach(), MAGNITUDE)
-    assert_loss(scores.entropy, expected.entropy.detach(), MAGNITUDE)
-    assert not scores.entropy.requires_grad
-    upstream = make_logits(*SHAPE, seed=9)
-    gradient = gradient_of(scores.logprob, leaf, upstream)
-    exact = gradient_of(expected.logprob, x, upstream.double())
-    assert_gradient(gradient.flatten(0, 1), exact.flatten(0, 1), upstream.abs().max().item())
+    assert_loss(scores.entropy.detach(), expected.entropy.detach(), MAGNITUDE)
+    upstream = make_logits(2, *SHAPE, seed=9)
+    total, exact_total = (
+        (upstream[0] * each.logprob).sum() + (upstream[1] * each.entropy).sum() for each in (scores, expected)
+    )
+    gradient, exact = gradient_of(total, leaf), gradient_of(exact_total, x)
+    assert_gradient(gradient.flatten(0, 1), exact.flatten(0, 1), 10.0 * upstream.abs().max().item())
     assert torch.equal(logits, gradient) == inplace
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import row_elements
+from nkilib.core.rows.moments import raise_negligible
+from nkilib.core.rows.psum import PsumRing
 from nkilib.core.rows.sbuf import TileRing
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, FactorRings, Sums
@@ -16,8 +18,8 @@ from nkilib.experimental.loss.cross_entropy.coefficients import (
 )
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
 from nkilib.experimental.loss.cross_entropy.preparation import Preparation, make_preparation
-from nkilib.experimental.loss.cross_entropy.softcap import capped_softmax, through_cap
-from nkilib.experimental.loss.cross_entropy.upstream import UniformUpstream, Upstream
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
+from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream, UniformUpstream, Upstream
 from nkilib.nki import nisa, nl
 
 
@@ -74,6 +76,7 @@ class _Backward:
         logits: the chunks.
         factors: of the classes.
         exponentials, squares: scratch, for what its name says.
+        pieces: of exponentials, for the gradient of the entropy; None without it.
         preparation: of the coefficients.
     """
 
@@ -83,6 +86,7 @@ class _Backward:
     factors: ClassFactors
     exponentials: TileRing
     squares: TileRing
+    pieces: PsumRing | None
     preparation: Preparation
 
     @classmethod
@@ -92,8 +96,10 @@ class _Backward:
         rings = FactorRings.make(sbuf, options)
         logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
         factors = ClassFactors.make(launch, options, logits, rings, _what_is_summed(options, upstream))
+        has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
+        pieces = PsumRing.make(sbuf.rows, sbuf.chunk_size) if has_entropy else None
         preparation = make_preparation(launch, options, upstream, factors)
-        return cls(launch, options, logits, factors, of_exponentials, squares, preparation)
+        return cls(launch, options, logits, factors, of_exponentials, squares, pieces, preparation)
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
         """Go through all chunks. A batch is prepared beside the first chunk of the one before."""
@@ -128,15 +134,29 @@ class _Backward:
         if isinstance(coefficients, UniformCoefficients):
             nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
             return
+        softcap, scale = self.options.softcap, self.options.scale
+        factors_sbuf = self.factors.loaded(chunk.load)
+        gradient_sbuf = scores_sbuf = chunk_sbuf
         exponentials_sbuf = self.exponentials.tile(chunk.load, chunk_sbuf)
-        if self.options.softcap is None:
-            nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
-            coefficients.apply(chunk_sbuf, exponentials_sbuf, self.factors.loaded(chunk.load))
-            return
-        squares_sbuf = self.squares.tile(chunk.load, chunk_sbuf)
-        capped_softmax(exponentials_sbuf, squares_sbuf, chunk_sbuf, coefficients.bias_sbuf, self.options.softcap)
-        coefficients.apply(exponentials_sbuf, exponentials_sbuf, self.factors.loaded(chunk.load))
-        through_cap(chunk_sbuf, exponentials_sbuf, squares_sbuf)
+        if softcap is not None:
+            gradient_sbuf, scores_sbuf = exponentials_sbuf, self.squares.tile(chunk.load, chunk_sbuf)
+            hyperbolic_tangents(scores_sbuf, chunk_sbuf, softcap)
+        entropy = coefficients.entropy
+        if entropy is None or self.pieces is None:
+            nisa.activation(
+                dst=exponentials_sbuf, op=nl.exp, data=scores_sbuf, bias=coefficients.bias_sbuf, scale=scale
+            )
+            coefficients.apply(gradient_sbuf, exponentials_sbuf, factors_sbuf)
+        else:
+            if softcap is None:
+                raise_negligible(scores_sbuf, entropy.neg_center_sbuf, scale)
+            pieces = self.pieces.pieces(chunk.load, chunk_sbuf)
+            coefficients.apply_with_entropy(
+                entropy, gradient_sbuf, scores_sbuf, exponentials_sbuf, pieces, factors_sbuf
+            )
+        if softcap is not None:
+            squared(scores_sbuf)
+            through_cap(chunk_sbuf, gradient_sbuf, scores_sbuf)
 
     def _gathered(self, state: _BatchState) -> _GatheredTarget | None:
         coefficients = state.coefficients

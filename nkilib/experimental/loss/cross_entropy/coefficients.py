@@ -7,14 +7,19 @@ With g the gradient of the loss, l that of the log-sum-exp and q that of the tar
 and the gradient is A * softmax - g * (e / V) * w, less A - D at the target: (A - D) * (p - 1) + D * p, where the large
 terms of a confident target have cancelled, and D does not hide a small p. Where targets are probabilities, W is the sum
 of the factors of each position and stands in D without e / V, and A = D.
+
+The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. All of this is the gradient
+of z; a temperature divides it, and so g, l, q and h, before they come here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.cross_entropy.softcap import capped_softmax, through_cap
+from nkilib.core.rows.moments import raise_negligible
+from nkilib.core.rows.psum import Piece
+from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.upstream import SoftmaxTerms
 from nkilib.nki import nisa, nl
 
@@ -43,6 +48,48 @@ class UniformCoefficients:
 
 
 @dataclass(frozen=True)
+class EntropyCoefficients:
+    """What the gradient h of the entropy H adds to A, so that A * softmax is the gradient of both.
+
+    It is -h (log p + H) = slope * (x - center) + offset, where x times the scale is z. The center is the maximum, or
+    lse where that is all there is, so that large logits cancel first. Float32 tiles [rows, 1].
+
+    Attributes:
+        neg_center_sbuf: minus the center.
+        slope_sbuf: -h * scale.
+        offset_sbuf: h * (lse - scale * center - H).
+        scale: of z.
+    """
+
+    neg_center_sbuf: nl.NkiTensor
+    slope_sbuf: nl.NkiTensor
+    offset_sbuf: nl.NkiTensor
+    scale: float
+
+    @classmethod
+    def make(
+        cls, softmax: SoftmaxTerms, entropy_sbuf: nl.NkiTensor, grad_sbuf: nl.NkiTensor, scale: float
+    ) -> EntropyCoefficients:
+        """From H and h."""
+        offset_sbuf = scaled(entropy_sbuf, -1.0)
+        if softmax.log_sum_sbuf is not None:
+            offset_sbuf = difference(softmax.log_sum_sbuf, entropy_sbuf)
+        neg_center_sbuf = softmax.bias_sbuf if scale == 1.0 else scaled(softmax.bias_sbuf, 1.0 / scale)
+        return cls(neg_center_sbuf, scaled(grad_sbuf, -scale), product(offset_sbuf, grad_sbuf), scale)
+
+    def slopes(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+        """factor * (x - center), float32; no x may be -inf."""
+        nisa.tensor_scalar(
+            dst=dst_sbuf,
+            data=scores_sbuf,
+            op0=nl.add,
+            operand0=self.neg_center_sbuf,
+            op1=nl.multiply,
+            operand1=factor_sbuf,
+        )
+
+
+@dataclass(frozen=True)
 class ChunkCoefficients:
     """What all classes of a position take: float32 tiles [rows, 1], None for 0.
 
@@ -51,12 +98,14 @@ class ChunkCoefficients:
         all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
         rest_sbuf: D.
         spread_sbuf: what class factors are multiplied with.
+        entropy: what is added to A for each class; None without a gradient of the entropy.
     """
 
     softmax: SoftmaxTerms
     all_sbuf: nl.NkiTensor
     rest_sbuf: nl.NkiTensor | None
     spread_sbuf: nl.NkiTensor | None
+    entropy: EntropyCoefficients | None
 
     @property
     def bias_sbuf(self) -> nl.NkiTensor:
@@ -78,15 +127,62 @@ class ChunkCoefficients:
             )
         else:
             nisa.tensor_scalar(dst=exponentials_sbuf, data=exponentials_sbuf, op0=nl.multiply, operand0=self.all_sbuf)
-            nisa.scalar_tensor_tensor(
-                dst=dst_sbuf,
-                data=factors_sbuf,
-                op0=nl.multiply,
-                operand0=self.spread_sbuf,
-                op1=nl.subtract,
-                operand1=exponentials_sbuf,
-                reverse1=True,
+            self._less_spread(dst_sbuf, exponentials_sbuf, factors_sbuf)
+
+    def apply_with_entropy(
+        self,
+        entropy: EntropyCoefficients,
+        dst_sbuf: nl.NkiTensor,
+        scores_sbuf: nl.NkiTensor,
+        products_sbuf: nl.NkiTensor,
+        pieces: list[Piece],
+        factors_sbuf: nl.NkiTensor | None,
+    ) -> None:
+        """What :meth:`apply` gives, and the gradient of the entropy.
+
+        Args:
+            entropy: of these coefficients.
+            dst_sbuf: [rows, columns], may be the scores.
+            scores_sbuf: times the scale they are z; none is -inf.
+            products_sbuf: float32 [rows, columns], overwritten.
+            pieces: of the chunk.
+            factors_sbuf: [rows, columns], or None for 1.
+        """
+        entropy.slopes(products_sbuf, scores_sbuf, self.softmax.normalized(entropy.slope_sbuf))
+        all_sbuf = float32_like(self.all_sbuf)
+        offset_sbuf = self.softmax.normalized(entropy.offset_sbuf)
+        nisa.tensor_tensor(dst=all_sbuf, data1=self.all_sbuf, data2=offset_sbuf, op=nl.add)
+        for piece in pieces:
+            nisa.activation(
+                dst=piece.tile_psum, op=nl.exp, data=piece.of(scores_sbuf), bias=self.bias_sbuf, scale=entropy.scale
             )
+            nisa.scalar_tensor_tensor(
+                dst=piece.of(dst_sbuf if self.spread_sbuf is None else products_sbuf),
+                data=piece.of(products_sbuf),
+                op0=nl.add,
+                operand0=all_sbuf,
+                op1=nl.multiply,
+                operand1=piece.tile_psum,
+            )
+        if self.spread_sbuf is not None:
+            self._less_spread(dst_sbuf, products_sbuf, factors_sbuf)
+
+    def _less_spread(
+        self, dst_sbuf: nl.NkiTensor, products_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None
+    ) -> None:
+        """The products less spread * factors."""
+        if factors_sbuf is None:
+            nisa.tensor_scalar(dst=dst_sbuf, data=products_sbuf, op0=nl.subtract, operand0=self.spread_sbuf)
+            return
+        nisa.scalar_tensor_tensor(
+            dst=dst_sbuf,
+            data=factors_sbuf,
+            op0=nl.multiply,
+            operand0=self.spread_sbuf,
+            op1=nl.subtract,
+            operand1=products_sbuf,
+            reverse1=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +195,7 @@ class TargetCoefficients(ChunkCoefficients):
         held_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is not here.
         weights_sbuf: of the columns that the indices stand for; None without class weights.
         softcap: of the logits.
+        scale: of z.
     """
 
     index_sbuf: nl.NkiTensor
@@ -106,18 +203,21 @@ class TargetCoefficients(ChunkCoefficients):
     held_sbuf: nl.NkiTensor
     weights_sbuf: nl.NkiTensor | None
     softcap: float | None
+    scale: float
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
         """The gradient at the target, computed in float32 and rounded to ``dtype`` once.
 
         (A - D) * (p - held) + D * p - spread * w, where held is 0 for a target that is ignored or not here: then it is
-        what the chunk has put there.
+        what the chunk has put there. The gradient of the entropy is added to D.
         """
-        exponential_sbuf, square_sbuf = float32_like(logit_sbuf), float32_like(logit_sbuf)
-        if self.softcap is None:
-            nisa.activation(dst=exponential_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)
-        else:
-            capped_softmax(exponential_sbuf, square_sbuf, logit_sbuf, self.bias_sbuf, self.softcap)
+        exponential_sbuf, score_sbuf = float32_like(logit_sbuf), logit_sbuf
+        if self.softcap is not None:
+            score_sbuf = float32_like(logit_sbuf)
+            hyperbolic_tangents(score_sbuf, logit_sbuf, self.softcap)
+        elif self.entropy is not None:
+            raise_negligible(score_sbuf, self.entropy.neg_center_sbuf, self.scale)
+        nisa.activation(dst=exponential_sbuf, op=nl.exp, data=score_sbuf, bias=self.bias_sbuf, scale=self.scale)
         p_sbuf = self.softmax.normalized(exponential_sbuf)
         sum_sbuf = float32_like(logit_sbuf)
         nisa.scalar_tensor_tensor(
@@ -128,9 +228,10 @@ class TargetCoefficients(ChunkCoefficients):
             op1=nl.multiply,
             operand1=self.own_sbuf,
         )
-        if self.rest_sbuf is not None:
+        rest_sbuf = self._rest_at_target(score_sbuf)
+        if rest_sbuf is not None:
             nisa.scalar_tensor_tensor(
-                dst=sum_sbuf, data=self.rest_sbuf, op0=nl.multiply, operand0=p_sbuf, op1=nl.add, operand1=sum_sbuf
+                dst=sum_sbuf, data=rest_sbuf, op0=nl.multiply, operand0=p_sbuf, op1=nl.add, operand1=sum_sbuf
             )
         if self.spread_sbuf is not None:
             nisa.scalar_tensor_tensor(
@@ -146,8 +247,20 @@ class TargetCoefficients(ChunkCoefficients):
         if self.softcap is None:
             nisa.tensor_copy(dst=gradient_sbuf, src=sum_sbuf)
         else:
-            through_cap(gradient_sbuf, sum_sbuf, square_sbuf)
+            squared(score_sbuf)
+            through_cap(gradient_sbuf, sum_sbuf, score_sbuf)
         return gradient_sbuf
+
+    def _rest_at_target(self, score_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
+        """D, and what the entropy adds."""
+        if self.entropy is None:
+            return self.rest_sbuf
+        rest_sbuf = float32_like(score_sbuf)
+        self.entropy.slopes(rest_sbuf, score_sbuf, self.entropy.slope_sbuf)
+        nisa.tensor_tensor(dst=rest_sbuf, data1=rest_sbuf, data2=self.entropy.offset_sbuf, op=nl.add)
+        if self.rest_sbuf is not None:
+            nisa.tensor_tensor(dst=rest_sbuf, data1=rest_sbuf, data2=self.rest_sbuf, op=nl.add)
+        return rest_sbuf
 
 
 # Of one batch: with targets that all count alike; of class targets; of class probabilities.

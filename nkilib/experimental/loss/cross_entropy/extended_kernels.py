@@ -31,11 +31,13 @@ def extended_cross_entropy_forward(
     with_distance_sum: bool = False,
     with_log_sum: bool = False,
     exact_maximum: bool | None = None,
+    temperature: float = 1.0,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Cross-entropy loss of every position with class weights, label smoothing, z-loss and a cap of the logits.
+    """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
 
-    With z the logits, or ``c * tanh(logits / c)`` for a cap c, lse the log-sum-exp of z, w the class weights (1 without
-    any), e the label smoothing, s the factor of the squared log-sum-exp and V the number of classes, the loss is::
+    With z the logits, or ``c * tanh(logits / c)`` for a cap c, over the temperature, lse the log-sum-exp of z, w the
+    class weights (1 without any), e the label smoothing, s the factor of the squared log-sum-exp and V the number of
+    classes, the loss is::
 
         (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
 
@@ -75,6 +77,7 @@ def extended_cross_entropy_forward(
             least the target's logit, and the sum at most 2^23.
         exact_maximum: as in the plain kernel. Class probabilities, label smoothing, a cap, argmax, entropy and distance
             sum need the maximum: with them None means True, and False is refused.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
 
     Returns:
         Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` of
@@ -87,7 +90,7 @@ def extended_cross_entropy_forward(
     """
     function = "extended_cross_entropy_forward"
     launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
-    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum)
     options = validated_options(launch, recipe, first_class, num_classes, wanted)
     validate_tiles(launch, options.forward_plan)
@@ -119,13 +122,17 @@ def extended_cross_entropy_backward(
     weight_sum: float | None = None,
     maximum_hbm: nl.NkiTensor | None = None,
     log_sum_hbm: nl.NkiTensor | None = None,
+    temperature: float = 1.0,
+    entropy_hbm: nl.NkiTensor | None = None,
+    grad_entropy_hbm: nl.NkiTensor | None = None,
 ) -> nl.NkiTensor:
     """Gradient with respect to the logits of what the forward returns.
 
-    Of the loss, of lse, and of the target's log-probability ``z[t] - lse``, each times the gradient that comes to it.
-    The row of an ignored position is ``grad_lse * softmax``, 0 without it. In PyTorch, with the forward's results::
+    Of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the entropy, each times the gradient that
+    comes to it. The row of an ignored position is that of lse and entropy, 0 without them. In PyTorch, with the
+    forward's results::
 
-        torch.autograd.grad((loss, lse, logprob), logits, (grad_loss, grad_lse, grad_logprob))
+        torch.autograd.grad((loss, lse, logprob, entropy), logits, (grad_loss, grad_lse, grad_logprob, grad_entropy))
 
     Dimensions:
         N: positions, that is tokens (N > 0).
@@ -147,6 +154,9 @@ def extended_cross_entropy_backward(
             for probabilities.
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
             shards. With them the softmax loses nothing to the rounding of a large lse.
+        temperature: as in the forward.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, of a shard
+            the one over all shards, and the gradient of each; both or neither.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.
@@ -156,7 +166,7 @@ def extended_cross_entropy_backward(
     """
     function = "extended_cross_entropy_backward"
     launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
-    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
         lse_hbm,
         grad_loss_hbm,
@@ -166,6 +176,8 @@ def extended_cross_entropy_backward(
         weight_sum,
         maximum_hbm,
         log_sum_hbm,
+        entropy_hbm,
+        grad_entropy_hbm,
     )
     options = validated_options(launch, recipe, first_class, num_classes)
     require_flag(function, "inplace", inplace)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
-from nkilib.core.rows.batches import Batch, batch_groups
+from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import row_elements, vector_elements
-from nkilib.core.rows.moments import distances_from_maximum
+from nkilib.core.rows.moments import raise_negligible
+from nkilib.core.rows.psum import PsumRing
 from nkilib.core.rows.sbuf import TileRing
-from nkilib.core.rows.statistics import most_batches_of_group
+from nkilib.core.rows.statistics import Place, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, FactorRings
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
@@ -31,12 +33,18 @@ def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
 
 
 @dataclass(frozen=True)
-class _Scores:
-    """A chunk on chip: the logits, and a tile that is to be multiplied with ``scale`` to give z, the capped ones."""
+class _OpenChunk:
+    """A chunk whose maximum is taken, and whose exponentials are not.
 
-    logits_sbuf: nl.NkiTensor
-    tile_sbuf: nl.NkiTensor
-    scale: float
+    Attributes:
+        load: its number among all chunks of the core.
+        place: in the tiles of its group.
+        scores_sbuf: times the scale they are z: the logits, or the tangents of a cap.
+    """
+
+    load: int
+    place: Place
+    scores_sbuf: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class _Forward:
         launch, options: of the kernel.
         logits: the chunks.
         factors: of the classes.
-        scores, products, exponentials: scratch, for what its name says.
+        scores, products: scratch, for what its name says.
+        exponentials: of pieces, for the entropy; None without it.
         finder: of the targets; None for class probabilities.
     """
 
@@ -57,7 +66,7 @@ class _Forward:
     factors: ClassFactors
     scores: TileRing
     products: TileRing
-    exponentials: TileRing
+    exponentials: PsumRing | None
     finder: TargetFinder | None
 
     @classmethod
@@ -65,7 +74,8 @@ class _Forward:
         sbuf = launch.divided(options.forward_plan, batches)
         scores = sbuf.ring(options.softcap is not None)
         rings = FactorRings.make(sbuf, options)
-        products, exponentials = sbuf.ring(options.needs_products), sbuf.ring(options.wanted.entropy)
+        products = sbuf.ring(options.sums_classes)
+        exponentials = PsumRing.make(sbuf.rows, sbuf.chunk_size) if options.wanted.entropy else None
         logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
         factors = ClassFactors.make(launch, options, logits, rings)
         finder = None
@@ -83,10 +93,12 @@ class _Forward:
         for batches in batch_groups(self.logits.batches, most_batches_of_group(chunks)):
             group = Group.make(batches, chunks, self.launch.dtype, self.options)
             first, last = batches.start * chunks, batches.end * chunks - 1
+            opened = deque[_OpenChunk]()
             for load in range(first, last + 1):
+                self._open_chunks(group, opened, load, batches)
+                self._take_exponentials(group, opened.popleft())
                 chunk = self.logits.chunk(load)
                 batch = load // chunks - batches.start
-                self._take_chunk(group, chunk, batch)
                 if group.targets is not None and self.finder is not None:
                     if chunk.number == 0:
                         elements = self.finder.find(chunk.batch, group.targets.masks_of_batch(batch))
@@ -121,55 +133,62 @@ class _Forward:
                 src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
             )
 
-    def _take_chunk(self, group: Group, chunk: Chunk[Batch], batch: int) -> None:
-        """Everything about one chunk: its maximum, sums and, where asked for, moments and argmax."""
-        statistics, moments = group.statistics, group.moments
+    def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
+        """Open chunk number ``load``, unless it is open, and the next one of the group where that can be done.
+
+        Where Scalar or GpSimd prepares a chunk for Vector, or Vector comes after Scalar, engines would wait for each
+        other: they work on the next chunk meanwhile. That takes a third chunk buffer; with two, the load after the next
+        one would come before this chunk is used.
+        """
+        options = self.options
+        is_ahead = options.softcap is not None or options.wanted.entropy
+        has_tiles = len(self.logits.buffers_sbuf) > 2 and len(self.scores.tiles_sbuf) != 1
+        if not opened:
+            opened.append(self._opened(group, load, batches.start))
+        if is_ahead and has_tiles and load < batches.end * self.logits.num_chunks - 1:
+            number = self.logits.chunk(load + 1).number
+            # Full columns are combined first, for which this chunk must be through.
+            if not group.statistics.columns.are_full(number):
+                opened.append(self._opened(group, load + 1, batches.start))
+
+    def _opened(self, group: Group, load: int, first_batch: int) -> _OpenChunk:
+        """What comes before the exponentials of a chunk: its maximum and, where asked for, moments and argmax."""
+        statistics, moments, chunk = group.statistics, group.moments, self.logits.chunk(load)
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
-        place = statistics.columns.place(batch, chunk.number)
+        place = statistics.columns.place(load // self.logits.num_chunks - first_batch, chunk.number)
         neg_max_sbuf = place.of(statistics.neg_max_sbuf)
-        scores = self._scores(chunk)
-        statistics.take_maximum(scores.tile_sbuf, place, scores.scale)
+        logits_sbuf = self.logits.loaded(load)
+        scores_sbuf = self._scores(load, logits_sbuf)
+        statistics.take_maximum(scores_sbuf, place)
         if group.argmax is not None:
             if self.options.softcap is not None:  # keeps the order, but rounding makes equals of some
-                nisa.tensor_reduce(
-                    dst=group.exact_neg_max_sbuf, op=nl.maximum, data=scores.logits_sbuf, axis=1, negate=True
-                )
+                nisa.tensor_reduce(dst=group.exact_neg_max_sbuf, op=nl.maximum, data=logits_sbuf, axis=1, negate=True)
             first_class = self.options.classes.first + chunk.start
-            group.argmax.take(scores.logits_sbuf, group.exact_neg_max_sbuf, place, first_class)
-        exponentials_sbuf = scores.tile_sbuf
+            group.argmax.take(logits_sbuf, group.exact_neg_max_sbuf, place, first_class)
         if moments is not None and moments.first is not None:
-            factors_sbuf = self.factors.loaded(chunk.load)
-            products_sbuf = self.products.tile(chunk.load, scores.logits_sbuf)
-            moments.first.take(scores.tile_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, place)
-        if moments is None or moments.entropy is None:
-            statistics.take_sum(exponentials_sbuf, scores.tile_sbuf, place, scores.scale)
+            factors_sbuf = self.factors.loaded(load)
+            products_sbuf = self.products.tile(load, logits_sbuf)
+            moments.first.take(scores_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, place)
+        if self.exponentials is not None:
+            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale)
+        return _OpenChunk(load, place, scores_sbuf)
+
+    def _take_exponentials(self, group: Group, chunk: _OpenChunk) -> None:
+        """The sum of the exponentials of a chunk and, where asked for, what makes the entropy."""
+        moments = group.moments
+        if moments is None or moments.entropy is None or self.exponentials is None:
+            group.statistics.take_sum(chunk.scores_sbuf, chunk.scores_sbuf, chunk.place)
             return
-        exponentials_sbuf = self.exponentials.tile(chunk.load, scores.logits_sbuf)
-        distances_sbuf = self.products.tile(chunk.load, scores.logits_sbuf)
-        distances_from_maximum(distances_sbuf, scores.tile_sbuf, neg_max_sbuf)
-        statistics.take_sum(exponentials_sbuf, scores.tile_sbuf, place, scores.scale)
-        moments.entropy.take(exponentials_sbuf, distances_sbuf, place)
+        pieces = self.exponentials.pieces(chunk.load, chunk.scores_sbuf)
+        moments.entropy.take(group.statistics, chunk.scores_sbuf, pieces, chunk.place)
 
-    def _scores(self, chunk: Chunk[Batch]) -> _Scores:
-        """A chunk on chip, under its cap if there is one.
-
-        The tangents of the next chunk are issued before the exponentials of this one, which wait for Vector. That takes
-        a third chunk buffer: with two, the load after the next one would come before this chunk is used.
-        """
-        logits, softcap = self.logits, self.options.softcap
+    def _scores(self, load: int, logits_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """What times the scale is z: the logits themselves or, under a cap, their tangents in float32."""
+        softcap = self.options.softcap
         if softcap is None:
-            logits_sbuf = logits.loaded(chunk.load)
-            return _Scores(logits_sbuf, logits_sbuf, 1.0)
-        ahead = 1 if len(logits.buffers_sbuf) > 2 and len(self.scores.tiles_sbuf) > 1 else 0
-        first = 0 if chunk.load == 0 else chunk.load + ahead
-        for load in range(first, min(chunk.load + ahead + 1, logits.loads)):
-            issued_sbuf = logits.loaded(load)
-            hyperbolic_tangents(self.scores.tile(load, issued_sbuf), issued_sbuf, softcap)
-        logits_sbuf = logits.on_chip(chunk.load)
-        scores_sbuf = self.scores.tile(chunk.load, logits_sbuf)
+            return logits_sbuf
+        scores_sbuf = self.scores.tile(load, logits_sbuf)
+        hyperbolic_tangents(scores_sbuf, logits_sbuf, softcap)
         masked_tangents(scores_sbuf, scores_sbuf, logits_sbuf)
-        if not self.options.needs_products:
-            return _Scores(logits_sbuf, scores_sbuf, softcap)
-        nisa.tensor_scalar(dst=scores_sbuf, data=scores_sbuf, op0=nl.multiply, operand0=softcap)
-        return _Scores(logits_sbuf, scores_sbuf, 1.0)
+        return scores_sbuf

@@ -66,7 +66,7 @@ class Group:
         """For rows of so many chunks of ``dtype``."""
         columns = Columns.of_group(batches, num_chunks)
         is_capped = options.softcap is not None
-        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype)
+        statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, options.scale)
         exact_neg_max_sbuf = statistics.exact_neg_max_sbuf
         if is_capped and options.wanted.argmax:
             exact_neg_max_sbuf = nl.ndarray((columns.rows, 1), dtype=dtype, buffer=nl.sbuf)
@@ -134,4 +134,4 @@ class ShiftedGroup:
     def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> ShiftedGroup:
         """For rows of so many chunks of ``dtype``."""
         columns = Columns.of_group(batches, num_chunks)
-        return cls(batches, ShiftedSums.make(columns, dtype), TargetValues.make(columns, dtype, options))
+        return cls(batches, ShiftedSums.make(columns, dtype, options.scale), TargetValues.make(columns, dtype, options))

@@ -24,6 +24,7 @@ _SMALL_BYTES_OF_SHIFT = 8192
 # Beyond it, products of options and logits may leave the range of float32.
 OPTION_MAX = 1e30
 SOFTCAP_MIN = 1e-30
+TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-6, 1e6
 
 
 class RecipeOptions(TypedDict, total=False):
@@ -31,6 +32,7 @@ class RecipeOptions(TypedDict, total=False):
 
     logit_softcap: float | None
     lse_square_scale: float
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class LossOptions:
         label_smoothing: e, in [0, 1], the share of the target that is spread over all classes; arXiv 1512.00567.
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(x / c) of the logits x; None leaves them. arXiv 2408.00118.
         lse_square_scale: s from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
     """
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
     logit_softcap: float | None = None
     lse_square_scale: float = 0.0
+    temperature: float = 1.0
 
 
 def check_options(function: str, options: LossOptions) -> None:
@@ -57,6 +61,7 @@ def check_options(function: str, options: LossOptions) -> None:
         AssertionError: with function, requirement and value.
     """
     smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
+    temperature = options.temperature
     # A message is formed where it is needed: torch.compile traces this with numbers that have no text.
     if not isinstance(smoothing, float | int) or not 0.0 <= smoothing <= 1.0:
         raise AssertionError(f"{function}: label_smoothing must be a number from 0 to 1, got {smoothing}")
@@ -67,6 +72,11 @@ def check_options(function: str, options: LossOptions) -> None:
         )
     if not isinstance(square, float | int) or not 0.0 <= square <= OPTION_MAX:
         raise AssertionError(f"{function}: lse_square_scale must be a number from 0 to {OPTION_MAX}, got {square}")
+    if not isinstance(temperature, float | int) or not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
+        raise AssertionError(
+            f"{function}: temperature must be a number from {TEMPERATURE_MIN} to {TEMPERATURE_MAX}, got {temperature}; "
+            f"pass 1.0 for none"
+        )
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,16 @@ class Options:
         return self.recipe.logit_softcap
 
     @property
+    def temperature(self) -> float:
+        """What divides the logits, after the cap."""
+        return self.recipe.temperature
+
+    @property
+    def scale(self) -> float:
+        """z is this times the logits, or times the tangents of a cap."""
+        return (1.0 if self.softcap is None else self.softcap) / self.temperature
+
+    @property
     def square(self) -> float:
         """The factor of the squared log-sum-exp."""
         return self.recipe.lse_square_scale
@@ -153,19 +173,8 @@ class Options:
 
     @property
     def forward_plan(self) -> SbufPlan:
-        """Of the forward: scores, class weights, class probabilities, products and exponentials."""
-        return self._plan(
-            self.softcap is not None,
-            self.needs_class_weights,
-            self.has_probabilities,
-            self.needs_products,
-            self.wanted.entropy,
-        )
-
-    @property
-    def needs_products(self) -> bool:
-        """The forward multiplies the scores of a chunk with something."""
-        return self.sums_classes or self.wanted.entropy
+        """Of the forward: scores, class weights, class probabilities and products."""
+        return self._plan(self.softcap is not None, self.needs_class_weights, self.has_probabilities, self.sums_classes)
 
     @property
     def backward_plan(self) -> SbufPlan:

@@ -12,6 +12,7 @@ from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors
 from nkilib.experimental.loss.cross_entropy.coefficients import (
     ChunkCoefficients,
     Coefficients,
+    EntropyCoefficients,
     TargetCoefficients,
     UniformCoefficients,
 )
@@ -74,10 +75,11 @@ class _OfProbabilities:
         else:
             factor_sum_sbuf = batch.loaded(self.upstream.target_weight_hbm)
         softmax = SoftmaxTerms.load(self.upstream, batch)
-        grad_loss_sbuf = batch.loaded(self.upstream.grad_loss_hbm)
+        grad_loss_sbuf = _loaded_gradient(batch, self.upstream.grad_loss_hbm, self.options)
         terms_sbuf = _rest_terms(self.upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, self.options)
         rest_sbuf = _summed(scaled(grad_loss_sbuf, factor_sum_sbuf), terms_sbuf)
-        return ChunkCoefficients(softmax, softmax.normalized(rest_sbuf), rest_sbuf, grad_loss_sbuf)
+        entropy = _entropy_coefficients(self.upstream, batch, softmax, self.options)
+        return ChunkCoefficients(softmax, softmax.normalized(rest_sbuf), rest_sbuf, grad_loss_sbuf, entropy)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class _OfClasses:
 
     def prepared(self, number: int, batch: Batch) -> TargetCoefficients:
         softmax = SoftmaxTerms.load(self.upstream, batch)
-        given_sbuf = batch.loaded(self.upstream.grad_loss_hbm)
+        given_sbuf = _loaded_gradient(batch, self.upstream.grad_loss_hbm, self.options)
         masks = TargetMasks.make(batch.rows, 1)
         elements = self.finder.find(batch, masks)
         held_sbuf = cast(masks.held_sbuf, nl.float32)
@@ -119,11 +121,13 @@ class _OfClasses:
             softmax.normalized(all_sbuf),
             rest_sbuf,
             spread_sbuf,
+            _entropy_coefficients(self.upstream, batch, softmax, self.options),
             elements.index_sbuf,
             own_sbuf,
             held_sbuf,
             weights_sbuf,
             self.options.softcap,
+            self.options.scale,
         )
 
     def _weight_sum(self, batch: Batch) -> float | nl.NkiTensor:
@@ -140,7 +144,8 @@ class _OfClasses:
             # An ignored position has the weight of some class, which may be infinite.
             nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
         if self.upstream.grad_logprob_hbm is not None:
-            grad_logprob_sbuf = selected(batch.loaded(self.upstream.grad_logprob_hbm), valid_sbuf)
+            given_sbuf = _loaded_gradient(batch, self.upstream.grad_logprob_hbm, self.options)
+            grad_logprob_sbuf = selected(given_sbuf, valid_sbuf)
             nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=grad_logprob_sbuf, op=nl.subtract)
         return own_sbuf
 
@@ -162,8 +167,23 @@ def _rest_terms(
         )
         terms_sbuf.append(square_sbuf)
     if upstream.grad_lse_hbm is not None:
-        terms_sbuf.append(batch.loaded(upstream.grad_lse_hbm))
+        terms_sbuf.append(_loaded_gradient(batch, upstream.grad_lse_hbm, options))
     return terms_sbuf
+
+
+def _loaded_gradient(batch: Batch, gradient_hbm: nl.NkiTensor, options: Options) -> nl.NkiTensor:
+    """An upstream gradient of the rows, over the temperature: times dz, it is the gradient of the logits."""
+    gradient_sbuf = batch.loaded(gradient_hbm)
+    return gradient_sbuf if options.temperature == 1.0 else scaled(gradient_sbuf, 1.0 / options.temperature)
+
+
+def _entropy_coefficients(
+    upstream: PositionUpstream, batch: Batch, softmax: SoftmaxTerms, options: Options
+) -> EntropyCoefficients | None:
+    if upstream.entropy_hbm is None or upstream.grad_entropy_hbm is None:
+        return None
+    gradient_sbuf = _loaded_gradient(batch, upstream.grad_entropy_hbm, options)
+    return EntropyCoefficients.make(softmax, batch.loaded(upstream.entropy_hbm), gradient_sbuf, options.scale)
 
 
 def _summed(first_sbuf: nl.NkiTensor, others_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:

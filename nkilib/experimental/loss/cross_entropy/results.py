@@ -19,7 +19,7 @@ from nkilib.core.rows.tiles import (
 )
 from nkilib.experimental.loss.cross_entropy.group import Group, ShiftedGroup, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.softcap import capped_logits
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.nki import nisa, nl
 
@@ -79,7 +79,7 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
         The stores.
     """
     statistics = group.statistics
-    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.row_neg_max_sbuf)
+    lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks
     of_targets = _of_targets(group, options)
     found: list[_Found] = [
@@ -87,7 +87,7 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
         (results.lse_hbm, lse_sbuf),
     ]
     if results.target_logit_hbm is not None:
-        found.append((results.target_logit_hbm, _where_held(of_targets.logit_sbuf, masks)))
+        found.append((results.target_logit_hbm, _where_held(statistics.scaled(of_targets.logit_sbuf), masks)))
     if results.position_weight_hbm is not None:
         weight_sbuf = of_targets.weight_sbuf
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
@@ -95,7 +95,7 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
     if isinstance(group, Group):
         found += _of_all_classes(group, results)
     if results.maximum_hbm is not None:
-        found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -1.0)))
+        found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
         found.append((results.log_sum_hbm, statistics.log_sum_sbuf))
     return [
         group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
@@ -112,7 +112,7 @@ def _of_all_classes(group: Group, results: Results) -> list[_Found]:
     if group.moments is not None and group.moments.entropy is not None:
         found.append((results.entropy_hbm, group.moments.entropy.entropies(group.statistics)))
     if results.distance_sum_hbm is not None:
-        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -1.0)))
+        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
     return found
 
 
@@ -122,7 +122,7 @@ class _OfTargets:
 
     Attributes:
         loss_sbuf: the loss.
-        logit_sbuf: z[t], or the sum of f z for probabilities with factors f; may have another type.
+        logit_sbuf: z[t], or the sum of f z for probabilities with factors f, over the scale; may have another type.
         weight_sbuf: w[t], or the sum of f; None where it is 1.
     """
 
@@ -156,7 +156,8 @@ def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.Nki
     """log d - (z[t] - m), or the same with a shift and the sum under it: lse - z[t] would cancel large logits later."""
     distance_sbuf = float32_like(logit_sbuf)
     nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
-    nisa.tensor_tensor(dst=distance_sbuf, data1=statistics.log_sum_sbuf, data2=distance_sbuf, op=nl.subtract)
+    below_sbuf = statistics.scaled(distance_sbuf)
+    nisa.tensor_tensor(dst=distance_sbuf, data1=statistics.log_sum_sbuf, data2=below_sbuf, op=nl.subtract)
     return distance_sbuf
 
 
@@ -170,7 +171,8 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
     logit_sbuf = targets.logits_sbuf
     if options.softcap is not None:
         logit_sbuf = float32_like(targets.logits_sbuf)
-        capped_logits(logit_sbuf, targets.logits_sbuf, options.softcap)
+        hyperbolic_tangents(logit_sbuf, targets.logits_sbuf, options.softcap)
+        masked_tangents(logit_sbuf, logit_sbuf, targets.logits_sbuf)
     loss_sbuf = _distance_of_target(statistics, logit_sbuf)
     if targets.weights_sbuf is not None:
         nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=targets.weights_sbuf, op=nl.multiply)
@@ -184,7 +186,7 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
 
 
 def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
-    """The sums of f * (lse - z), of f * z = G + F * m, and of f."""
+    """The sums of f * (lse - z), of f * z = scale * (G + F * m) over the scale, and of f."""
     negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
     return _OfTargets(
         _spread_loss(first, statistics), difference(first.row_first_sbuf, negated_sbuf), first.row_factors_sbuf
@@ -192,9 +194,10 @@ def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
 
 
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
-    """Sum of f * (lse - z) = F * log d - G: large logits have cancelled in G already."""
+    """Sum of f * (lse - z) = F * log d - scale * G: large logits have cancelled in G already."""
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
-    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first.row_first_sbuf, op=nl.subtract)
+    first_sbuf = statistics.scaled(first.row_first_sbuf)
+    nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first_sbuf, op=nl.subtract)
     return loss_sbuf
 
 

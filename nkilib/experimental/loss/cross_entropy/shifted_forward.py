@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
-from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues
+from nkilib.core.rows.recomputation import ROWS_OF_TILE, FlaggedRows, GatheredRows, KeptValues, Slots
 from nkilib.core.rows.shifted import doubtful, sum_max
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
@@ -60,8 +60,8 @@ class _ShiftedForward:
     def make(cls, launch: Launch, options: Options, results: Results) -> _ShiftedForward:
         batches = launch.batches()
         # Rows that are computed anew take the same buffers, one a partition.
-        sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_PER_TRIP)
-        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_OF_TILE)
+        logits = Stream(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
         return cls(
             launch,
@@ -100,10 +100,7 @@ class _ShiftedForward:
                 if previous is not None and load == max(first, last - 2):
                     self._finish(previous)
             previous, group = group, following
-        if previous is not None:
-            self._take_logs(previous)
-            self._finish(previous)
-        self.flagged.recompute(self._recompute, self.stores)
+        self._end(group)
 
     def _group(self, number: int) -> ShiftedGroup:
         return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
@@ -138,30 +135,51 @@ class _ShiftedForward:
         group.statistics.take_logs()
 
     def _finish(self, group: ShiftedGroup) -> None:
-        self.flagged.add(doubtful(group.statistics.row_sum_sbuf, sum_max(self.launch.dtype)), group.batches)
+        self._store(group)
+        self.flagged.put(self._counted(group), group.batches)
+
+    def _end(self, group: ShiftedGroup) -> None:
+        """Finish the last group, whose results are stored while the cores exchange how many rows are left."""
+        group.statistics.combine_sums(self.logits.num_chunks)
+        slots = self._counted(group)
+        others_sbuf = self.flagged.exchanged_count()
+        group.statistics.take_logs()
+        self._store(group)
+        self.flagged.put(slots, group.batches)
+        self.flagged.recompute(self._recompute, others_sbuf, self.stores)
+
+    def _counted(self, group: ShiftedGroup) -> Slots:
+        return self.flagged.counted(doubtful(group.statistics.row_sum_sbuf, sum_max(self.launch.dtype)))
+
+    def _store(self, group: ShiftedGroup) -> None:
         self.stores.extend(store_results(group, self.results, self.options))
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
-    def _recompute(self, rows: GatheredRows) -> None:
+    def _recompute(self, tiles: list[GatheredRows]) -> None:
         """Loss and log-sum-exp of rows, under their maximum; their other results stay as they are."""
-        logits = Stream(self.launch.logits_hbm, [rows], self._smaller_buffers())
+        logits = Stream(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
-        columns = Columns(rows.rows, 1, min(chunks, STATISTICS_COLUMNS))
-        statistics = Statistics.make(columns, self.launch.dtype)
-        targets = None
-        for number in range(chunks):
-            if columns.are_full(number):
-                _combine(statistics, number)
+        columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
+        groups = []
+        for load in range(logits.loads):
+            chunk = logits.chunk(load)
+            if chunk.number == 0:
+                statistics = Statistics.make(columns, self.launch.dtype)
+            if columns.are_full(chunk.number):
+                _combine(statistics, chunk.number)
                 statistics.restart()
-            chunk_sbuf, place = logits.loaded(number), columns.place(0, number)
+            chunk_sbuf, place = logits.loaded(load), columns.place(0, chunk.number)
             statistics.take_maximum(chunk_sbuf, place)
             statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
-            if number == 0:
-                targets = self._targets_of(rows)
-        _combine(statistics, chunks)
-        statistics.take_logs()
-        group = Group(rows, statistics, None, None, statistics.exact_neg_max_sbuf, targets)
-        store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
+            if chunk.number == 0:  # its gathers come behind those of the first chunks
+                targets = self._targets_of(chunk.batch)
+                groups.append(Group(chunk.batch, statistics, None, None, statistics.exact_neg_max_sbuf, targets))
+        # All tiles at the end: a store that waits for its values would hold up gathers of chunks.
+        for group in groups:
+            _combine(group.statistics, chunks)
+        for group in groups:
+            group.statistics.take_logs()
+            store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
 
     def _smaller_buffers(self) -> list[nl.NkiTensor]:
         """Parts of the buffers: nothing overlaps with the first load of a trip, nor with its last exponentials."""

@@ -1,4 +1,7 @@
-"""Capped logits: z = c * tanh(x / c), and -inf where x is -inf, so that masked classes stay masked."""
+"""Capped logits: c * tanh(x / c), and -inf where x is -inf, so that masked classes stay masked.
+
+Kernels keep the tangents: the cap is a part of the scale by which z is more than what stands in a tile.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,11 @@ def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_
     )
 
 
-def capped_logits(dst_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor, softcap: float) -> None:
-    """z in float32."""
-    hyperbolic_tangents(dst_sbuf, logits_sbuf, softcap)
-    masked_tangents(dst_sbuf, dst_sbuf, logits_sbuf)
-    nisa.tensor_scalar(dst=dst_sbuf, data=dst_sbuf, op0=nl.multiply, operand0=softcap)
-
-
-def capped_softmax(
-    exponentials_sbuf: nl.NkiTensor,
-    tangents_sbuf: nl.NkiTensor,
-    logits_sbuf: nl.NkiTensor,
-    bias_sbuf: nl.NkiTensor,
-    softcap: float,
-) -> None:
-    """exp(z + bias) and tanh(x / c)^2 in float32, for :func:`through_cap`: three instructions of Scalar.
+def squared(tangents_sbuf: nl.NkiTensor) -> None:
+    """tanh(x / c)^2 in the place of the tangents, for :func:`through_cap`, once nothing else needs them.
 
     Masked logits are taken for -c: what they give is multiplied with 1 - tanh^2, which is 0 there.
     """
-    hyperbolic_tangents(tangents_sbuf, logits_sbuf, softcap)
-    nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=tangents_sbuf, bias=bias_sbuf, scale=softcap)
     nisa.activation(dst=tangents_sbuf, op=nl.square, data=tangents_sbuf)
 
 

@@ -33,6 +33,7 @@ class PositionUpstream:
         target_weight_hbm: ``w[t]``, or of probabilities the sum of the factors.
         weight_sum: the sum of all class weights, a number.
         maximum_hbm, log_sum_hbm: what lse is the sum of.
+        entropy_hbm, grad_entropy_hbm: entropy of the softmax, and the gradient of each.
     """
 
     lse_hbm: nl.NkiTensor
@@ -43,6 +44,8 @@ class PositionUpstream:
     weight_sum: float | None
     maximum_hbm: nl.NkiTensor | None
     log_sum_hbm: nl.NkiTensor | None
+    entropy_hbm: nl.NkiTensor | None = None
+    grad_entropy_hbm: nl.NkiTensor | None = None
 
 
 Upstream = UniformUpstream | PositionUpstream
@@ -56,11 +59,13 @@ class SoftmaxTerms:
         lse_sbuf: log-sum-exp.
         bias_sbuf: exp(z + bias) is the softmax times the sum of exp(z - m), or the softmax itself.
         inverse_sbuf: 1 over that sum, or None.
+        log_sum_sbuf: the log of that sum, or None for 0.
     """
 
     lse_sbuf: nl.NkiTensor
     bias_sbuf: nl.NkiTensor
     inverse_sbuf: nl.NkiTensor | None
+    log_sum_sbuf: nl.NkiTensor | None
 
     @classmethod
     def load(cls, upstream: PositionUpstream, batch: Batch) -> SoftmaxTerms:
@@ -70,11 +75,12 @@ class SoftmaxTerms:
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
-            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), None)
+            return cls(lse_sbuf, negated_lse(lse_sbuf, 0.0), None, None)
         negated_sbuf = scaled(batch.loaded(upstream.maximum_hbm), -1.0)
-        inverse_sbuf = batch.loaded(upstream.log_sum_hbm)
-        nisa.activation(dst=inverse_sbuf, op=nl.exp, data=inverse_sbuf, scale=-1.0)
-        return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf)
+        log_sum_sbuf = batch.loaded(upstream.log_sum_hbm)
+        inverse_sbuf = float32_like(log_sum_sbuf)
+        nisa.activation(dst=inverse_sbuf, op=nl.exp, data=log_sum_sbuf, scale=-1.0)
+        return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf, log_sum_sbuf)
 
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """The values times ``inverse``."""

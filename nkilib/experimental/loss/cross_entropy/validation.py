@@ -23,6 +23,10 @@ from nkilib.nki import nl
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
+_VECTORS = (
+    *("lse", "maximum", "log_sum", "entropy"),
+    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy", "target_weight"),
+)
 _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 
 
@@ -119,13 +123,17 @@ def validate_upstream(launch: Launch, options: Options, upstream: PositionUpstre
         AssertionError: with function, requirement, value and remedy.
     """
     function = launch.function
-    for name in ("lse", "maximum", "log_sum", "grad_loss", "grad_lse", "grad_logprob", "target_weight"):
+    for name in _VECTORS:
         vector_hbm = getattr(upstream, f"{name}_hbm")
         if vector_hbm is not None or name in ("lse", "grad_loss"):
             require_vector(function, f"{name}_hbm", vector_hbm, launch.num_positions, "the logits")
     require(
         (upstream.maximum_hbm is None) == (upstream.log_sum_hbm is None),
         f"{function}: maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
+    )
+    require(
+        (upstream.entropy_hbm is None) == (upstream.grad_entropy_hbm is None),
+        f"{function}: entropy_hbm and grad_entropy_hbm belong together, got one of them; pass both, or neither",
     )
     require(
         upstream.grad_logprob_hbm is None or not options.has_probabilities,

@@ -39,6 +39,7 @@ class Saved:
         class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
+        entropy: [N] float32; None where it was not asked for.
         needed: which gradients.
     """
 
@@ -48,6 +49,7 @@ class Saved:
     maximum: jax.Array
     log_sum: jax.Array
     target_weight: jax.Array | None
+    entropy: jax.Array | None
     needed: Needed
 
 
@@ -114,7 +116,16 @@ def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tup
         )
     results = _results(recipe, logits.value, target.value, weight)
     target_weight = results["position_weight"] if is_soft(target.value) else None
-    saved = Saved(logits.value, target.value, weight, results["maximum"], results["log_sum"], target_weight, needed)
+    saved = Saved(
+        logits=logits.value,
+        target=target.value,
+        class_weight=weight,
+        maximum=results["maximum"],
+        log_sum=results["log_sum"],
+        target_weight=target_weight,
+        entropy=results.get("entropy"),
+        needed=needed,
+    )
     return results, saved
 
 
@@ -122,14 +133,13 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
     """Gradients of logits, target and class weights; None for no gradient."""
     upstream = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]
-        for name in ("loss", "lse", "logprob")
+        for name in ("loss", "lse", "logprob", "entropy")
     }
     grad_loss = jnp.zeros_like(saved.maximum) if upstream["loss"] is None else upstream["loss"]
     needed = saved.needed
     grad_target = grad_weight = None
     if needed.target or needed.class_weight:
-        softcap = recipe.options.logit_softcap
-        distances = scaled_distances(saved.logits, saved.maximum, saved.log_sum, grad_loss, softcap)
+        distances = scaled_distances(saved.logits, saved.maximum, saved.log_sum, grad_loss, recipe.options)
         if needed.target:
             grad_target = target_gradient(distances, saved.class_weight, recipe.options).astype(saved.target.dtype)
         if needed.class_weight:
@@ -147,6 +157,8 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
         "grad_loss": grad_loss,
         "grad_lse": upstream["lse"],
         "grad_logprob": upstream["logprob"],
+        "entropy": None if upstream["entropy"] is None else saved.entropy,
+        "grad_entropy": upstream["entropy"],
     }
     found = _kernel_results(kernels.backward, recipe, rows, {"class_weight": saved.class_weight})
     return found["grad_logits"], grad_target, grad_weight

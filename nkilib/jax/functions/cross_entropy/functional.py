@@ -93,11 +93,11 @@ def cross_entropy(
 ) -> jax.Array | CrossEntropyOutputs:
     """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
 
-    With z = softcap(input), w the class weights (1 without any) and e = ``label_smoothing``, the loss of a position of
-    target t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale * lse ** 2``.
-    Without options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by default. Options
-    mean what they mean in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32 whatever the type of
-    the logits, and the gradient has the type of the logits, rounded once.
+    With z = softcap(input) / temperature, w the class weights (1 without any) and e = ``label_smoothing``, the loss of
+    a position of target t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale *
+    lse ** 2``. Without options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by
+    default. Options mean what they mean in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32
+    whatever the type of the logits, and the gradient has the type of the logits, rounded once.
 
     It works under ``jax.jit``, ``jax.grad``, ``jax.vmap`` (one launch for the whole batch) and ``jax.shard_map``.
     Derivatives are first ones in reverse mode. A class that does not exist is an IndexError where the targets are known
@@ -117,6 +117,7 @@ def cross_entropy(
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
             As in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
         normalizer: number that replaces the divisor of the mean, for instance that of the targets on all devices. It
             may be traced; no derivative is taken by it.
         return_outputs: return :class:`CrossEntropyOutputs`.

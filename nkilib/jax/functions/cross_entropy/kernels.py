@@ -84,8 +84,9 @@ def backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Arra
     Args:
         recipe: that of the forward.
         rows: as in the forward, and [N] float32 each: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
-            ``grad_lse`` and ``grad_logprob``, None for no gradient, the first always; ``target_weight``, the forward's
-            position_weight for class probabilities, else None.
+            ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, None for no gradient, the first always;
+            ``target_weight``, the forward's position_weight for class probabilities, else None; ``entropy``, that of
+            the forward, where it has a gradient.
         shared: as in the forward.
     """
     logits = _given(rows, "logits")
@@ -102,7 +103,10 @@ def backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Arra
     )
 
 
-_OF_BACKWARD: Final = ("maximum", "log_sum", "grad_loss", "grad_lse", "grad_logprob", "target_weight")
+_OF_BACKWARD: Final = (
+    *("maximum", "log_sum", "entropy", "target_weight"),
+    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
+)
 
 
 def _given(arrays: Arrays, name: str) -> jax.Array:

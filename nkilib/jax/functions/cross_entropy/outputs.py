@@ -14,8 +14,8 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 class CrossEntropyOutputs(NamedTuple):
     """The loss and what the same pass over the logits yields beside it.
 
-    "Per position" is the shape of class-index targets. Logits are those after ``logit_softcap``. At ignored positions
-    lse, argmax and entropy are those of the logits, the rest is 0.
+    "Per position" is the shape of class-index targets. Logits are those after ``logit_softcap`` and ``temperature``. At
+    ignored positions lse, argmax and entropy are those of the logits, the rest is 0.
 
     Attributes:
         loss: float32, reduced as asked for; it includes ``z_loss``. Differentiable.
@@ -25,7 +25,7 @@ class CrossEntropyOutputs(NamedTuple):
             probabilities, which have no single target.
         argmax: int32 per position, the first class with the largest logit; V, which is no class, in a row that holds a
             NaN.
-        entropy: float32 per position, of the softmax of the logits, in nats. A constant to ``jax.grad``.
+        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable.
     """
 
     loss: jax.Array
@@ -65,7 +65,7 @@ def returned_values(
         z_loss=_reduced(z_loss, reduction, shape, divisor),
         logprob=None if valid is None else results["logprob"].reshape(shape),
         argmax=results["argmax"].reshape(shape),
-        entropy=jax.lax.stop_gradient(results["entropy"]).reshape(shape),
+        entropy=results["entropy"].reshape(shape),
     )
 
 

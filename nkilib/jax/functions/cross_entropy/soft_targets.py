@@ -12,19 +12,20 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 
 
 def scaled_distances(
-    logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, softcap: float | None
+    logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, options: LossOptions
 ) -> jax.Array:
-    """[N, V] float32: ``grad_loss * (lse - z)`` with the capped logits z; what both gradients are made of.
+    """[N, V] float32: ``grad_loss * (lse - z)`` with z, the logits after cap and temperature; both gradients take it.
 
     Args:
-        logits: [N, V], before the cap.
+        logits: [N, V], before cap and temperature.
         maximum, log_sum: [N] float32, the summands of lse.
         grad_loss: [N] float32.
-        softcap: c of the cap; None for none.
+        options: of the loss.
     """
-    z = logits.astype(jnp.float32)
+    z, softcap = logits.astype(jnp.float32), options.logit_softcap
     if softcap is not None:
         z = jnp.where(jnp.isneginf(z), z, softcap * jnp.tanh(z / softcap))
+    z = z / options.temperature
     log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
     return ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
 

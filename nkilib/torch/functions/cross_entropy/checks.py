@@ -24,7 +24,7 @@ from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
 # Options whose part in the loss soft_targets.py and vocab_parallel/autograd.py know.
-_KNOWN: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
+_KNOWN: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature")
 
 
 def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) -> LossOptions:

@@ -95,7 +95,7 @@ def cross_entropy(
 ) -> Tensor | CrossEntropyOutputs:
     """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
 
-    With the arguments that PyTorch has too it equals, with z = softcap(input)::
+    With the arguments that PyTorch has too it equals, with z = softcap(input) / temperature::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
@@ -120,6 +120,7 @@ def cross_entropy(
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
             As in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
         normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
             in all micro-batches or on all ranks.
         inplace: the backward writes the gradient over the memory of ``input``, which saves as much as that. Later uses
@@ -133,10 +134,10 @@ def cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type; or logits of float16 or float64.
-        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``ignore_index``, ``logit_softcap`` or
-            ``lse_square_scale`` out of range; ``normalizer`` without a mean; ``return_outputs`` with more than 2^24
-            classes; ``inplace`` where the logits would be copied; of a DTensor whose positions are spread over ranks, a
-            mean without ``normalizer``.
+        ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``ignore_index``, ``logit_softcap``,
+            ``lse_square_scale`` or ``temperature`` out of range; ``normalizer`` without a mean; ``return_outputs`` with
+            more than 2^24 classes; ``inplace`` where the logits would be copied; of a DTensor whose positions are
+            spread over ranks, a mean without ``normalizer``.
         RuntimeError: shapes or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says; ``inplace``
             for a leaf or under torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.

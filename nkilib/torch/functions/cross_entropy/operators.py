@@ -123,7 +123,7 @@ FORWARD: Final = register(
             Output("maximum"),
             Output("log_sum"),
             Output("argmax", torch.int32),
-            Output("entropy"),
+            Output("entropy", depends_on=("logits",)),
         ),
         kernel=extended_cross_entropy_forward,
         results=_RESULTS,
@@ -160,9 +160,16 @@ STATISTICS: Final = register(
 )
 
 
+def _entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
+    return results["entropy"] if call.options["with_entropy"] else None
+
+
 def _backward_arguments(call: Call) -> dict[str, Any]:
     lse = call.tensor("maximum") + call.tensor("log_sum")
-    return {**_arguments(call, "backward"), "lse_hbm": lse.detach().contiguous()}
+    found = {**_arguments(call, "backward"), "lse_hbm": lse.detach().contiguous()}
+    if call.tensors.get("grad_entropy") is None:  # the kernel takes both or neither
+        found["entropy_hbm"] = None
+    return found
 
 
 BACKWARD: Final = register(
@@ -178,6 +185,8 @@ BACKWARD: Final = register(
             Input("grad_logprob", is_optional=True),
             _CLASS_WEIGHT,
             Input("target_weight", is_optional=True, saved=_weight_of_probabilities),
+            Input("entropy", is_optional=True, saved=_entropy_if_given),
+            Input("grad_entropy", is_optional=True),
         ),
         options=(LossOptions, Columns, Sums),
         outputs=(Output("grad_logits", None, as_first),),

@@ -26,10 +26,10 @@ def soft_target_gradients(
     """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
 
     Args:
-        logits: [N, V], before the cap.
+        logits: [N, V], before cap and temperature.
         target: [N, V], class probabilities y.
         class_weight: [V] float32; None means 1.
-        maximum, log_sum: [N] float32, the summands of lse, of the capped logits z.
+        maximum, log_sum: [N] float32, the summands of lse, of z, the logits after cap and temperature.
         grad_loss: [N] float32, upstream gradient of every position's loss.
         options: of the forward.
         num_classes: classes that smoothing spreads over; more than V where the logits are a shard.
@@ -42,6 +42,7 @@ def soft_target_gradients(
     if options.logit_softcap is not None:
         capped = options.logit_softcap * torch.tanh(z / options.logit_softcap)
         z = torch.where(z.isneginf(), z, capped)
+    z = z / options.temperature
     log_sum = log_sum + 0.0 * log_sum  # NaN where it is infinite: the row has no softmax
     scaled_nll = ((maximum[:, None] - z) + log_sum[:, None]) * grad_loss[:, None]  # large logits cancel exactly
     kept = 1.0 - options.label_smoothing

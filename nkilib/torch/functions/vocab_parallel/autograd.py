@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -70,10 +70,10 @@ def vocab_parallel_results(
         results = _results(statistics, valid, weight_sum, options, shards, wanted.with_logprob)
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
     target_weight = statistics.sums.get("position_weight")
-    keywords = {**values_of(options), **values_of(shards.columns), "with_logprob": wanted.with_logprob}
+    keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
     tensors = (logits, target, own_weight, weight_sum, target_weight)
-    loss, lse, logprob = apply(*tensors, results, keywords, shards.held, inplace)
-    return results._replace(loss=loss, lse=lse, logprob=logprob)
+    found = apply(*tensors, results, keywords, shards.held, inplace)
+    return results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
 
 
 def _results(
@@ -121,8 +121,12 @@ def _class_loss(
     return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
 
 
+# Of the results; the others are constants.
+_DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
+
+
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Hands on loss, lse and logprob of all ranks, and has their derivative by this rank's logits.
+    """Hands on the differentiable results of all ranks, and has their derivative by this rank's logits.
 
     Arguments of ``apply``: logits [N, width], target, class_weight of this rank's classes, weight_sum (of all classes)
     and target_weight [N] as the backward kernel takes them, the results, the options of the operators, how many columns
@@ -141,19 +145,21 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         options: dict[str, Any],
         held: int,
         inplace: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        maximum, log_sum = results.maximum, results.log_sum
-        ctx.save_for_backward(logits, target, class_weight, weight_sum, target_weight, maximum, log_sum)
+    ) -> tuple[Tensor, ...]:
+        entropy = results.entropy if options["with_entropy"] else None
+        kept = (weight_sum, target_weight, results.maximum, results.log_sum, entropy)
+        ctx.save_for_backward(logits, target, class_weight, *kept)
         ctx.options, ctx.held, ctx.inplace = options, held, inplace
         call = Call({"logits": logits, "target": target, "class_weight": class_weight}, options)
-        DERIVATIVE.mark_constants(ctx, call, results[:3], DERIVATIVE.needed(ctx.needs_input_grad[:3]))
-        return results.loss, results.lse, results.logprob
+        returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
+        DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:3]))
+        return tuple(returned.values())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.inplace:
             refuse_graph_of_inplace(BACKWARD)
-        logits, target, class_weight, weight_sum, target_weight, maximum, log_sum = ctx.saved_tensors
+        logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
         tensors = {
             "logits": logits if ctx.held == logits.shape[1] else logits[:, : ctx.held],
             "target": target,
@@ -161,9 +167,11 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
             "log_sum": log_sum,
             "class_weight": class_weight,
             "target_weight": target_weight,
+            "entropy": entropy,
         }
         call = Call(tensors, ctx.options)
-        upstream, needed = DERIVATIVE.upstream(call, grads), DERIVATIVE.needed(ctx.needs_input_grad[:3])
+        of_results = dict(zip(_DIFFERENTIABLE, grads, strict=True))
+        upstream, needed = DERIVATIVE.upstream(call, of_results), DERIVATIVE.needed(ctx.needs_input_grad[:3])
         call = call.replaced(upstream)
         others, gradient = soft_gradients(call, needed), None
         if upstream and needed["logits"]:

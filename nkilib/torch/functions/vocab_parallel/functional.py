@@ -126,6 +126,7 @@ def vocab_parallel_cross_entropy(
             of them; further columns of a rank are padding. A rank may have 0.
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
         normalizer: tensor without dimensions that replaces the divisor of the mean.
         inplace: the backward writes the gradient over the memory of ``logits_shard``.
         return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of the whole vocabulary. Where a cap

@@ -44,6 +44,7 @@ class Launch:
             "label_smoothing": options.label_smoothing,
             "logit_softcap": options.logit_softcap,
             "lse_square_scale": options.lse_square_scale,
+            "temperature": options.temperature,
         }
 
 
@@ -54,6 +55,7 @@ class Upstream:
     loss: Array
     lse: Array | None = None
     logprob: Array | None = field(default=None)
+    entropy: Array | None = field(default=None)
 
 
 def forward(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch, **more: Any) -> dict[str, Array]:
@@ -79,6 +81,7 @@ def backward(
             upstream.loss,
             grad_lse_hbm=upstream.lse,
             grad_logprob_hbm=upstream.logprob,
+            grad_entropy_hbm=upstream.entropy,
             **launch.arguments(options),
             **more,
         )
@@ -129,7 +132,7 @@ def check_backward(
     else:
         assert gradient.dtype == launch.dtype
         assert given.tobytes() == logits.tobytes(), "not in place, the logits keep every byte"
-    assert_gradient(gradient, logits, targets, lse, upstream, options, launch.dtype)
+    assert_gradient(gradient, logits, targets, lse, upstream, options, launch.dtype, more.get("entropy_hbm"))
     return gradient
 
 
@@ -141,11 +144,12 @@ def assert_gradient(
     upstream: Upstream,
     options: ExtendedLoss,
     dtype: Any,
+    entropy: Array | None = None,
 ) -> None:
     """Errors of a gradient are within ``extended_gradient_bound``."""
     inputs = (logits, targets, lse, upstream.loss, dtype, options, upstream.lse, upstream.logprob)
-    truth = extended_backward_reference(*inputs)
-    bounds = extended_gradient_bound(*inputs)
+    truth = extended_backward_reference(*inputs, entropy, upstream.entropy)
+    bounds = extended_gradient_bound(*inputs, entropy, upstream.entropy)
     if BF16 in (dtype, gradient.dtype):
         bounds = bounds + bfloat16_allowance(truth)
     ratio = error_over_bound(gradient, truth, bounds).max()

@@ -41,9 +41,10 @@ def probabilities(positions: int, vocabulary: int, dtype: Any = FP32) -> Array:
 def upstream_of(positions: int, which: str) -> Upstream:
     """Gradients of either sign, some 0; ``which`` names those that there are."""
     rng = np.random.default_rng(7)
-    loss, lse, logprob = rng.standard_normal((3, positions)).astype(np.float32)
+    loss, lse, logprob, entropy = rng.standard_normal((4, positions)).astype(np.float32)
     loss[1::5] = 0.0
-    return Upstream(loss, lse if "lse" in which else None, logprob if "logprob" in which else None)
+    given = {"lse": lse, "logprob": logprob, "entropy": entropy}
+    return Upstream(loss, **{name: values for name, values in given.items() if name in which})
 
 
 OPTIONS = {
@@ -55,7 +56,14 @@ OPTIONS = {
     "softcap": {"logit_softcap": 30.0},
     "tight softcap": {"logit_softcap": 2.0},
     "weights, smoothing": {"class_weight": True, "label_smoothing": 0.2},
-    "everything": {"class_weight": True, "label_smoothing": 0.2, "lse_square_scale": 1e-2, "logit_softcap": 15.0},
+    "temperature": {"temperature": 2.0},
+    "everything": {
+        "class_weight": True,
+        "label_smoothing": 0.2,
+        "lse_square_scale": 1e-2,
+        "logit_softcap": 15.0,
+        "temperature": 1.3,
+    },
 }
 
 
@@ -68,11 +76,14 @@ def options_of(name: str, vocabulary: int) -> ExtendedLoss:
 
 
 def _check(logits: Array, targets: Array, options: ExtendedLoss, launch: Launch, which: str = "lse, logprob") -> None:
-    """Forward and backward, in place and not, from lse alone and from its two summands."""
+    """Forward and backward, in place and not, from lse alone and from its two summands, of the entropy and without."""
     found = check_forward(logits, targets, options, launch, **ALL)
     lse, summands = found["lse"], {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"]}
-    upstream = upstream_of(len(logits), "lse" if targets.ndim == 2 else which)
-    check_backward(logits, targets, lse, upstream, options, launch, **summands)
+    which = "lse" if targets.ndim == 2 else which
+    upstream, entropy = upstream_of(len(logits), f"{which}, entropy"), {"entropy_hbm": found["entropy"]}
+    check_backward(logits, targets, lse, upstream, options, launch, **summands, **entropy)
+    check_backward(logits, targets, lse, upstream, options, launch, inplace=True, **entropy)
+    upstream = upstream_of(len(logits), which)
     apart = check_backward(logits, targets, lse, upstream, options, launch)
     in_place = check_backward(logits, targets, lse, upstream, options, launch, inplace=True)
     narrower = BF16 if BF16 in (logits.dtype, launch.dtype) else FP32
@@ -143,6 +154,38 @@ def test_upstream_gradients_that_are_there(dtype: Any, which: str) -> None:
     launch = Launch(dtype)
     lse = check_forward(logits, with_ignored(targets), options, launch)["lse"]
     check_backward(logits, with_ignored(targets), lse, upstream_of(23, which), options, launch)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.3, 50.0, 1e6])
+@pytest.mark.parametrize(("logits_dtype", "dtype"), DTYPE_PAIRS, ids=pair_name)
+def test_temperatures(logits_dtype: Any, dtype: Any, temperature: float) -> None:
+    """Cold ones too, where a distance grows beyond what the exponential can tell from 0; some classes are masked."""
+    logits, targets = normal_batch(19, 307)
+    logits[2, 5:] = -np.inf
+    logits[3, :120] = -np.inf  # a chunk of -inf alone
+    logits[4:7, ::3] = -np.inf
+    targets[2:7] = 1, 130, 1, 2, 4
+    logits[7] += 1e3
+    options = ExtendedLoss(temperature=temperature)
+    _check(logits.astype(logits_dtype), with_ignored(targets), options, Launch(dtype, 2, 5, 100))
+
+
+def test_an_entropy_has_a_gradient_where_almost_nothing_is_left_to_choose() -> None:
+    """Near p = 1 both log p and the entropy are small, and their sum is not lost to the size of the logits."""
+    logits, targets = confident_batch(20, 2000, 0.999)
+    logits[::2] += 1e4
+    launch, options = Launch(FP32, 2, 16, 600), ExtendedLoss()
+    logits = logits.astype(BF16).astype(np.float32)
+    found = check_forward(logits, targets, options, launch, with_entropy=True, with_log_sum=True)
+    summands = {"maximum_hbm": found["maximum"], "log_sum_hbm": found["log_sum"], "entropy_hbm": found["entropy"]}
+    zeros = np.zeros(20, np.float32)
+    upstream = Upstream(zeros, entropy=np.ones(20, np.float32))
+    gradient = check_backward(logits, targets, found["lse"], upstream, options, launch, **summands)
+    z = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    entropy = -(p * np.log(p)).sum(axis=1, keepdims=True)
+    exact = -p * (np.log(p) + entropy)
+    assert np.abs(gradient - exact).max() <= 64.0 * 2.0**-23 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("name", ["everything", "smoothing"])

@@ -78,6 +78,14 @@ REFUSALS = [
         )
         for value in (-1e-4, 1e31, float("nan"), None)
     ),
+    *(
+        Refusal(
+            f"temperature {value}",
+            f"temperature must be a number from 1e-06 to 1000000.0, got {value}; pass 1.0 for none",
+            {"temperature": value},
+        )
+        for value in (0.0, -1.0, 1e7, float("nan"), None)
+    ),
     Refusal(
         "first_class negative",
         "first_class must be an integer of at least 0, got -1",
@@ -123,6 +131,8 @@ REFUSALS = [
             "grad_loss_hbm",
             "grad_lse_hbm",
             "grad_logprob_hbm",
+            "entropy_hbm",
+            "grad_entropy_hbm",
             "target_weight_hbm",
         )
     ),
@@ -131,6 +141,15 @@ REFUSALS = [
         "maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
         {"maximum_hbm": zeros(3)},
         BACKWARD,
+    ),
+    *(
+        Refusal(
+            f"{name} alone",
+            "entropy_hbm and grad_entropy_hbm belong together, got one of them; pass both, or neither",
+            {name: zeros(3)},
+            BACKWARD,
+        )
+        for name in ("entropy_hbm", "grad_entropy_hbm")
     ),
     Refusal(
         "lse float16",
@@ -184,7 +203,7 @@ def test_refused_with_its_message_and_nothing_written(refusal: Refusal, kernel: 
     [
         ({}, 0, 50174),
         ({"logit_softcap": 30.0}, 1, 25087),
-        ({"label_smoothing": 0.1, "logit_softcap": 30.0, "with_entropy": True}, 3, 12543),
+        ({"label_smoothing": 0.1, "logit_softcap": 30.0, "with_entropy": True}, 2, 16724),
     ],
 )
 def test_the_largest_chunk_depends_on_the_options(options: dict[str, Any], count: int, largest: int) -> None:

@@ -100,21 +100,23 @@ def test_outputs() -> None:
 
 
 def test_the_derivative_of_every_output_that_has_one() -> None:
-    """loss, lse, z_loss and logprob together; entropy is a constant."""
+    """loss, lse, z_loss, logprob and entropy together, under a temperature."""
     x, target = make_logits(), make_targets()
 
     def total(x: jax.Array) -> jax.Array:
-        outputs = cross_entropy(x, target, lse_square_scale=1e-2, return_outputs=True)
+        outputs = cross_entropy(x, target, lse_square_scale=1e-2, temperature=0.8, return_outputs=True)
         assert outputs.logprob is not None
-        of_positions = 2.0 * outputs.lse.sum() + 4.0 * outputs.logprob.sum() + outputs.entropy.sum()
+        of_positions = 2.0 * outputs.lse.sum() + 4.0 * outputs.logprob.sum() + 5.0 * outputs.entropy.sum()
         return outputs.loss + 3.0 * outputs.z_loss + of_positions
 
-    z, chosen = np.asarray(x, np.float64), np.eye(CLASSES)[np.asarray(target)]
+    z, chosen = np.asarray(x, np.float64) / 0.8, np.eye(CLASSES)[np.asarray(target)]
     lse = np.log(np.exp(z).sum(-1, keepdims=True))
     softmax = np.exp(z - lse)
     of_z_loss = 2e-2 * lse * softmax / POSITIONS
     exact = (softmax - chosen) / POSITIONS + 4.0 * of_z_loss + 2.0 * softmax + 4.0 * (chosen - softmax)
-    assert_gradient(jax.jit(jax.grad(total))(x), exact, scale=7.0)
+    entropy = -(softmax * (z - lse)).sum(-1, keepdims=True)
+    exact -= 5.0 * softmax * (z - lse + entropy)
+    assert_gradient(jax.jit(jax.grad(total))(x), exact / 0.8, scale=30.0)
 
 
 def test_outputs_of_class_probabilities_have_no_logprob() -> None:

@@ -20,7 +20,7 @@ ops = torch.ops.nkilib
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"ignore_index": 3, "label_smoothing": 0.1, "logit_softcap": 5.0, "lse_square_scale": 0.1},
+    {"ignore_index": 3, "label_smoothing": 0.1, "logit_softcap": 5.0, "lse_square_scale": 0.1, "temperature": 1.5},
 ]
 EVERY_RESULT = {"with_logprob": True, "with_argmax": True, "with_entropy": True}
 
@@ -34,7 +34,9 @@ def _backward_arguments(logits: Tensor, kind: str) -> tuple[Any, ...]:
     grad_logprob = upstream[2] if kind == "indices" else None
     maximum = logits.float().max(1).values
     log_sum = (logits.float() - maximum[:, None]).logsumexp(1)
-    return (logits, _targets(kind), maximum, log_sum, upstream[0], upstream[1], grad_logprob, make_weight())
+    of_results = (upstream[0], upstream[1], grad_logprob)
+    of_entropy = (make_logits(POSITIONS, seed=6).abs(), make_logits(POSITIONS, seed=7))
+    return (logits, _targets(kind), maximum, log_sum, *of_results, make_weight(), None, *of_entropy)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -57,10 +59,11 @@ def test_gradcheck_of_the_differentiable_results(kind: str, options: dict[str, A
     """A step of 2^-6 in float32: the difference of two losses keeps 2^-17 of them, and the curvature costs 2^-12."""
     logits = make_logits(3, 5, spread=1.0).requires_grad_()
     target = make_targets(3, classes=5) if kind == "indices" else make_probabilities(3, 5)
-    results = 3 if kind == "indices" else 2  # probabilities have no logprob
+    names = ("loss", "lse", "logprob", "entropy") if kind == "indices" else ("loss", "lse", "entropy")
 
     def forward(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(ops.cross_entropy_forward(x, target, make_weight(5), **options, **EVERY_RESULT)[:results])
+        results = ForwardResults(*ops.cross_entropy_forward(x, target, make_weight(5), **options, **EVERY_RESULT))
+        return tuple(getattr(results, name) for name in names)
 
     with pytest.warns(UserWarning, match="not a double precision"):
         assert torch.autograd.gradcheck(forward, (logits,), eps=2.0**-6, atol=2e-3, rtol=2e-3)
@@ -69,7 +72,8 @@ def test_gradcheck_of_the_differentiable_results(kind: str, options: dict[str, A
 def test_results_that_are_constants_for_autograd() -> None:
     logits = make_logits(POSITIONS, CLASSES).requires_grad_()
     results = ops.cross_entropy_forward(logits, make_targets(POSITIONS), None, **EVERY_RESULT)
-    assert [result.requires_grad for result in results] == [True] * 3 + [False] * 5
+    differentiable = {name for name, result in ForwardResults(*results)._asdict().items() if result.requires_grad}
+    assert differentiable == {"loss", "lse", "logprob", "entropy"}
 
 
 def test_what_is_not_asked_for_is_empty() -> None:
@@ -169,6 +173,7 @@ SQUARE, COLUMNS = "float lse_square_scale=0.", ("int first_class=0", "int? num_c
 GRADIENTS = (
     *("Tensor target", "Tensor maximum", "Tensor log_sum", "Tensor grad_loss", "Tensor? grad_lse=None"),
     *("Tensor? grad_logprob=None", "Tensor? class_weight=None", "Tensor? target_weight=None"),
+    *("Tensor? entropy=None", "Tensor? grad_entropy=None"),
 )
 FORWARD = ("Tensor logits", "Tensor target", "Tensor? class_weight=None")
 ASKED = ("bool with_argmax=False", "bool with_entropy=False")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch import CrossEntropyOutputs, cross_entropy
-from tests.torch.formula import capped, formula
+from tests.torch.formula import capped, entropy_of, formula
 from tests.torch.inputs import (
     CLASSES,
     DTYPES,
@@ -28,7 +28,7 @@ SOFTCAP = 4.0
 
 @pytest.mark.parametrize("softcap", [None, SOFTCAP])
 @pytest.mark.parametrize("scale", [0.0, SCALE])
-@pytest.mark.parametrize("extras", [{}, {"label_smoothing": 0.1, "weight": make_weight()}])
+@pytest.mark.parametrize("extras", [{"temperature": 0.6}, {"label_smoothing": 0.1, "weight": make_weight()}])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,16 +112,21 @@ def test_class_probabilities_have_no_logprob() -> None:
 @pytest.mark.parametrize("softcap", [None, SOFTCAP])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_lse_logprob_and_z_loss_are_differentiable(dtype: torch.dtype, soft: bool, softcap: float | None) -> None:
+def test_lse_logprob_z_loss_and_entropy_are_differentiable(
+    dtype: torch.dtype, soft: bool, softcap: float | None
+) -> None:
     x = make_logits(POSITIONS, CLASSES, dtype=dtype).requires_grad_()
     target = make_probabilities(POSITIONS, CLASSES) if soft else make_targets(POSITIONS, ignored=-100)
-    factors = make_logits(2, POSITIONS, seed=9)
-    outputs = outputs_of(x, target, logit_softcap=softcap, lse_square_scale=SCALE)
+    factors = make_logits(3, POSITIONS, seed=9)
+    recipe: dict[str, Any] = {"label_smoothing": 0.1, "temperature": 1.5}
+    outputs = outputs_of(x, target, logit_softcap=softcap, lse_square_scale=SCALE, **recipe)
     mixed = 2.0 * outputs.loss + (factors[0] * outputs.lse).sum() + 3.0 * outputs.z_loss
+    mixed = mixed + (factors[2] * outputs.entropy).sum()
     x64 = x.detach().double().requires_grad_()
-    z, counted = capped(x64, softcap), torch.ones(POSITIONS) if soft else (target != -100).double()
+    z, counted = capped(x64, softcap, 1.5), torch.ones(POSITIONS) if soft else (target != -100).double()
     z_loss = SCALE * (counted * z.logsumexp(1).square()).sum() / counted.sum()
-    expected = 2.0 * formula(x64, target, softcap, SCALE) + (factors[0] * z.logsumexp(1)).sum() + 3.0 * z_loss
+    expected = 2.0 * formula(x64, target, softcap, SCALE, **recipe) + (factors[0] * z.logsumexp(1)).sum()
+    expected = expected + 3.0 * z_loss + (factors[2] * entropy_of(z)).sum()
     if outputs.logprob is not None:
         mixed = mixed + (factors[1] * outputs.logprob).sum()
         logprob = z.log_softmax(1).gather(1, target.clamp(min=0)[:, None])[:, 0]
@@ -129,10 +134,27 @@ def test_lse_logprob_and_z_loss_are_differentiable(dtype: torch.dtype, soft: boo
     assert_gradient(gradient_of(mixed, x), gradient_of(expected, x64), 20.0)
 
 
-def test_argmax_and_entropy_are_constants() -> None:
+def test_the_argmax_is_a_constant() -> None:
     x = make_logits(POSITIONS, CLASSES).requires_grad_()
     outputs = outputs_of(x, make_targets(POSITIONS))
-    assert not outputs.argmax.requires_grad and not outputs.entropy.requires_grad
+    assert not outputs.argmax.requires_grad and outputs.entropy.requires_grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_entropy_alone_and_of_masked_classes(dtype: torch.dtype) -> None:
+    """Where a class is -inf, p log p and its gradient are 0; ignored positions have an entropy, too."""
+    x = make_logits(POSITIONS, CLASSES, dtype=dtype)
+    x[:, -3:], x[0, 1:4] = -torch.inf, -torch.inf
+    x.requires_grad_()
+    target, upstream = make_targets(POSITIONS, ignored=-100), make_logits(POSITIONS, seed=9)
+    target[1] = CLASSES - 1  # itself masked: its loss is infinite, and nobody uses it
+    outputs = outputs_of(x, target)
+    x64 = x.detach().double().requires_grad_()
+    exact = entropy_of(x64)
+    assert_loss(outputs.entropy.detach(), exact.detach(), 10.0)
+    gradient = gradient_of(outputs.entropy, x, upstream)
+    assert_gradient(gradient, gradient_of(exact, x64, upstream.double()), 10.0)
+    assert not gradient[:, -3:].any() and gradient[target == -100].any()
 
 
 def test_outputs_in_place() -> None:

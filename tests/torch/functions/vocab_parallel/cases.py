@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tests.torch.formula import capped, formula
+from tests.torch.formula import capped, entropy_of, formula
 from tests.torch.inputs import make_logits, make_probabilities, make_targets, make_weight
 
 POSITIONS: Final = 6
@@ -110,12 +110,18 @@ def shard(case: Case, whole: Tensor, rank: int) -> Tensor:
     return columns.movedim(-1, case.class_dim).contiguous()
 
 
-def objective(case: Case, loss: Tensor, lse: Tensor | None = None, logprob: Tensor | None = None) -> Tensor:
-    """What the backward starts from: the loss of every position times the upstream gradient of the case, and lse and
-    logprob, where there are any, with gradients of their own."""
+def objective(
+    case: Case,
+    loss: Tensor,
+    lse: Tensor | None = None,
+    logprob: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> Tensor:
+    """What the backward starts from: the loss of every position times the upstream gradient of the case, and lse,
+    logprob and entropy, where there are any, with gradients of their own."""
     upstream = case.upstream()
     total = loss.sum() if upstream is None else (loss * upstream.to(loss.dtype)).sum()
-    for seed, values in ((10, lse), (11, logprob)):
+    for seed, values in ((10, lse), (11, logprob), (12, entropy)):
         if values is not None:
             total = total + (values * make_logits(*case.shape, seed=seed).to(values.dtype)).sum()
     return total
@@ -133,7 +139,7 @@ def truth(case: Case) -> dict[str, Tensor]:
     else:
         y = torch.where(target == arguments.get("ignore_index", IGNORED), IGNORED, target).reshape(-1)
         valid = y != IGNORED
-    kept = {name: arguments[name] for name in ("weight", "label_smoothing") if name in arguments}
+    kept = {name: arguments[name] for name in ("weight", "label_smoothing", "temperature") if name in arguments}
     softcap, scale = arguments.get("logit_softcap"), arguments.get("lse_square_scale", 0.0)
     normalizer, reduction = arguments.get("normalizer"), case.reduction
     reduced = reduction if normalizer is None else "sum"
@@ -141,15 +147,15 @@ def truth(case: Case) -> dict[str, Tensor]:
     if normalizer is not None:
         loss, without = loss / normalizer.double(), without / normalizer.double()
     loss, without = (each.reshape(case.shape) if reduction == "none" else each for each in (loss, without))
-    z = capped(x, softcap)
+    z = capped(x, softcap, arguments.get("temperature", 1.0))
     lse = z.logsumexp(1).reshape(case.shape)
     found = {"loss": loss, "z_loss": loss - without, "lse": lse, "argmax": x.argmax(1).reshape(case.shape)}
-    found["entropy"] = torch.distributions.Categorical(logits=z).entropy().reshape(case.shape)
+    found["entropy"] = entropy_of(z).reshape(case.shape)
     if case.kind != "probabilities":
         of_target = z.log_softmax(1).gather(1, y.clamp(min=0)[:, None])[:, 0]
         found["logprob"] = torch.where(valid, of_target, 0.0).reshape(case.shape)
     has_outputs = case.options.get("return_outputs", False)
-    objective(case, loss, *((lse, found.get("logprob")) if has_outputs else ())).backward()
+    objective(case, loss, *((lse, found.get("logprob"), found["entropy"]) if has_outputs else ())).backward()
     assert x.grad is not None
     found["gradient"] = x.grad.reshape(logits.shape)
     if y.grad is not None:
@@ -169,6 +175,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "nothing but smoothing": {"label_smoothing": 1.0},
     "softcap": {"logit_softcap": 4.0},
     "z-loss": {"lse_square_scale": 0.05},
+    "temperature": {"temperature": 1.7},
     "normalizer": {"normalizer": True},
     "everything": {
         "weight": True,
@@ -177,6 +184,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "label_smoothing": 0.2,
         "logit_softcap": 5.0,
         "lse_square_scale": 0.05,
+        "temperature": 1.3,
         "inplace": True,
     },
 }
@@ -188,6 +196,7 @@ _OUTPUTS: Final[dict[str, dict[str, Any]]] = {
         "label_smoothing": 0.1,
         "logit_softcap": 5.0,
         "lse_square_scale": 0.05,
+        "temperature": 1.3,
     },
 }
 

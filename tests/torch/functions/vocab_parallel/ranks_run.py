@@ -57,7 +57,7 @@ def run(case: Case, group: dist.ProcessGroup | None) -> Results:
     forward = len(_all_reduces)
     if isinstance(returned, CrossEntropyOutputs):
         outputs = {name: values for name, values in returned._asdict().items() if values is not None}
-        objective(case, returned.loss, returned.lse, returned.logprob).backward()
+        objective(case, returned.loss, returned.lse, returned.logprob, returned.entropy).backward()
     else:
         outputs = {"loss": returned}
         objective(case, returned).backward()

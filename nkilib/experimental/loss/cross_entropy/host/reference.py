@@ -219,13 +219,15 @@ class ExtendedLoss:
     label_smoothing: float = 0.0
     logit_softcap: float | None = None
     lse_square_scale: float = 0.0
+    temperature: float = 1.0
 
     def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-        """z: the logits, rounded to ``dtype``, after the cap."""
+        """z: the logits, rounded to ``dtype``, after the cap and the temperature."""
         x = rounded_to(logits, dtype)
         if self.logit_softcap is None:
-            return x
-        return np.where(np.isneginf(x), x, self.logit_softcap * np.tanh(x / self.logit_softcap))
+            return x / self.temperature
+        capped = np.where(np.isneginf(x), x, self.logit_softcap * np.tanh(x / self.logit_softcap))
+        return capped / self.temperature
 
     def weights(self, vocabulary: int) -> Float64Array:
         """w, [V]."""
@@ -307,13 +309,16 @@ def extended_backward_reference(
     options: ExtendedLoss,
     grad_lse: npt.NDArray[Any] | None = None,
     grad_logprob: npt.NDArray[Any] | None = None,
+    entropy: npt.NDArray[Any] | None = None,
+    grad_entropy: npt.NDArray[Any] | None = None,
 ) -> Float64Array:
     """The gradient of ``extended_cross_entropy_backward`` in float64, all rows at once.
 
     Args:
         logits, targets, dtype, options: as in :func:`extended_forward_reference`.
         lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
-        grad_loss, grad_lse, grad_logprob: [N], upstream gradients; None for 0.
+        grad_loss, grad_lse, grad_logprob, grad_entropy: [N], upstream gradients; None for 0.
+        entropy: [N], likewise as the kernel received it; None without a gradient of it.
     """
     positions, vocabulary = logits.shape
     z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
@@ -327,7 +332,15 @@ def extended_backward_reference(
         drawn[np.flatnonzero(valid), targets[valid]] -= of_logprob[valid]
     square = np.where(of_loss == 0.0, 0.0, of_loss * 2.0 * options.lse_square_scale * exact_lse)
     every = drawn.sum(axis=1) + square + of_lse
-    gradient = every[:, np.newaxis] * np.exp(z - exact_lse[:, np.newaxis]) - drawn
+    log_p = z - exact_lse[:, np.newaxis]
+    p = np.exp(log_p)
+    gradient = every[:, np.newaxis] * p - drawn
+    if entropy is not None and grad_entropy is not None:
+        of_entropy, known = grad_entropy.astype(np.float64), entropy.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            terms = p * (log_p + known[:, np.newaxis])
+        gradient -= of_entropy[:, np.newaxis] * np.where(p == 0.0, 0.0, terms)  # p log p goes to 0 with p
+    gradient /= options.temperature
     if options.logit_softcap is not None:
         gradient *= 1.0 - np.square(np.tanh(rounded_to(logits, dtype) / options.logit_softcap))
     return gradient

@@ -1,0 +1,88 @@
+"""Findings about waits that need not be, with what the launch would take without them: an estimate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ...memory.lives import LiveRange
+from ...timing.causes import Waited
+from .cores import Core
+from .facts import NS_PER_US, Facts
+from .finding import Finding
+from .replay import Changes, replayed_ns
+from .words import percent, times, us
+
+_SAVED_FROM = 0.03
+_SAVED_AT_LOOPS_FROM = 0.05
+_MOST_TRIED = 3
+
+
+def second_buffers(facts: Facts) -> Iterator[Finding]:
+    """Tensors whose reuse is on the critical path, and the time without those waits."""
+    if not all(core.is_whole for core in facts.launch.cores):
+        return
+    on_path: Counter[str] = Counter()
+    for link in facts.links:
+        core = facts.of(link)
+        cause = core.at(link.number)[3].cause
+        life = core.life_of(cause.reused) if cause.waited is Waited.reuse and cause.reused else None
+        if life is not None:
+            on_path[life.place] += 1
+    as_it_is_ns = replayed_ns(facts.launch) if on_path else 0.0
+    for place, _ in on_path.most_common(_MOST_TRIED):
+        # Both cores make the tensor at the same line.
+        lives = [life for core in facts.launch.cores for life in core.lives if life.place == place]
+        saved_ns = as_it_is_ns - replayed_ns(facts.launch, Changes({life.storage for life in lives}))
+        if facts.share(saved_ns) >= _SAVED_FROM:
+            yield _finding(facts, lives[0], saved_ns)
+
+
+def loops(facts: Facts) -> Iterator[Finding]:
+    """Loops of the device, between whose iterations all engines meet."""
+    on_path = [link for link in facts.links if facts.of(link).at(link.number)[3].cause.waited is Waited.loop]
+    if not on_path or not all(core.is_whole for core in facts.launch.cores):
+        return
+    saved_ns = replayed_ns(facts.launch) - replayed_ns(facts.launch, Changes(meets_at_loops=False))
+    if facts.share(saved_ns) < _SAVED_AT_LOOPS_FROM:
+        return
+    held_up = Counter(facts.line_of(link) for link in {link.number: link for link in on_path}.values())
+    (line, count), *_ = held_up.most_common(1)
+    yield Finding(
+        "loops",
+        f"All engines meet at loops of the device and between their iterations, {times(count)} before {line}. If none "
+        f"waited for the others there, the same instructions would take about "
+        f"{_instead(facts, saved_ns)}. Do the work of several steps in one iteration.",
+        saved_ns / NS_PER_US,
+        line.rpartition(" ")[0],
+    )
+
+
+def _instead(facts: Facts, saved_ns: float) -> str:
+    taken, whole = us(facts.time_ns - saved_ns), us(facts.time_ns)
+    return f"{taken} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
+
+
+def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
+    core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
+    pairs = _waiting(facts, core, life.storage)
+    (writer, reader), count = pairs.most_common(1)[0]
+    what = str(life).partition(", made at ")[0].removeprefix("tensor ")
+    return Finding(
+        "buffers",
+        f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "
+        f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same "
+        f"instructions would take about {_instead(facts, saved_ns)}.",
+        saved_ns / NS_PER_US,
+        facts.short(life.place),
+    )
+
+
+def _waiting(facts: Facts, core: Core, storage: int) -> Counter[tuple[str, str]]:
+    """Who waits to overwrite a tensor, until who has read it; how often."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    for number, _, _, span, *_ in core.notes:
+        cause = span.cause
+        if cause.waited is Waited.reuse and cause.reused == storage:
+            pairs[facts.line(core, number), facts.line(core, number - cause.overwrites)] += 1
+    return pairs
