@@ -36,7 +36,7 @@ FAULTS = [
         "many_triggers",
         "triggers",
         "many_triggers|dma_copy",
-        ["every 0.3 us", "63 of them", "18.9 us", "(66%)", "128.0 KiB"],
+        ["every 0.6 us", "63 of them", "37.8 us", "(85%)", "128.0 KiB"],
     ),
     (
         "short_rows",

@@ -21,7 +21,7 @@ from nkilib.experimental.loss import (
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
-from nkilib.simulator import profile, spec, using
+from nkilib.simulator import AS_ISSUED, profile, spec, using
 
 TIMES = Path(__file__).with_name("times.json")
 BOUNDARIES = Path(__file__).with_name("boundaries.json")
