@@ -55,9 +55,13 @@ class Marks(NamedTuple):
         """Whether everything is as it was, or so much later; of the DMA engines what they do from ``begin_ns`` on."""
         if self.table != before.table or self.times.keys() != before.times.keys():
             return False
-        later = (time - before.times[key] for key, time in self.times.items())
-        if not all(abs(each) <= SAME_NS or abs(each - shift_ns) <= SAME_NS for each in later):
-            return False
+        for key, time in self.times.items():
+            later = time - before.times[key]
+            if abs(later - shift_ns) <= SAME_NS:
+                continue
+            # An engine that is still busy with what was before could be chosen as soon as it is free.
+            if abs(later) > SAME_NS or (isinstance(key, Engine) and time > begin_ns):
+                return False
         return all(mine.repeats(other, shift_ns, begin_ns) for mine, other in zip(self.dma, before.dma, strict=True))
 
 
@@ -221,7 +225,7 @@ class Timeline:
 
     def marks(self) -> Marks:
         """Where it stands."""
-        times: dict[Hashable, float] = {("free", engine): free for engine, free in self._free.items()}
+        times: dict[Hashable, float] = dict(self._free.items())
         times |= {("queue", queue): free for queue, free in self._queue_free.items()}
         times["met"], times["end"] = self._met_ns, self.end_ns
         return Marks(times, self._table, dict(self._busy), self._dma.hours())
@@ -237,7 +241,7 @@ class Timeline:
         """What it did since ``before``, which were the instructions ``numbers``, it does several times more."""
         later_ns, further = times * shift_ns, times * len(numbers)
         for engine, free in self._free.items():
-            if free != before.times.get(("free", engine)):
+            if free != before.times.get(engine):
                 self._free[engine] = free + later_ns
         for queue, free in self._queue_free.items():
             if free != before.times.get(("queue", queue)):

@@ -327,6 +327,7 @@ OPERATIONS = ("load", "store", "exp", "copy", "gpsimd", "matmul", "column", "inn
 
 
 @settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example([("inner", 2, False), ("inner", 2, True), ("inner", 2, True)], 37, "overlapping")
 @example([("inner", 0, True), ("load", 0, False)], 24, "as issued")
 @given(
     st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 3), st.booleans()), min_size=1, max_size=6),
