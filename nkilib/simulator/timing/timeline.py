@@ -15,7 +15,7 @@ from ..terms.enums import Engine
 from .busy_times import SAME_NS, DmaEngines, DmaWork, Hours
 from .causes import Cause, Causes, Waited
 from .parameters import ModelParameters
-from .transfers import OPEN_QUEUES, SOFTWARE_QUEUE
+from .transfers import between_triggers_ns
 from .uses import NOTHING, Done, Place, RegisterPlace
 
 _NS_PER_US = 1000.0
@@ -67,27 +67,25 @@ class _Ready:
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
     def __init__(self, engine: Engine, reads: Places, writes: Places) -> None:
-        self.ns = 0.0
-        self.waited = _NOTHING
-        self.last = 0
-        self.last_access = 0
-        self.reused = 0
-        self.reads: list[int] = []
+        latest_ns, waited, last = 0.0, _NOTHING, 0
+        numbers: list[int] = []
         for place in reads:
             write = place.last_write(engine)
             if write.number:
-                self.reads.append(write.number)
+                numbers.append(write.number)
                 ready = write.own_ns if write.by is engine else write.other_ns
-                if ready > self.ns:
-                    self.ns, self.waited, self.last = ready, _DATA, write.number
-        overwritten_ns = 0.0
+                if ready > latest_ns:
+                    latest_ns, waited, last = ready, _DATA, write.number
+        overwritten_ns, last_access, reused = 0.0, 0, 0
         for place in writes:
             access, is_read = place.last_access(engine)
             ready = access.own_ns if access.by is engine else access.other_ns
             if ready > overwritten_ns:
-                overwritten_ns, self.last_access, self.reused = ready, access.number, place.storage if is_read else 0
-        if overwritten_ns > self.ns:
-            self.ns, self.waited, self.last = overwritten_ns, _REUSE, self.last_access
+                overwritten_ns, last_access, reused = ready, access.number, place.storage if is_read else 0
+        if overwritten_ns > latest_ns:
+            latest_ns, waited, last = overwritten_ns, _REUSE, last_access
+        self.ns, self.waited, self.last, self.reads = latest_ns, waited, last, numbers
+        self.last_access, self.reused = last_access, reused
 
 
 class Timeline:
@@ -99,15 +97,10 @@ class Timeline:
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self._timing = generation.timing
         self._parameters = parameters
-        trigger_us = parameters.trigger_us
-        self._trigger_ns = self._timing.dma.trigger_ns if trigger_us is None else trigger_us * _NS_PER_US
         self._free: dict[Engine, float] = {}
         self._dma = DmaEngines(self._timing.dma.engines)
         self._busy = dict.fromkeys(self._timing.clock_ghz, 0.0)
         self._queue_free: dict[str, float] = {}
-        self._open_queue_ns = self._trigger_ns / parameters.descriptor_units
-        queue_us = parameters.queue_us
-        self._named_queue_ns = self._trigger_ns if queue_us is None else queue_us * _NS_PER_US
         # The last instruction of each engine, and of each queue.
         self._last: dict[Engine, int] = {}
         self._queue_last: dict[str, int] = {}
@@ -179,7 +172,7 @@ class Timeline:
             self._last[_GPSIMD] = number
             self._busy[_GPSIMD] += busy
             fixed_ns = self._parameters.indirect_base_us * _NS_PER_US
-        self._queue_free[queue] = trigger + self._between_triggers_ns(queue)
+        self._queue_free[queue] = trigger + between_triggers_ns(queue, dma, self._parameters)
         self._queue_last[queue] = number
         end = self._dma.add(trigger + fixed_ns, work)
         self._note(number, _DMA, end, end + dma.to_consumer_ns, reads, writes)
@@ -188,12 +181,6 @@ class Timeline:
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
         """When a queue can trigger a transfer."""
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
-
-    def _between_triggers_ns(self, queue: str) -> float:
-        """From one trigger of a queue to the next."""
-        if queue in OPEN_QUEUES:
-            return self._open_queue_ns
-        return self._trigger_ns if queue == SOFTWARE_QUEUE else self._named_queue_ns
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
         """A barrier, to which the last core came at ``met_ns``.

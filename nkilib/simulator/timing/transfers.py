@@ -21,6 +21,8 @@ from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
 from .parameters import ModelParameters
 
+_NS_PER_US = 1000.0
+
 # A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
 _LEAST_PIECE_BYTES = 512
 
@@ -31,7 +33,7 @@ _SMALL_STORE_BYTES = 512
 _TRANSPOSED_BLOCK = (128, 16)
 
 # The queues of transfers whose engine the kernel leaves open.
-OPEN_QUEUES = frozenset({"dma", "load", "store"})
+_OPEN_QUEUES = frozenset({"dma", "load", "store"})
 SOFTWARE_QUEUE = Engine.gpsimd.name
 
 
@@ -46,6 +48,16 @@ def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parame
     if not parameters.queues_by_direction:
         return "dma"
     return "load" if to_chip else "store"
+
+
+def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
+    """From one trigger of a queue to the next."""
+    trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
+    if queue in _OPEN_QUEUES:
+        return trigger_ns / parameters.descriptor_units
+    if queue == SOFTWARE_QUEUE or parameters.queue_us is None:
+        return trigger_ns
+    return parameters.queue_us * _NS_PER_US
 
 
 @dataclass(frozen=True, eq=False)
