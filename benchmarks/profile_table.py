@@ -31,6 +31,10 @@ GOALS = {"trn2": 1.10, "trn3": 1.25}
 TRAFFIC_GOALS = {"forward": 1.01, "backward": 2.02}
 # At most so many instructions for a chunk of a batch of positions, and for a batch.
 INSTRUCTIONS_OF_CHUNK, INSTRUCTIONS_OF_BATCH = 6, 24
+# Without the exact maximum, in bfloat16 on trn2: at most so many times the bound, by vocabulary, and so much of the
+# time with it; with every position computed anew, at most so many times that.
+SHIFTED_GOALS = {32128: 1.10}
+SHIFTED_GOAL, OF_EXACT_GOAL, ALL_ANEW_GOAL = 1.06, 0.85, 2.3
 # The readings of the rate of a bfloat16 maximum: see ModelParameters.halves_bf16_max.
 READINGS = {"N": False, "N/2": True}
 
@@ -80,9 +84,50 @@ class Row:
         return is_quick and self.instructions <= self.instructions_allowed
 
 
+@dataclass(frozen=True)
+class ShiftedRow:
+    """The forward without the exact maximum beside the forward with it, each with the tiling that is chosen."""
+
+    vocabulary: int
+    tiling: Tiling
+    found: Profile
+    exact_us: float
+
+    @property
+    def times_bound(self) -> float:
+        """The modelled time as a multiple of the bound, of Scalar and DMA."""
+        fraction = self.found.fraction_of_bound
+        assert fraction is not None
+        return fraction
+
+    @property
+    def all_anew_us(self) -> float:
+        """The modelled time when every position is computed anew."""
+        assert self.found.with_all_trips is not None
+        return self.found.with_all_trips.time_us
+
+    @property
+    def is_met(self) -> bool:
+        """Whether all three goals are."""
+        return (
+            self.times_bound <= SHIFTED_GOALS.get(self.vocabulary, SHIFTED_GOAL)
+            and self.found.time_us <= OF_EXACT_GOAL * self.exact_us
+            and self.all_anew_us <= ALL_ANEW_GOAL * self.exact_us
+        )
+
+
+def shifted_rows(vocabularies: Sequence[int]) -> Iterator[ShiftedRow]:
+    """Of bfloat16 on trn2, where the form pays."""
+    for vocabulary in vocabularies:
+        launch = POSITIONS, vocabulary, DTYPES["bf16"], "forward"
+        tiling = choose_tiling(*launch)
+        exact = profile_launch(*launch, tiling, exact_maximum=True)
+        yield ShiftedRow(vocabulary, tiling, profile_launch(*launch, tiling, exact_maximum=False), exact.time_us)
+
+
 def rows(vocabularies: Sequence[int], target: str) -> Iterator[Row]:
-    """The profiles of the table, one at a time: a maximum is taken by the forward alone, and in bfloat16 twice as fast
-    in one reading of the documentation.
+    """The profiles of the table, one at a time: the exact maximum is taken by the forward alone, and in bfloat16 twice
+    as fast in one reading of the documentation.
     """
     for vocabulary in vocabularies:
         for dtype in DTYPES:
@@ -96,7 +141,8 @@ def _row(vocabulary: int, dtype: str, direction: str, reading: str, target: str)
     launch = POSITIONS, vocabulary, DTYPES[dtype], direction
     tiling = choose_tiling(*launch, target)
     parameters = ModelParameters(halves_bf16_max=READINGS[reading])
-    found = profile_launch(*launch, tiling, target=target, parameters=parameters)
+    exact = {"exact_maximum": True} if direction == "forward" else {}
+    found = profile_launch(*launch, tiling, target=target, parameters=parameters, **exact)
     return Row(vocabulary, dtype, direction, reading, tiling, found, GOALS[target])
 
 
@@ -133,6 +179,23 @@ def _table(found: Sequence[Row]) -> Table:
     return table
 
 
+def _shifted_table(found: Sequence[ShiftedRow]) -> Table:
+    table = plain_table("bf16 forward without the exact maximum: microseconds, modelled, not measured")
+    for column in ("V", "tiling", "us", "bound", "set by", "times", "of exact", "all anew", "of exact", ""):
+        table.add_column(column, justify="right")
+    for row in found:
+        of = row.found
+        tiling = f"{row.tiling.positions_per_batch} x {row.tiling.chunk_size}"
+        times = (f"{of.time_us:,.1f}", f"{of.bound_us:,.1f}", of.bound_by, f"{row.times_bound:.3f}")
+        of_exact = (
+            f"{of.time_us / row.exact_us:.2f}",
+            f"{row.all_anew_us:,.1f}",
+            f"{row.all_anew_us / row.exact_us:.2f}",
+        )
+        table.add_row(str(row.vocabulary), tiling, *times, *of_exact, verdict(row.is_met))
+    return table
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns 0, 1 if a goal is missed, or 2 if there is no simulator that models."""
     options = parse_arguments(arguments)
@@ -154,9 +217,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     found = list(rows(options.vocabularies, options.target))
     console.print(_table(found))
-    met = sum(row.is_met for row in found)
-    console.print(f"Goals met: {met} of {len(found)}.")
-    return int(met < len(found))
+    shifted = list(shifted_rows(options.vocabularies)) if options.target == "trn2" else []
+    if shifted:
+        console.print(_shifted_table(shifted))
+        console.print(
+            f"Goals: at most {SHIFTED_GOALS[32128]:.2f} (32128) or {SHIFTED_GOAL:.2f} times the bound; "
+            f"{OF_EXACT_GOAL} of the time with the exact maximum; {ALL_ANEW_GOAL} with every position computed anew."
+        )
+    verdicts = [row.is_met for row in (*found, *shifted)]
+    console.print(f"Goals met: {sum(verdicts)} of {len(verdicts)}.")
+    return int(not all(verdicts))
 
 
 if __name__ == "__main__":

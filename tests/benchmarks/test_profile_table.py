@@ -5,16 +5,32 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import profile_table
-from benchmarks.profile_table import GOALS, main, rows
+from benchmarks.profile_table import main, rows, shifted_rows
 from nkilib.experimental.loss import Tiling
 
 
-@pytest.mark.parametrize("target", GOALS)
-def test_the_kernels_are_at_the_roofline(capsys: pytest.CaptureFixture[str], target: str) -> None:
-    assert main(("--target", target)) == 0
+@pytest.mark.parametrize(
+    ("target", "status", "met"),
+    # Without the exact maximum 32,128 is 1.14 times its bound: a loop of the device costs more than is left to 1.10.
+    [("trn2", 1, "Goals met: 23 of 24."), ("trn3", 0, "Goals met: 20 of 20.")],
+)
+def test_the_kernels_are_at_the_roofline(
+    capsys: pytest.CaptureFixture[str], target: str, status: int, met: str
+) -> None:
+    assert main(("--target", target)) == status
     printed = capsys.readouterr().out
     assert f"two cores of {target}" in printed and "Modelled, not measured" in printed
-    assert "Goals met: 20 of 20." in printed
+    assert met in printed
+
+
+def test_without_the_exact_maximum_goals_of_its_own_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = shifted_rows((129280,))
+    assert row.is_met and row.found.bound_by == "scalar"
+    assert row.found.time_us < row.exact_us < row.all_anew_us
+    for name in ("SHIFTED_GOAL", "OF_EXACT_GOAL", "ALL_ANEW_GOAL"):
+        with monkeypatch.context() as patch:
+            patch.setattr(profile_table, name, 0.5)
+            assert not row.is_met
 
 
 def test_both_readings_of_the_maximum_are_shown() -> None:
@@ -35,7 +51,7 @@ def test_a_missed_goal_is_an_exit_code(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setitem(profile_table.GOALS, "trn2", 1.0)
     assert main(("--vocabularies", "32128")) == 1
     printed = capsys.readouterr().out
-    assert "missed" in printed and "Goals met: 0 of 5." in printed
+    assert "missed" in printed and "Goals met: 0 of 6." in printed
 
 
 @pytest.mark.parametrize(

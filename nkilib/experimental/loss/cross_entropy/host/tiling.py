@@ -49,6 +49,8 @@ _GROUP = 3500.0
 # The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself; the
 # loop over rows that are computed anew, with no trip.
 _SHIFTED_GROUP, _SHIFT, _LOOP = 6000.0, 700.0, 25000.0
+# What a chunk takes besides.
+_SHIFTED_CHUNK = 180.0
 # Stores of single elements delay loads, unless two are under way.
 _SHIFTED_WITH_TWO_BUFFERS = 1.1
 # Rows that are computed anew wait for long loads: of tilings that are nearly alike, the one of smaller chunks.
@@ -347,7 +349,9 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     first = div_ceil(launch.chunk, 2)
     chunks = num_chunks(vocab_size, first, launch.chunk)
     vector = (max(_LEAST, first) + _ISSUE) * machine.vector_ns + _SHIFT
-    scalar = (vocab_size / launch.per_cycle + chunks * (_READ_SUM + _ISSUE)) * machine.scalar_ns
+    scalar = (
+        vocab_size / launch.per_cycle + chunks * (_READ_SUM + _ISSUE)
+    ) * machine.scalar_ns + chunks * _SHIFTED_CHUNK
     latency = _DMA_FIXED + _DMA_TO_CONSUMER
     loads = max(launch.all_loads, _DMA_TRIGGER * launch.batches * chunks)
     streams = max(latency + launch.load / 2 + vector + launch.batches * scalar, latency + loads)

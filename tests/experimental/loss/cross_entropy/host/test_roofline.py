@@ -65,7 +65,7 @@ def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, hal
     assert bound < found.time_us <= 1.10 * bound
 
 
-@pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.14), (129280, 1.06), (202408, 1.06)])
+@pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.15), (129280, 1.06), (202408, 1.06)])
 def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(vocabulary: int, most: float) -> None:
     """Of Scalar and DMA; and at most 2.3 times as slow as with it, when every position has to be computed anew.
 
