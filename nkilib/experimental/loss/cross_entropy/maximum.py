@@ -44,7 +44,6 @@ def _obstacle(launch: Launch, options: Options) -> str:
         (options.spread != 0.0, "with label_smoothing, which sums distances from it"),
         (options.softcap is not None, "with logit_softcap"),
         (wanted.argmax, "with with_argmax"),
-        (wanted.entropy, "with with_entropy"),
         (wanted.distance_sum, "with with_distance_sum"),
         (launch.chunk_size >= launch.vocab_size, "for a chunk_size of whole rows, of which it is the shift"),
         (launch.num_positions < cores, f"for fewer than {cores} positions, one a core"),
