@@ -1,6 +1,6 @@
 """``python -m nkilib``; see :mod:`nkilib.cli`."""
 
-from nkilib.cli.main import main
+from nkilib.cli.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run())

@@ -110,13 +110,14 @@ def _what_there_is(module: ModuleType) -> str:
     return f"it has {'; '.join(found)}" if found else "it has no kernel and no function"
 
 
-def check_arguments(kernel: Kernel, given: Mapping[str, Any]) -> None:
-    """See that a kernel takes these arguments by name and needs no more.
+def bound_arguments(kernel: Kernel, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a kernel by name, with the defaults of the others, as a call takes them: those by position first.
 
     Raises:
         SourceRefusedError: if not.
     """
-    parameters = inspect.signature(kernel.func).parameters
+    signature = inspect.signature(kernel.func)
+    parameters = signature.parameters
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     takes = [name for name, parameter in parameters.items() if parameter.kind in by_name]
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -129,3 +130,6 @@ def check_arguments(kernel: Kernel, given: Mapping[str, Any]) -> None:
     if missing:
         options = " ".join(f"--arg {name}=..." for name in missing)
         raise SourceRefusedError(f"{kernel.__name__} needs {', '.join(missing)} as well: add {options}")
+    bound = signature.bind(**given)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nkilib.simulator.profiling.trips import AskedTrips
 
 _SHORT = {
     "bf16": "bfloat16",
@@ -115,3 +118,24 @@ def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
         except ValueRefusedError as error:
             raise ValueRefusedError(f"--arg {name}: {error}") from None
     return arguments
+
+
+def trips_of(texts: Sequence[str]) -> AskedTrips | None:
+    """What ``nkilib.simulator.profile(trips=)`` takes, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
+
+    Raises:
+        ValueRefusedError: if a text has another form, or there are several and not all name a loop.
+    """
+    if not texts:
+        return None
+    if list(texts) == ["none"]:
+        return "none"
+    if list(texts) == ["all"]:
+        return "all"
+    named: dict[str, int] = {}
+    for text in texts:
+        loop, _, count = text.rpartition("=")
+        if not (count.isdecimal() and count.isascii()) or (len(texts) > 1 and not loop):
+            raise ValueRefusedError(f"--trips must be a number, none, all, or LOOP=N for each loop; got {text!r}")
+        named[loop] = int(count)
+    return named.get("", named)

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from nkilib import __version__
+from nkilib.ending import ending_quietly
+
 from . import doctor, profile, tune, verify
 
 _EXIT_CODES = "Exit code: 0; 1 if that cannot be done, for the reason printed; 2 if the arguments are wrong."
+_PROGRAM = "python -m nkilib"
 
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
     top = argparse.ArgumentParser(
-        prog="python -m nkilib",
+        prog=_PROGRAM,
         description="Cross-entropy kernels for AWS Trainium, and the simulator that runs them anywhere.",
     )
+    top.add_argument("--version", action="version", version=f"nkilib {__version__}")
     commands = top.add_subparsers(title="commands", metavar="command", required=True)
     _add(commands, doctor, "doctor", "which NKI was chosen and why, versions, devices")
     _add(commands, profile, "profile", "what a kernel is modelled to take on a device")
@@ -31,7 +36,7 @@ def _add(commands: Any, module: ModuleType, name: str, summary: str, exit_codes:
         name,
         help=summary,
         description=(module.__doc__ or "").replace("``", ""),
-        epilog=exit_codes,
+        epilog=f"{exit_codes} After Ctrl-C it is 130, where nobody reads the output 141.",
     )
     module.add_arguments(command)
 
@@ -41,3 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     code: int = options.run(options)
     return code
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """:func:`main` as a process: Ctrl-C ends it in one line with 130, a reader of its output that is gone with 141."""
+    with ending_quietly(_PROGRAM):
+        return main(arguments)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .kernel_source import SourceRefusedError, check_arguments, described, kernel_of
-from .kernel_values import ValueRefusedError, arguments_of
+from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
+from .kernel_values import ValueRefusedError, arguments_of, trips_of
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
+from .output_files import output_file, picture_file
 
 if TYPE_CHECKING:
     from nkilib.simulator import Profile
@@ -38,6 +38,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="an argument of the kernel: a tensor as bf16[4096,8192], a name as nl.float32, or JSON; repeatable",
     )
     command.add_argument(
+        "--trips",
+        action="append",
+        default=[],
+        metavar="[LOOP=]N",
+        help="how often the loops of KERNEL run whose bounds only the device knows: N, none or all; LOOP=N of one loop",
+    )
+    command.add_argument(
         "--cores", type=int, choices=(1, 2), help="of the launch (default: as KERNEL says, else 1; the library's: 2)"
     )
     add_launch_arguments(command, targets=_TARGETS, is_required=False)
@@ -45,8 +52,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     chosen = "default: that of choose_tiling, for two cores"
     command.add_argument("--positions-per-batch", type=positive, metavar="P", help=chosen)
     command.add_argument("--chunk-size", type=positive, metavar="C", help=chosen)
-    command.add_argument("--trace", type=_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev")
-    command.add_argument("--plot", type=_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
+    command.add_argument(
+        "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
+    )
+    command.add_argument("--plot", type=picture_file, metavar="FILE.png", help="draw the timeline (needs nkilib[plot])")
     command.set_defaults(run=main, refuse=command.error)
 
 
@@ -91,6 +100,8 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse(f"the following arguments are required: {', '.join(missing)}{either}")
     if options.target == "trn1":
         options.refuse("argument --target: invalid choice: 'trn1': the library's kernels need trn2 or newer")
+    if options.trips:
+        options.refuse("--trips is for a kernel as FILE.py:KERNEL")
     if options.arg and not options.extended:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
 
@@ -102,11 +113,12 @@ def _profile_of_file(options: argparse.Namespace) -> Profile:
     try:
         kernel = kernel_of(options.kernel)
         arguments = arguments_of(options.arg)
-        check_arguments(kernel, arguments)
+        args, kwargs = bound_arguments(kernel, arguments)
+        trips = trips_of(options.trips)
         if options.cores:
             kernel = kernel[options.cores]
         with using(target=options.target) if options.target else nullcontext():
-            return profile(kernel, **arguments)
+            return profile(kernel, *args, trips=trips, **kwargs)
     except (SourceRefusedError, ValueRefusedError, NkiValidationError) as error:
         raise _RefusedError(str(error)) from error
     except Exception as error:  # whatever somebody's kernel raises
@@ -146,13 +158,3 @@ def _has_matplotlib() -> bool:
     except ImportError:
         return False
     return True
-
-
-def _file(text: str) -> str:
-    """Refused before the profile is made, which may take a while."""
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"must name a file, got the directory {text!r}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
-    return text

@@ -7,8 +7,7 @@ what its choice is among.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
@@ -52,6 +51,7 @@ def main(options: argparse.Namespace) -> int:
     from nkilib.core.tiling import div_ceil
     from nkilib.experimental.loss import Tiling, choose_tiling
     from nkilib.experimental.loss.tiling import CORES
+    from nkilib.simulator.launch.progress import displaying, doing
 
     try:
         chosen = choose_tiling(*launch_of(options), options.target)
@@ -60,7 +60,8 @@ def main(options: argparse.Namespace) -> int:
     sizes = options.chunk_size or {div_ceil(options.vocab, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
     tilings = {Tiling(positions, size) for positions in options.positions_per_batch for size in sizes}
     refused: list[str] = []
-    found = sorted(_profiles(options, sorted({*tilings, chosen}), refused), key=lambda one: one.time_us)
+    with displaying(), doing("tune"):
+        found = sorted(_profiles(options, sorted({*tilings, chosen}), refused), key=lambda one: one.time_us)
     if not tilings & {one.tiling for one in found}:
         return fail("tune", refused[0])
     print(f"cross_entropy_{options.direction} on {CORES} cores of {options.target}: modelled, not measured")
@@ -74,16 +75,17 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profiles(options: argparse.Namespace, tilings: Iterable[Tiling], refused: list[str]) -> Iterator[Found]:
+def _profiles(options: argparse.Namespace, tilings: Sequence[Tiling], refused: list[str]) -> Iterator[Found]:
     """What the kernel takes; the reasons for the others are added to ``refused``."""
     from nkilib.experimental.loss.profiling import profile_launch
     from nkilib.simulator import NkiValidationError
+    from nkilib.simulator.launch.progress import doing
 
-    for tiling in tilings:
-        if sys.stderr.isatty():  # a search may take a while
-            print(f"{tiling.positions_per_batch} x {tiling.chunk_size} ...", end="\r", file=sys.stderr, flush=True)
+    for number, tiling in enumerate(tilings, 1):
+        which = f"{number} of {len(tilings)} ({tiling.positions_per_batch} x {tiling.chunk_size})"
         try:
-            found = profile_launch(*launch_of(options), tiling, target=options.target)
+            with doing(which):
+                found = profile_launch(*launch_of(options), tiling, target=options.target, trips="none")
         except (AssertionError, NkiValidationError) as error:
             refused.append(str(error))
             continue

@@ -8,9 +8,14 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from nkilib import __version__
+from nkilib.ending import ending_quietly
+
 from .install import install
+from .launch.progress import displaying
 from .target.limits import TARGETS
 from .target.options import CHECKS, FRONTENDS, LEVELS, using
+from .terms.errors import last_line
 from .xla_stand_in import advice, install_stand_in
 
 _CHOICES = {
@@ -26,8 +31,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m nkilib.simulator",
         usage="%(prog)s [options] (script.py | -m module) [arguments]",
         description="Run a script or a module whose 'import nki' shall mean nkilib's simulator.",
-        epilog="An option that is left out keeps what the environment says, or its default: see docs/simulator.md.",
+        epilog="An option that is left out keeps what the environment says, or its default: see docs/simulator.md. "
+        "Exit code: that of the script; 130 after Ctrl-C; 141 where nobody reads the output.",
     )
+    parser.add_argument("--version", action="version", version=f"nkilib {__version__}")
     for name, choices in _CHOICES.items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, choices=choices, help=f"as in nkilib.simulator.using({name}=...)")
@@ -54,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     install_stand_in()
     changes = {name: getattr(options, name) for name in _CHOICES if getattr(options, name) is not None}
     try:
-        with using(**changes):
+        with ending_quietly(parser.prog, last_line), using(**changes), displaying():
             _run(options)
     except (ImportError, AttributeError) as error:
         line = advice(error)

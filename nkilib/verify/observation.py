@@ -65,6 +65,13 @@ class Observation:
         return cls(arrays, said["error"], said["notes"])
 
 
+def typed(array: Array, like: Array) -> Array:
+    """An array without a type, as the runtime may return one, as one of the type of another array of its size."""
+    if array.dtype.name.startswith("void") and array.dtype.itemsize == like.dtype.itemsize:
+        return array.view(like.dtype)
+    return array
+
+
 def _bits(array: Array) -> Array:
     """The array, or its bits where numpy's files have no such type."""
     array = np.ascontiguousarray(array)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from nkilib import __version__
 from nkilib.cli.main import main
 from nkilib.nki import NOT_SIMULATED
 from tests.fresh_python import CHECKOUT
 
-COMMANDS = ("doctor", "profile", "tune")
+COMMANDS = ("doctor", "profile", "tune", "verify")
 
 
 def ended(arguments: tuple[str, ...]) -> int:
@@ -29,13 +30,18 @@ def test_help_says_what_it_does_and_what_the_exit_codes_mean(capsys: pytest.Capt
     assert ended((command, "--help")) == 0
     shown = capsys.readouterr().out
     assert f"python -m nkilib {command}: " in shown and "Exit code: 0; 1 " in shown
-    assert ("Modelled, not measured." in shown) == (command != "doctor")
+    assert ("Modelled, not measured." in shown) == (command in ("profile", "tune"))
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(("--help",)) == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in COMMANDS)
+
+
+def test_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(("--version",)) == 0
+    assert capsys.readouterr().out == f"nkilib {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,3 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
     found, printed, errors = command(capsys, *arguments)
     assert (found, printed) == (code, "")
     assert "python -m nkilib profile: error: " in errors and said in errors
-
-
-def test_a_picture_of_unknown_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'nkilib[plot]'")
-    code, _, errors = command(capsys, *SIZES, "--plot", str(tmp_path / "picture.xyz"))
-    assert code == 1
-    assert "cannot write" in errors and "xyz" in errors

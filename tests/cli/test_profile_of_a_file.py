@@ -50,6 +50,17 @@ def of_trn3(x):
     nisa.exponential(tile, tile)
 
 
+@nki.jit
+def looping(x, flag, work=1):
+    count = nl.ndarray((1, 1), nl.int32)
+    nisa.dma_copy(count, flag)
+
+    def again(i):
+        nisa.dma_copy(nl.ndarray((128, x.shape[1]), x.dtype), x)
+
+    nl.fori_loop(0, nisa.scalar_load(count), again)
+
+
 NUMBER = 3
 """
 ARGUMENTS = ("--arg", "x=bf16[128,64]", "--arg", "out=nl.bfloat16[128, 64]", "--arg", "n=2")
@@ -102,6 +113,29 @@ def test_the_target_of_the_kernel_unless_another_is_given(capsys: pytest.Capture
     assert code == 1 and "exponential" in errors and "someones.py:" in errors
 
 
+LOOPING = ("--arg", "x=f32[128,64]", "--arg", "flag=i32[1,1]", "--arg", "work=2")
+
+
+@pytest.mark.parametrize(
+    ("trips", "count"), [(("3",), 3), (("again=5",), 5), (("none",), 0)], ids=["of all loops", "of one", "none"]
+)
+def test_trips_of_loops(capsys: pytest.CaptureFixture[str], file: str, trips: tuple[str, ...], count: int) -> None:
+    """A parameter may be called as one of ``profile`` is: ``work``."""
+    given = [part for trip in trips for part in ("--trips", trip)]
+    code, printed, errors = command(capsys, f"{file}:looping", *LOOPING, *given)
+    assert (code, errors) == (0, "")
+    assert f"{'dma_copy':<28} {1 + count:>8}" in printed
+
+
+def test_trips_that_are_missing_or_none(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    code, _, errors = command(capsys, f"{file}:looping", *LOOPING)
+    assert code == 1 and "trips" in errors and "again" in errors
+    code, _, errors = command(capsys, f"{file}:looping", *LOOPING, "--trips", "1", "--trips", "again=2")
+    assert code == 1 and "--trips must be a number, none, all, or LOOP=N" in errors
+    code, _, errors = command(capsys, "--positions", "64", "--vocab", "3000", "--trips", "1")
+    assert code == 2 and "--trips is for a kernel" in errors
+
+
 def test_a_module_on_the_path(capsys: pytest.CaptureFixture[str], file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(file).parent))
     code, printed, _ = command(capsys, "someones:plain", "--arg", "x=f32[128,4]")
@@ -127,7 +161,11 @@ def test_the_extended_kernels_of_the_library(capsys: pytest.CaptureFixture[str])
     ("kernel", "arguments", "code", "said"),
     [
         pytest.param(
-            ":absent", (), 1, "has no kernel 'absent'; it has kernels: scaled, of_trn3; functions: plain", id="kernel"
+            ":absent",
+            (),
+            1,
+            "has no kernel 'absent'; it has kernels: scaled, of_trn3, looping; functions: plain",
+            id="kernel",
         ),
         pytest.param(":NUMBER", (), 1, "'NUMBER' is no kernel but 3; it has kernels: scaled", id="no kernel"),
         pytest.param(":plain", (), 1, "plain needs x as well: add --arg x=...", id="missing"),

@@ -60,6 +60,13 @@ def _logits(numpy_type: Any) -> np.ndarray:
     return (3 * _numbers(0, ROWS, CLASSES)).astype(numpy_type)
 
 
+def _planted() -> np.ndarray:
+    """Two rows whose maximum, at their end, is far above what comes before."""
+    logits = _logits(np.float32)
+    logits[1::2, -1] = 200.0
+    return logits
+
+
 def _targets() -> np.ndarray:
     return np.random.default_rng(1).integers(0, CLASSES, ROWS, dtype=np.int32)
 
@@ -78,7 +85,13 @@ def _lse() -> np.ndarray:
 
 
 # One option, or a few that belong together, a line; "all" has every one that goes with class targets.
-PLAIN_FORWARD: Final = {"default": {}, "lse_dtype": {"lse_dtype": nl.float32}}
+PLAIN_FORWARD: Final = {
+    "default": {},
+    "lse_dtype": {"lse_dtype": nl.float32},
+    "exact maximum": {"exact_maximum": True},
+    "shift": {"exact_maximum": False},
+    "shift, rows anew": {"exact_maximum": False, "logits_hbm": _planted()},
+}
 PLAIN_BACKWARD: Final = {"default": {}, "sum": {"reduction": "sum"}, "not in place": {"inplace": False}}
 EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "default": {},
@@ -107,6 +120,9 @@ _ASKED: Final = {f"with_{name}": {f"with_{name}": True} for name in ("argmax", "
 EXTENDED_FORWARD: Final = {
     **EXTENDED,
     **_ASKED,
+    "entropy under a shift": {**_ASKED["with_entropy"], "exact_maximum": False, "temperature": 0.7},
+    "shift": {**EXTENDED["class weights"], **EXTENDED["ignored"], "with_log_sum": True, "exact_maximum": False},
+    "shift, rows anew": {**EXTENDED["class weights"], "exact_maximum": False, "logits_hbm": _planted()},
     "all": {**_TOGETHER, **{name: True for name in _ASKED}},
 }
 _GRADIENTS: Final = {"grad_lse_hbm": _numbers(4, ROWS), "grad_logprob_hbm": _numbers(5, ROWS)}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nkilib import __version__
+from nkilib.simulator.__main__ import main
 from tests.fresh_python import CHECKOUT, run_fresh
 
 KERNEL = """
@@ -165,6 +167,12 @@ def test_an_error_of_the_kernel_names_its_line_and_ends_the_command(tmp_path: Pa
     )
     assert process.returncode == 1
     assert f"NkiValidationError: {script}:{line}: nisa.tensor_scalar: op0=nl.exp" in process.stderr
+
+
+def test_the_version_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"nkilib {__version__}\n"
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nkilib.verify.observation import Observation
+from nkilib.verify.observation import Observation, typed
 
 
 def test_arrays_of_every_type_come_back_with_their_bits(tmp_path: Path) -> None:
@@ -41,3 +41,15 @@ def test_more_is_added_to_a_copy() -> None:
     more = first.with_arrays({"b": np.ones(1)}).with_notes(two=2)
     assert (list(more.arrays), more.notes) == (["a", "b"], {"one": 1, "two": 2})
     assert (list(first.arrays), first.notes) == (["a"], {"one": 1})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int32])
+def test_what_has_lost_its_type_gets_it_back(tmp_path: Path, dtype: type) -> None:
+    """nrtpy notes that results may come without one."""
+    right = np.array([[1, 2, 3]]).astype(dtype)
+    Observation({"x": right.view(f"V{right.dtype.itemsize}")}).save(tmp_path)
+    read = Observation.load(tmp_path).arrays["x"]
+    assert read.dtype.name.startswith("void")
+    assert typed(read, right).dtype == right.dtype and (typed(read, right) == right).all()
+    assert typed(read, np.zeros(1)).dtype == read.dtype, "of another size it stays"
+    assert typed(right, np.zeros(1, np.uint32)) is right

@@ -4,7 +4,8 @@ Which rows these are is known on the device alone. So each flagged row gets a sl
 computes. Slot 128 i + j is row j of trip i; what a row is, its partition and its batch, is moved there by matrix
 products with ones at its row and its trip, and zeros elsewhere. At the end the cores agree on the larger of their
 numbers of rows, and a loop whose trip count is read at run time takes 128 slots a trip: zero trips as a rule. A slot
-without a row reads the first row, and what it would write is out of range, which the DMA engine is told to skip.
+without a row reads the first row of its core, and what it would write is out of range, which the DMA engine is told to
+skip.
 
 All numbers on the way are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
 """
@@ -65,7 +66,7 @@ class GatheredRows:
     Attributes:
         num_rows: of the matrix.
         number_sbuf: of each row; out of range in a slot without one.
-        readable_sbuf: the same, with row 0 in such a slot.
+        readable_sbuf: the same, with the first row of the core in such a slot.
         kept_sbuf: where its kept values are.
         after: what has to be done before anything is read or written for the rows.
     """
@@ -151,7 +152,7 @@ class _Constants:
 
 
 @dataclass(frozen=True)
-class _Slots:
+class Slots:
     """Of the rows of a group of batches, float32 [rows, batches].
 
     Attributes:
@@ -174,6 +175,7 @@ class FlaggedRows:
         trips: of which there are slots, as many as the core has batches of 128.
         constants: what slots are computed with.
         count_sbuf: how many there are, float32 [128, 1], the same in each partition.
+        integer_count_sbuf: the same, int32 [1, 1].
         list_psum: in slot 128 i + j, float32 [128 j, 2, trips i]: one more than the partition of a row in its batch,
             0 in a slot without a row; and its batch.
         added: numbers of the batches of which there are rows in the list.
@@ -186,6 +188,7 @@ class FlaggedRows:
     trips: int
     constants: _Constants
     count_sbuf: nl.NkiTensor
+    integer_count_sbuf: nl.NkiTensor
     list_psum: nl.NkiTensor
     added: list[int] = field(default_factory=list)
 
@@ -195,8 +198,19 @@ class FlaggedRows:
         trips = div_ceil(num_batches * rows_per_batch, ROWS_PER_TRIP)
         count_sbuf = nl.ndarray((ROWS_PER_TRIP, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=count_sbuf, value=0.0)
+        integer_count_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         list_psum = nl.ndarray((ROWS_PER_TRIP, 2, trips), dtype=nl.float32, buffer=nl.psum)
-        return cls(num_rows, cores, core, rows_per_batch, trips, _Constants.make(trips), count_sbuf, list_psum)
+        return cls(
+            num_rows,
+            cores,
+            core,
+            rows_per_batch,
+            trips,
+            _Constants.make(trips),
+            count_sbuf,
+            integer_count_sbuf,
+            list_psum,
+        )
 
     @property
     def psum_bytes(self) -> int:
@@ -205,12 +219,15 @@ class FlaggedRows:
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
         """Add the rows of a group of batches whose flag, float32 [rows, batches], is 1 and not 0."""
-        slots = self._slots(flags_sbuf)
+        self.put(self.counted(flags_sbuf), group)
+
+    def put(self, slots: Slots, group: BatchGroup) -> None:
+        """Put the rows of a group of batches that have been counted into the list."""
         for batch in range(group.batches):
             self._list(slots, batch, group)
 
-    def _slots(self, flags_sbuf: nl.NkiTensor) -> _Slots:
-        """The slots of the flagged rows, in the order of batches and rows.
+    def counted(self, flags_sbuf: nl.NkiTensor) -> Slots:
+        """Count the rows whose flag, float32 [rows, batches], is 1 and not 0: their slots, by batches and rows.
 
         The prefix sums: of the flags of a batch by a triangular matrix, of those of whole batches by a scan.
         """
@@ -230,13 +247,14 @@ class FlaggedRows:
             op0=nl.multiply,
             op1=nl.add,
         )
+        nisa.tensor_copy(dst=self.integer_count_sbuf, src=counts_sbuf[0:1, batches - 1 : batches])
         nisa.tensor_copy(dst=self.count_sbuf, src=counts_sbuf[:, batches - 1 : batches])
         slot_sbuf = float32_like(flags_sbuf)
         nisa.tensor_tensor(dst=slot_sbuf, data1=counts_sbuf[0:rows, :], data2=totals_psum[0:rows, :], op=nl.subtract)
         nisa.tensor_tensor(dst=slot_sbuf, data1=slot_sbuf, data2=before_psum, op=nl.add)
         return _cut(slot_sbuf, flags_sbuf)
 
-    def _list(self, slots: _Slots, batch: int, group: BatchGroup) -> None:
+    def _list(self, slots: Slots, batch: int, group: BatchGroup) -> None:
         """Put the flagged rows of a batch of the group into the list."""
         trip_sbuf, row_sbuf = slots.trip_sbuf[:, batch : batch + 1], slots.row_sbuf[:, batch : batch + 1]
         rows, number = group.rows, group.start + batch
@@ -256,14 +274,33 @@ class FlaggedRows:
         nisa.nc_matmul(dst=self.list_psum, stationary=to_row_sbuf, moving=to_trip_sbuf, accumulate=bool(self.added))
         self.added.append(number)
 
-    def recompute(self, compute: Callable[[GatheredRows], None], after: list[nisa.NkiInstruction]) -> None:
+    def exchanged_count(self) -> nl.NkiTensor | None:
+        """How many rows the other core has, int32 [1, 1], once all rows have been counted; None on one core.
+
+        Both cores call it once. It is a transfer: other work may follow before :meth:`recompute`.
+        """
+        if self.cores == 1:
+            return None
+        other, others_sbuf = 1 - self.core, nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.sendrecv(
+            src=self.integer_count_sbuf, dst=others_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=_PIPE
+        )
+        return others_sbuf
+
+    def recompute(
+        self,
+        compute: Callable[[GatheredRows], None],
+        others_sbuf: nl.NkiTensor | None,
+        after: list[nisa.NkiInstruction],
+    ) -> None:
         """Call ``compute`` with the rows of each trip, on all cores equally often.
 
         Args:
             compute: traced once, as the body of a loop: it writes results by :meth:`GatheredRows.stored` alone.
+            others_sbuf: what :meth:`exchanged_count` has returned.
             after: what has to be done before.
         """
-        trips = self._agreed_trips()
+        trips = self._trips(others_sbuf)
         list_sbuf = nl.ndarray(self.list_psum.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=list_sbuf, src=self.list_psum)
 
@@ -272,13 +309,10 @@ class FlaggedRows:
 
         nl.fori_loop(0, trips, recompute_rows)
 
-    def _agreed_trips(self) -> nisa.VirtualRegister:
+    def _trips(self, others_sbuf: nl.NkiTensor | None) -> nisa.VirtualRegister:
         """How many trips the core with the most rows needs."""
-        count_sbuf = cast(self.count_sbuf[0:1, :], nl.int32)
-        if self.cores > 1:
-            others_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-            other = 1 - self.core
-            nisa.sendrecv(src=count_sbuf, dst=others_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=_PIPE)
+        count_sbuf = self.integer_count_sbuf
+        if others_sbuf is not None:
             integer_op(count_sbuf, count_sbuf, others_sbuf, nl.maximum)
         integer_op(count_sbuf, count_sbuf, int32_column(1, ROWS_PER_TRIP - 1, 0), nl.add)
         nisa.tensor_scalar(dst=count_sbuf, data=count_sbuf, op0=nl.right_shift, operand0=_BITS_OF_ROW)
@@ -311,8 +345,8 @@ class FlaggedRows:
         num_batches = len(self.added)
         _linear(kept_sbuf, ordinal_sbuf, num_batches, batch_sbuf)
         nisa.tensor_scalar(dst=kept_sbuf, data=kept_sbuf, op0=nl.subtract, operand0=float(num_batches))
-        for tile_sbuf in (number_sbuf, kept_sbuf):
-            nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.maximum, operand0=0.0)
+        for tile_sbuf, least in ((number_sbuf, self.core), (kept_sbuf, 0)):
+            nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.maximum, operand0=float(least))
         return GatheredRows(
             self.num_rows,
             number_sbuf=cast(none_sbuf, nl.int32),
@@ -322,7 +356,7 @@ class FlaggedRows:
         )
 
 
-def _cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> _Slots:
+def _cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> Slots:
     """The row and the trip of slots: their low and their high bits."""
     bits_sbuf, row_sbuf, trip_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
     low_sbuf = nl.ndarray(bits_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -334,7 +368,7 @@ def _cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> _Slots:
         dst=trip_sbuf, data=bits_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=flags_sbuf
     )
     nisa.tensor_scalar(dst=trip_sbuf, data=trip_sbuf, op0=nl.subtract, operand0=1.0)
-    return _Slots(row_sbuf, trip_sbuf)
+    return Slots(row_sbuf, trip_sbuf)
 
 
 def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:

@@ -12,6 +12,11 @@ from nkilib.nki import nisa, nl
 Rows = TypeVar("Rows", bound=RowsOfMatrix)
 
 
+def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
+    """Of a row of so many columns, whose first chunk has a size of its own."""
+    return 1 + div_ceil(max(0, columns - first_size), chunk_size)
+
+
 @dataclass(frozen=True)
 class Chunk(Generic[Rows]):
     """Some columns of the rows of a batch.
@@ -47,21 +52,28 @@ class Stream(Generic[Rows]):
         matrix_hbm: [N, columns].
         batches: of the core, in the order of its visits; a batch may be visited more than once.
         buffers_sbuf: one or more tiles [rows, columns of a chunk].
+        is_first_halved: the first chunk of a row has half as many columns: what waits for it starts earlier.
     """
 
     matrix_hbm: nl.NkiTensor
     batches: list[Rows]
     buffers_sbuf: list[nl.NkiTensor]
+    is_first_halved: bool = False
 
     @property
     def chunk_size(self) -> int:
-        """Columns of a chunk but for the last one of a row, which may have fewer."""
+        """Columns of a chunk but for the first and the last one of a row, which may have fewer."""
         return self.buffers_sbuf[0].shape[1]
+
+    @property
+    def first_size(self) -> int:
+        """Columns of the first chunk of a row, if the row has as many."""
+        return div_ceil(self.chunk_size, 2) if self.is_first_halved else self.chunk_size
 
     @property
     def num_chunks(self) -> int:
         """Of a row."""
-        return div_ceil(self.matrix_hbm.shape[1], self.chunk_size)
+        return num_chunks(self.matrix_hbm.shape[1], self.first_size, self.chunk_size)
 
     @property
     def loads(self) -> int:
@@ -71,8 +83,8 @@ class Stream(Generic[Rows]):
     def chunk(self, load: int) -> Chunk[Rows]:
         """Chunk number ``load`` of the core, counted over all batches."""
         visit, number = divmod(load, self.num_chunks)
-        start = number * self.chunk_size
-        end = min(start + self.chunk_size, self.matrix_hbm.shape[1])
+        end = min(self.first_size + number * self.chunk_size, self.matrix_hbm.shape[1])
+        start = 0 if number == 0 else self.first_size + (number - 1) * self.chunk_size
         return Chunk(load, self.batches[visit], number, start, end)
 
     def loaded(self, load: int) -> nl.NkiTensor:

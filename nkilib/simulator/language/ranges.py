@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..machine.core import Core, current_core, current_core_or_none
+from ..machine.device_loop import run_loop
 from ..machine.loops import Turns
 from ..machine.trips import RunTimeLoop, name_of_body
 from ..target.current import is_traced
@@ -89,9 +90,9 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
     counts_in_register = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
     counts_in_register |= not core.is_traced
     turns = core.loops.started(what, counted.register)
-    core.observers.tell_entered(turns)
-    for turn in range(counted.count):
-        value = counted.value(turn)
+
+    def run() -> None:
+        value = counted.value(turns.count)
         with core.loops.iteration() as ran:
             index = VirtualRegister(value) if counts_in_register else NkiScalar.holding(value, int32)
             result = body_fun(index)
@@ -101,8 +102,8 @@ def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: 
                 f"{what}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
                 f"SBUF or HBM"
             )
-        core.observers.tell_iterated(turns)
-    core.observers.tell_left(turns)
+
+    run_loop(core, turns, lambda: counted.count - turns.count, run)
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -122,14 +123,14 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     condition = _Condition(core, _loop_of(body_fun))
     condition.take(f"{what}: init", init)
     turns = core.loops.started(what, condition.register)
-    core.observers.tell_entered(turns)
-    while condition.holds(turns.count):
+
+    def run() -> None:
         with core.loops.iteration() as ran:
             result = body_fun(VirtualRegister(condition.value))
         turns.ended_iteration(ran, is_compared=core.is_traced)
         condition.take(f"{what}: what body_fun returns", result)
-        core.observers.tell_iterated(turns)
-    core.observers.tell_left(turns)
+
+    run_loop(core, turns, lambda: condition.left(turns.count), run)
     core.launch.trips.add(condition.loop, core.number, turns.count)
 
 
@@ -242,11 +243,11 @@ class _Condition:
         self.value = _known(what, register)
         self.register = register.loaded_by
 
-    def holds(self, count: int) -> bool:
-        """Whether the loop, which has run ``count`` times, runs again."""
+    def left(self, count: int) -> int:
+        """How often the loop, which has run ``count`` times, runs again, as far as that is known."""
         if self.value is not None:
-            return self.value != 0
-        return count < self._trips.expected("nl.while_loop: the condition is a value", self.loop)
+            return int(self.value != 0)
+        return max(0, self._trips.expected("nl.while_loop: the condition is a value", self.loop) - count)
 
 
 def _check_body(what: str, body_fun: Any) -> None:

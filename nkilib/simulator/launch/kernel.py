@@ -19,6 +19,7 @@ from ..terms.errors import NkiValidationError
 from ..terms.integers import is_integer
 from ..terms.signatures import call_error
 from .prepared import PreparedLaunch
+from .progress import launching
 from .running import run_cores
 from .schedule import Edge, checked_edges
 from .settings import Settings, check_nested
@@ -173,7 +174,8 @@ def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     launched = PreparedLaunch(kernel, args, kwargs)
     has_ended = False
     try:
-        run_cores(launched.running)
+        with launching(kernel.__name__, [run.core for run in launched.running]):
+            run_cores(launched.running)
         launched.check_turns()
         has_ended = True
     finally:

@@ -14,8 +14,10 @@ from ..machine.loops import check_equal_turns
 from ..machine.observer import Watcher, active_watchers
 from ..machine.partial_writes import PartialWrites, WatchWrites
 from ..machine.races import RaceLevels, RaceWatch
+from ..machine.trips import Trips
 from ..machine.world import Seat
 from ..target.options import Options, current_options
+from ..tensors.view import View
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError
 from ..terms.spec import Spec
@@ -103,6 +105,8 @@ class PreparedLaunch:
         # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
         grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
         launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
+        if not is_watched:
+            launch.trips = Trips(launch.trips.stated)
         launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
         launch.compile_config = kernel.settings.compile_config or launch.compile_config
         cores = [Core(number, launch) for number in range(count)]
@@ -126,6 +130,11 @@ class PreparedLaunch:
     def conclude(self, has_ended: bool) -> None:
         """The cores are done; ``has_ended`` says whether all came to their end without an error."""
         self._arguments.write_back()
+        if has_ended:
+            given = _storages((self._arguments.args, self._arguments.kwargs))
+            returned = _storages(self.running[0].result)
+            for watcher in self._watchers:
+                watcher.exchanged(given, returned)
         for watcher in self._watchers:
             watcher.conclude(has_ended)
 
@@ -136,6 +145,11 @@ class PreparedLaunch:
             check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
         writes = self.running[0].core.observers.find(PartialWrites)
         return self._arguments.results(self.running[0].result, self._options, writes)
+
+
+def _storages(value: Any) -> frozenset[int]:
+    """The numbers of the storages of all tensors in a value."""
+    return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
 def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:

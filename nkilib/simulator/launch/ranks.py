@@ -24,6 +24,7 @@ from .arguments import as_numpy, is_array
 from .containers import leaves_of
 from .kernel import Kernel, simulate
 from .prepared import PreparedLaunch, cores_of
+from .progress import launching
 from .running import CoreRun, raise_first_error
 
 # How long a launch that has failed waits for threads that compute and do not ask whether they should go on.
@@ -127,7 +128,9 @@ class RankedKernel:
         launches = self._prepare(given, world)
         has_ended = False
         try:
-            _run_side_by_side([run for launch in launches for run in launch.running], world)
+            running = [run for launch in launches for run in launch.running]
+            with launching(f"{self.kernel.__name__} on {self.ranks.count} ranks", [run.core for run in running]):
+                _run_side_by_side(running, world)
             for rank, launch in enumerate(launches):
                 with _naming(rank):
                     launch.check_turns()
@@ -232,9 +235,9 @@ def _in_several(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> 
 def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:
     """Run all cores of all ranks, and raise what the first one that failed raised."""
     threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         with world.waits.changed:
             while not world.waits.is_over and not world.is_aborted:
                 world.waits.changed.wait()
@@ -249,7 +252,7 @@ def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:
 def _join(threads: Sequence[threading.Thread]) -> None:
     """Wait for threads that are about to end; one that never asks whether it should is left behind."""
     deadline = monotonic() + _GRACE_S
-    for thread in threads:
+    for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - monotonic()))
 
 

@@ -60,16 +60,17 @@ class CoreRun:
 def run_cores(running: Sequence[CoreRun]) -> None:
     """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
     threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
-    for thread in threads:
-        thread.start()
-    running[0]()
     try:
         for thread in threads:
-            thread.join()
-    except BaseException:  # an interrupt while waiting: do not leave the other core running behind
-        running[0].core.launch.abort()
+            thread.start()
+        running[0]()
         for thread in threads:
             thread.join()
+    except BaseException:  # an interrupt while starting or waiting: do not leave the other core running behind
+        running[0].core.launch.abort()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
         raise
     raise_first_error(running)
 

@@ -23,7 +23,8 @@ class Call(Issued):
         self.core = core
         self.definition = definition
         self.values = values
-        self.number = next(core.numbers)
+        core.issued += 1
+        self.number = core.issued
         self.engine = definition.default_engine
         self.function = core.language_function
         self.reads = []

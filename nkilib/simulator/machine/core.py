@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from .barrier import CoreBarrier
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
+from .repetition import Tally
 from .trips import Trips, current_trips
 from .world import Seat
 
@@ -129,7 +129,7 @@ class Core:
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
-        numbers: of the instructions to come.
+        issued: how many instructions it has begun; the number of the last one.
         names: by the ``name=`` of every instruction that had one, in which dynamic loops it ran; see loops.py.
         observers: who watches it.
         loops: the dynamic loops and ``no_reorder`` regions that it is in.
@@ -139,6 +139,8 @@ class Core:
         hbm_places: the tensors in private HBM that the kernel has placed.
         name: how messages tell it from the others that run; empty if it is alone.
         language_function: the function of ``nki.language`` that the kernel has called and that runs, or empty.
+        meetings: how often it has met other cores or made what they share, which no iteration of a loop can leave out.
+        tally: of what is counted in loops whose iterations need not all run.
         at_end: checks that instructions want made when the kernel has come to its end.
     """
 
@@ -159,9 +161,11 @@ class Core:
         self.loops = Loops()
         rank = 0 if launch.seat is None else launch.seat.rank
         self.random = RandomState(rank * launch.cores + number)
-        self.numbers = itertools.count(1)
+        self.issued = 0
         self.name = launch.name_of(number)
         self.language_function = ""
+        self.meetings = 0
+        self.tally = Tally(lambda: [launch.trips.ran_on(number)])
         self.at_end: list[Callable[[], None]] = []
         self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0
@@ -192,12 +196,18 @@ class Core:
     def next_shared_allocation(self) -> int:
         """The number of the next tensor in shared HBM, from 0."""
         self._shared_allocations += 1
+        self.meetings += 1
         return self._shared_allocations - 1
 
     def next_shared_constant(self) -> int:
         """The number of the next constant, from 0."""
         self._shared_constants += 1
+        self.meetings += 1
         return self._shared_constants - 1
+
+    def skip_numbers(self, count: int) -> None:
+        """So many instructions are taken to have been issued."""
+        self.numbers = itertools.count(next(self.numbers) + count)
 
     def stop_deferring(self) -> None:
         """From here on results are made at once: those that waited were all asked for."""

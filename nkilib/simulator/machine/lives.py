@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..memory.capacity import Peak, check_capacity
+from ..memory.capacity import Peak, certain_overflow, certain_uses, check_capacity
+from ..memory.certain import CertainUse
 from ..memory.lives import LiveRange
 from ..memory.storage import Storage
 from ..target.generation import Generation
@@ -27,37 +28,60 @@ class Lives(Observer):
         self._generation = generation
         self._level = level
         self._finds_peaks = finds_peaks
-        self._by_storage: dict[int, LiveRange] = {}
-        self._life_of = self._by_storage.get
+        self._uses = certain_uses(generation)
+        self._by_storage: dict[int, tuple[LiveRange, CertainUse]] = {}
+        self._found = self._by_storage.get
+        self._has_overflowed = False
 
     def allocated(self, storage: Storage) -> None:
         life = LiveRange(storage.region, storage.shape, storage.dtype, storage.name, storage.address, storage.number)
         self.ranges.append(life)
-        self._by_storage[storage.number] = life
+        self._by_storage[storage.number] = life, self._uses[storage.region]
 
     def issued(self, call: Issued) -> None:
-        number, life_of = call.number, self._life_of
+        number, found_of = call.number, self._found
         for view in call.reads:
-            life = life_of(view.storage.number)
-            if life is not None:
-                life.touch(number)
+            found = found_of(view.storage.number)
+            if found is None:
+                continue
+            life, use = found
+            if life.window == use.window:
+                life.last = number
+            elif not use.touch(life, number):
+                self._overflowed(life, use)
         for rule, position in call.definition.outputs:
             written = call.values[position]
-            life = None if written is None else life_of(written.storage.number)
-            if life is None:
+            found = None if written is None else found_of(written.storage.number)
+            if found is None:
                 continue
+            life, use = found
             if life.address is None or call.definition.is_matmul or rule.may_leave or not written.covers_storage():
-                life.touch(number)
-            else:  # what was there before is not needed any more
-                life.restart(number)
+                if life.window == use.window:
+                    life.last = number
+                elif not use.touch(life, number):
+                    self._overflowed(life, use)
+            elif not use.restart(life, number):  # what was there before is not needed any more
+                self._overflowed(life, use)
+
+    def _overflowed(self, life: LiveRange, use: CertainUse) -> None:
+        """It is certain from this instruction on that the kernel does not fit.
+
+        Raises:
+            CapacityError: at the level ``"error"``.
+        """
+        if self._level == "ignore" or self._has_overflowed:
+            return
+        self._has_overflowed = True
+        error = certain_overflow(self.ranges, self._generation, life.region, use.moment)
+        refuse(self._level, error, error.made_at)
 
     def ended(self) -> None:
-        """Refuse a kernel whose live tensors do not fit.
+        """Refuse a kernel whose live tensors do not fit, if that was not certain before.
 
         Raises:
             CapacityError: as :func:`check_capacity`, at the level ``"error"``.
         """
-        if self._level == "ignore":
+        if self._level == "ignore" or self._has_overflowed:
             return
         try:
             self.peaks = check_capacity(self.ranges, self._generation, finds_peaks=self._finds_peaks)

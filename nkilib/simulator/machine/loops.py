@@ -22,6 +22,7 @@ class Turns:
         depth: how many dynamic loops are around it.
         register: the number of the last instruction that loaded a register or a scalar to which it counts; 0 if there
             is none.
+        may_repeat: whether it has so many iterations, without data, that those need not run that only repeat others.
         count: how many iterations there have been.
         body: what the first iteration ran, instructions and inner loops; None before its end.
     """
@@ -30,6 +31,7 @@ class Turns:
     place: str
     depth: int
     register: int = 0
+    may_repeat: bool = False
     count: int = 0
     body: list[str] | None = None
 

@@ -5,7 +5,7 @@ None of them changes anything that the kernel can see, and what one knows of a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from ..memory.storage import Storage
 from ..tensors.view import View
 from ..terms.enums import Engine
 from .loops import Turns
+from .repetition import Skip
 
 
 class Issued:
@@ -81,6 +82,14 @@ class Observer(Protocol):
         """The body of a loop of the device has run once more."""
         return
 
+    def repeats(self, loop: Turns, left: int) -> Skip | None:
+        """Which of the ``left`` iterations of a loop would only repeat its last ones; None if each has to run."""
+        return None
+
+    def repeated(self, loop: Turns, skip: Skip) -> None:
+        """Iterations have not run that repeat the last ones."""
+        return
+
     def left(self, loop: Turns) -> None:
         """A loop of the device has ended."""
         return
@@ -104,11 +113,15 @@ class Watcher(Protocol):
     def watch(self, number: int, observers: Observers) -> Observer:
         """The observer of a core; ``observers`` are those that it has already."""
 
+    def exchanged(self, given: Set[int], returned: Set[int]) -> None:
+        """All cores came to their end: the numbers of the storages that the caller gave, and that it gets back."""
+        return
+
     def conclude(self, has_ended: bool) -> None:
         """The launch is over; ``has_ended`` says whether all cores came to their end without an error."""
 
 
-_EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "left")
+_EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "repeated", "left")
 Kind = TypeVar("Kind")
 
 
@@ -116,7 +129,7 @@ class Observers:
     """The observers of a core; those of an event are called one after the other.
 
     Attributes:
-        allocated, issued, moved, entered, iterated, left: the methods that tell of these.
+        allocated, issued, moved, entered, iterated, repeated, left: the methods that tell of these.
     """
 
     def __init__(self) -> None:
@@ -126,6 +139,7 @@ class Observers:
         self.moved: list[Any] = []
         self.entered: list[Any] = []
         self.iterated: list[Any] = []
+        self.repeated: list[Any] = []
         self.left: list[Any] = []
 
     def add(self, observer: Observer) -> None:
@@ -156,6 +170,16 @@ class Observers:
         """The body of a loop of the device has run once more."""
         for tell in self.iterated:
             tell(loop)
+
+    def repeats(self, loop: Turns, left: int) -> Skip | None:
+        """What need not run of a loop: what the one observer says that models when things happen."""
+        asked = [each for each in self._all if type(each).repeats is not Observer.repeats]
+        return asked[0].repeats(loop, left) if len(asked) == 1 else None
+
+    def tell_repeated(self, loop: Turns, skip: Skip) -> None:
+        """Iterations have not run that repeat the last ones."""
+        for tell in self.repeated:
+            tell(loop, skip)
 
     def tell_left(self, loop: Turns) -> None:
         """A loop of the device has ended."""

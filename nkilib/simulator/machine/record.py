@@ -14,7 +14,9 @@ import numpy.typing as npt
 from ..tensors.view import View
 from ..terms.regions import MemoryRegion
 from .lives import Lives, lives_of
+from .loops import Turns
 from .observer import Issued, Observer, Observers, Watcher, watching
+from .repetition import Skip, Tally
 
 
 @dataclass
@@ -55,10 +57,23 @@ class _Counting(Observer):
         self._by_name = self.record.instruction_counts
         self._by_engine = self.record.instructions_per_engine
         self._lives = lives
+        self._tally = Tally(lambda: [self._by_name, self._by_engine])
 
     def issued(self, call: Issued) -> None:
         self._by_name[call.definition.name] += 1
         self._by_engine[call.engine._name_] += 1  # `name` is a property, ten times as slow
+
+    def entered(self, loop: Turns) -> None:
+        self._tally.enter()
+
+    def iterated(self, loop: Turns) -> None:
+        self._tally.iterate()
+
+    def repeated(self, loop: Turns, skip: Skip) -> None:
+        self._tally.repeat(skip)
+
+    def left(self, loop: Turns) -> None:
+        self._tally.leave()
 
     def moved(
         self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: npt.NDArray[Any] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -47,13 +48,13 @@ class Trips:
 
     Attributes:
         stated: asks how often they run; None if nobody has said so.
-        ran: how often each has run in all, by core.
+        ran: by core, how often each has run in all.
         was_asked: whether there was a loop of which the launch itself did not know.
     """
 
     stated: Callable[[], Stated | None]
     was_asked: bool = False
-    ran: dict[RunTimeLoop, dict[int, int]] = field(default_factory=dict)
+    ran: dict[int, Counter[RunTimeLoop]] = field(default_factory=dict)
 
     def expected(self, what: str, loop: RunTimeLoop) -> int:
         """How often ``loop`` runs when it starts, as the caller of ``profile`` or the kernel has stated.
@@ -75,13 +76,20 @@ class Trips:
 
     def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
         """A core has run a loop ``count`` times more."""
-        by_core = self.ran.setdefault(loop, {})
-        by_core[core] = by_core.get(core, 0) + count
+        self.ran_on(core)[loop] += count
+
+    def ran_on(self, core: int) -> Counter[RunTimeLoop]:
+        """How often each loop has run on a core."""
+        return self.ran.setdefault(core, Counter())
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
         """How often each loop has run, on the core that ran it most."""
-        return {loop: max(by_core.values()) for loop, by_core in self.ran.items()}
+        totals: dict[RunTimeLoop, int] = {}
+        for ran in self.ran.values():
+            for loop, count in ran.items():
+                totals[loop] = max(count, totals.get(loop, 0))
+        return totals
 
 
 def unknown_trips(what: str, loop: RunTimeLoop) -> NkiValidationError:

@@ -5,6 +5,8 @@ ones can lie side by side. A tile of at most 32 partitions may start at partitio
 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at most a bank
 stays inside one bank, a larger one takes whole banks. Between one question and the next, tiles may move, as if memory
 were never fragmented: a kernel that passes may still be too much for a compiler, but not the other way round.
+
+While the kernel runs, what is certain of its lives is watched (certain.py): one that can not fit any more ends then.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from ..target.generation import Generation
 from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..terms.errors import CapacityError
 from ..terms.regions import MemoryRegion
-from .lives import LiveRange
+from .certain import CertainUse
+from .lives import QUARTER, LiveRange
 
-# Partitions are placed by quarters of 32; tiles by the quarters at which they may start.
-_QUARTER = PARTITIONS // 4
 _LISTED = 12
 
 
@@ -55,6 +56,39 @@ class _Room:
     bank: int
 
 
+def _rooms(generation: Generation) -> tuple[_Room, _Room]:
+    return (
+        _Room(MemoryRegion.sbuf, generation.sbuf_usable_bytes, generation.sbuf_usable_bytes),
+        _Room(MemoryRegion.psum, PSUM_PARTITION_BYTES, PSUM_BANK_BYTES),
+    )
+
+
+def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
+    """For each region what is certain of its use, of a kernel that begins."""
+    return {room.region: CertainUse(room.nbytes * PARTITIONS // QUARTER) for room in _rooms(generation)}
+
+
+def certain_overflow(
+    lives: Iterable[LiveRange], generation: Generation, region: MemoryRegion, moment: int
+) -> CapacityError:
+    """The error of a kernel that can not fit any more, made by the instruction after which that is certain.
+
+    Args:
+        lives: every on-chip tensor that the core made so far.
+        generation: the generation, whose SBUF it is.
+        region: which one overflows.
+        moment: the number of the instruction at which it does.
+    """
+    room = next(room for room in _rooms(generation) if room.region is region)
+    live = [life for life in lives if life.region is region and _is_live(life, moment)]
+    last = max(live, key=lambda life: life.first)
+    return CapacityError(_overflow(room, live), last.place)
+
+
+def _is_live(life: LiveRange, moment: int) -> bool:
+    return any(first <= moment <= last for first, last in _spans(life))
+
+
 def check_capacity(
     lives: Iterable[LiveRange], generation: Generation, *, finds_peaks: bool
 ) -> dict[MemoryRegion, Peak]:
@@ -71,12 +105,8 @@ def check_capacity(
             that overlap while both are live.
     """
     used = [life for life in lives if life.is_used]
-    rooms = (
-        _Room(MemoryRegion.sbuf, generation.sbuf_usable_bytes, generation.sbuf_usable_bytes),
-        _Room(MemoryRegion.psum, PSUM_PARTITION_BYTES, PSUM_BANK_BYTES),
-    )
     peaks = {}
-    for room in rooms:
+    for room in _rooms(generation):
         known = 0 if finds_peaks or room.bank < room.nbytes else room.nbytes
         peaks[room.region] = _peak(room, [life for life in used if life.region is room.region], known)
     return peaks if finds_peaks else {}
@@ -103,7 +133,7 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
         if room.bank < room.nbytes or (_placed_height(live.values()) if are_placed else 0) + movable > peak.nbytes:
             height = _height(room, live.values())
             if height is None:
-                raise CapacityError(_overflow(room, life, list(live.values())), life.place)
+                raise CapacityError(f"{life.place}: {_overflow(room, list(live.values()))}", life.place)
             if height > peak.nbytes:
                 peak = Peak(height, tuple(live.values()))
     return peak
@@ -125,9 +155,9 @@ def _rounded(room: _Room, life: LiveRange) -> int:
 
 # In what order tiles are placed: which one needs least depends on the tiles.
 _ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
-    lambda life: (-_quarters(life), -life.nbytes),
-    lambda life: (-life.nbytes, -_quarters(life)),
-    lambda life: (-life.nbytes * _quarters(life), -_quarters(life)),
+    lambda life: (-life.quarters, -life.nbytes),
+    lambda life: (-life.nbytes, -life.quarters),
+    lambda life: (-life.nbytes * life.quarters, -life.quarters),
 )
 
 
@@ -138,7 +168,7 @@ def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
     at the lowest place that is free.
     """
     lives = list(lives)
-    are_alike = len({_quarters(life) for life in lives}) < 2
+    are_alike = len({life.quarters for life in lives}) < 2
     heights = [_height_in_order(room, sorted(lives, key=order)) for order in _ORDERS[: 1 if are_alike else None]]
     return min((height for height in heights if height is not None), default=None)
 
@@ -148,18 +178,11 @@ def _height_in_order(room: _Room, lives: Sequence[LiveRange]) -> int | None:
     for life in lives:
         if life.address is not None:
             continue
-        place = _lowest_place(room, placed, _quarters(life), _rounded(room, life))
+        place = _lowest_place(room, placed, life.quarters, _rounded(room, life))
         if place is None:
             return None
         placed.append(place)
     return max((place.high for place in placed), default=0)
-
-
-def _quarters(life: LiveRange) -> int:
-    """Quarters of the partitions that a tile takes: 1, 2 or 4."""
-    if life.partitions <= _QUARTER:
-        return 1
-    return 2 if life.partitions <= 2 * _QUARTER else 4
 
 
 def _lowest_place(room: _Room, placed: Sequence[_Placed], quarters: int, nbytes: int) -> _Placed | None:
@@ -189,8 +212,8 @@ def _aligned(room: _Room, low: int, nbytes: int) -> int:
 def _where_placed(life: LiveRange) -> _Placed:
     assert life.address is not None
     partition, low = life.address
-    first = partition // _QUARTER
-    last = (partition + life.partitions - 1) // _QUARTER
+    first = partition // QUARTER
+    last = (partition + life.partitions - 1) // QUARTER
     return _Placed(first, last - first + 1, low, low + life.nbytes)
 
 
@@ -206,15 +229,15 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
             )
 
 
-def _overflow(room: _Room, last: LiveRange, live: Sequence[LiveRange]) -> str:
-    """The message: ``last`` is the tensor that came to life when the others were live already."""
+def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
+    """The message, but for the line of the kernel."""
     listed = sorted(live, key=lambda life: -life.nbytes)
     lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
     if len(listed) > _LISTED:
         rest = sum(life.nbytes for life in listed[_LISTED:])
         lines.append(f"  and {len(listed) - _LISTED} more with {rest} bytes together")
     head = (
-        f"{last.place}: {room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
+        f"{room.region} overflows: the {len(live)} tensors that are live at the same time do not fit the "
         f"{room.nbytes} bytes of a partition; use smaller tiles, or end the use of one before the next begins. Live "
         f"then, in program order (a compiler may reorder; using(capacity='ignore') or NKILIB_CAPACITY=ignore runs the "
         f"kernel):"

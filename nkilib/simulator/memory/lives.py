@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from math import prod
 
+from ..target.limits import PARTITIONS
 from ..terms.description import describe
 from ..terms.dtypes import DType
 from ..terms.errors import kernel_frame
 from ..terms.regions import MemoryRegion
 
+# Partitions are placed by quarters of 32.
+QUARTER = PARTITIONS // 4
 # Before the first instruction, which has number 1.
 _NEVER = 0
 
@@ -23,9 +26,13 @@ class LiveRange:
         region: SBUF or PSUM.
         partitions: how many it takes.
         nbytes: bytes that it takes in each of them, in the device's types.
+        quarters: of the partitions that it takes, 1, 2 or 4: a tile starts at one of them.
+        area: bytes times quarters, what it takes wherever it lies.
         storage: the number of the storage that holds the tensor.
         address: first partition and first byte where the kernel places it itself, or None.
         first, last: numbers of the instructions that touched it first and last; 0 if none did.
+        counted: the last instruction up to which :class:`CertainUse` has counted it.
+        window: in which window of :class:`CertainUse` it was touched last; 0 if it was not.
         earlier: lives that ended because an instruction overwrote the whole tensor (kept for placed tensors only).
     """
 
@@ -36,13 +43,17 @@ class LiveRange:
         "_name",
         "_shape",
         "address",
+        "area",
+        "counted",
         "earlier",
         "first",
         "last",
         "nbytes",
         "partitions",
+        "quarters",
         "region",
         "storage",
+        "window",
     )
 
     def __init__(
@@ -58,10 +69,13 @@ class LiveRange:
         self.partitions = shape[0]
         elements = shape[1] if len(shape) == 2 else prod(shape[1:])  # most have two dimensions
         self.nbytes = elements * dtype.itemsize
+        self.quarters = 1 if self.partitions <= QUARTER else 2 if self.partitions <= 2 * QUARTER else 4
+        self.area = self.nbytes * self.quarters
         self.address = address
         self.storage = storage
         self._shape, self._dtype, self._name = shape, dtype, name
-        self.first = self.last = _NEVER
+        self.first = self.last = self.counted = _NEVER
+        self.window = 0
         self.earlier: list[tuple[int, int]] = []
         frame = kernel_frame()
         self._code = None if frame is None else frame.f_code

@@ -1,7 +1,8 @@
 """A timeline as a trace that the Perfetto UI and chrome://tracing open. Modelled, not measured.
 
-Each core is a process and each of its engines a thread. Slices of a thread must not overlap unless one holds the other,
-and transfers do overlap: they have as many threads as are in flight at one time.
+Each core is a process and each of its engines a thread, and so is the critical path as far as it is on that core.
+Slices of a thread must not overlap unless one holds the other, and transfers do overlap: they have as many threads as
+are in flight at one time. Processes and threads are numbered from 1, because Perfetto has its own idea of number 0.
 
 Source of the format: "Trace Event Format", the JSON object form: complete events ``X``, counters ``C`` and metadata
 ``M``.
@@ -16,10 +17,12 @@ from typing import Any
 
 from ..timing.event import Event
 from .tensors import TensorLife, use_over_time
+from .why.critical import Kind, Link
 
-# Threads in the order in which the engines of a core are shown; further threads of transfers follow.
-TRACKS = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma")
-_FIRST_DMA = TRACKS.index("dma")
+# Threads in the order in which they are shown; further threads of transfers follow. Their numbers start at 1.
+TRACKS = ("critical path", "tensor", "vector", "scalar", "gpsimd", "sync", "dma")
+_THREADS = {name: number for number, name in enumerate(TRACKS, 1)}
+_PATH, _FIRST_DMA = _THREADS["critical path"], _THREADS["dma"]
 _SBUF = "SBUF bytes of a partition"
 _NS_PER_US = 1000
 
@@ -30,15 +33,26 @@ def write_trace(
     events: Sequence[Event],
     tensors: Sequence[TensorLife] = (),
     note: str = "modelled, not measured",
+    critical: Sequence[Link] = (),
 ) -> None:
-    """Write ``events``, and the use of SBUF, to ``path``; ``title`` says what was modelled and on what, ``note`` what
-    the times are."""
+    """Write a trace to ``path``.
+
+    Args:
+        path: of the file.
+        title: what was modelled, and on what.
+        events: the instructions.
+        tensors: those on chip, for the use of SBUF.
+        note: what the times are.
+        critical: the critical path.
+    """
     traced: list[dict[str, Any]] = []
     for core in sorted({event.core for event in events}):
         own = [event for event in events if event.core == core]
         threads = list(_threads(own))
         traced += _names(core, title, max([_FIRST_DMA, *threads]))
         traced += [_complete(event, thread) for event, thread in zip(own, threads, strict=True)]
+        by_number = {event.number: event for event in own}
+        traced += [_of_path(link, by_number[link.number]) for link in critical if link.core == core]
         used = [life for life in tensors if life.core == core and life.region == "sbuf"]
         traced += [_counter(core, time, nbytes) for time, nbytes in use_over_time(used)]
     trace = {
@@ -55,7 +69,7 @@ def _threads(events: Iterable[Event]) -> Iterator[int]:
     free: list[float] = []
     for event in events:
         if event.engine != "dma":
-            yield TRACKS.index(event.engine)
+            yield _THREADS[event.engine]
             continue
         # Transfers come in program order; the queues' triggers are not in order of time.
         lane = next((lane for lane, end in enumerate(free) if end <= event.start_us), len(free))
@@ -66,37 +80,66 @@ def _threads(events: Iterable[Event]) -> Iterator[int]:
 def _names(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
     """What the threads of a core and their process are called."""
     named = [
-        _metadata("process_name", core, 0, {"name": f"core {core} (modelled, not measured)"}),
-        _metadata("process_labels", core, 0, {"labels": title}),
+        _metadata("process_name", core, _PATH, {"name": f"core {core} (modelled, not measured)"}),
+        _metadata("process_labels", core, _PATH, {"labels": title}),
     ]
-    for thread in range(last_thread + 1):
+    for thread in range(1, last_thread + 1):
         lane = thread - _FIRST_DMA
-        name = TRACKS[thread] if lane <= 0 else f"dma, in flight {lane + 1}"
+        name = TRACKS[thread - 1] if lane <= 0 else f"dma, in flight {lane + 1}"
         named.append(_metadata("thread_name", core, thread, {"name": name}))
         named.append(_metadata("thread_sort_index", core, thread, {"sort_index": thread}))
     return named
 
 
 def _metadata(name: str, core: int, thread: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": core, "tid": thread, "args": args}
+    return {"ph": "M", "name": name, "pid": _process(core), "tid": thread, "args": args}
 
 
 def _counter(core: int, time_us: float, nbytes: int) -> dict[str, Any]:
-    return {"ph": "C", "name": _SBUF, "pid": core, "tid": 0, "ts": time_us, "args": {"bytes": nbytes}}
+    return {"ph": "C", "name": _SBUF, "pid": _process(core), "tid": _PATH, "ts": time_us, "args": {"bytes": nbytes}}
+
+
+def _process(core: int) -> int:
+    return core + 1
 
 
 def _complete(event: Event, thread: int) -> dict[str, Any]:
+    args: dict[str, Any] = {"place": event.place, "number": event.number, "waited for": event.waited}
+    if event.waited_for:
+        args["instruction waited for"] = event.waited_for
+    if event.engine == "dma":
+        args |= {"bytes": event.nbytes, "queue": event.queue, "bytes of a row": round(event.row_bytes)}
+    else:
+        args["cycles"] = event.cycles
+    args |= {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
+    times = event.start_us * _NS_PER_US, event.end_us * _NS_PER_US
+    return _slice(_name(event), event.engine, event.core, thread, times, args)
+
+
+def _of_path(link: Link, event: Event) -> dict[str, Any]:
+    """A stretch of the critical path, by what its time is spent on."""
+    name = _name(event) if link.kind is Kind.work else f"{link.kind.value} ({_name(event)})"
+    args = {"place": event.place, "number": event.number, "engine": event.engine}
+    return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)
+
+
+def _name(event: Event) -> str:
+    return f"{event.name} {event.label}" if event.label else event.name
+
+
+def _slice(
+    name: str, category: str, core: int, thread: int, times_ns: tuple[float, float], args: dict[str, Any]
+) -> dict[str, Any]:
     # Whole nanoseconds, as Perfetto stores them. It rounds start and duration each by itself: of two instructions that
     # follow each other without a pause, the second could begin before the first one ends, and would be dropped.
-    start, end = round(event.start_us * _NS_PER_US), round(event.end_us * _NS_PER_US)
-    operands = {name: f"{list(shape)} {dtype}" for name, (shape, dtype) in event.operands.items()}
+    start, end = (round(time) for time in times_ns)
     return {
         "ph": "X",
-        "name": f"{event.name} {event.label}" if event.label else event.name,
-        "cat": event.engine,
-        "pid": event.core,
+        "name": name,
+        "cat": category,
+        "pid": _process(core),
         "tid": thread,
         "ts": start / _NS_PER_US,
         "dur": (end - start) / _NS_PER_US,
-        "args": {"place": event.place, "cycles": event.cycles, **operands},
+        "args": args,
     }

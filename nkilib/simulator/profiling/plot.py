@@ -12,13 +12,16 @@ from .tensors import TensorLife, use_over_time
 _ENGINES = ("dma", "tensor", "vector", "scalar", "gpsimd")
 # Hues of Okabe and Ito, which colour-blind readers tell apart; instructions take them in turn.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555")
+_CAPACITY = "#555555"
 _BAR = 0.8
 _KIB = 1024
 _WIDTH_INCHES, _ROW_INCHES, _REST_INCHES = 11.0, 0.35, 3.2
 
 
-def draw(path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife]) -> None:
-    """Write the picture to ``path``, in the format that its suffix names.
+def draw(
+    path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife], capacity: int
+) -> None:
+    """Write the picture to ``path``, in the format that its suffix names; ``capacity``: bytes of a partition of SBUF.
 
     Raises:
         ImportError: without matplotlib.
@@ -37,7 +40,7 @@ def draw(path: str | PathLike[str], title: str, events: Sequence[Event], tensors
     FigureCanvasAgg(figure)  # no pyplot: that would keep the figure, and ask for a display
     timeline, memory = figure.subplots(2, 1, sharex=True, height_ratios=(len(rows), max(3, len(rows) / 3)))
     _draw_engines(timeline, rows, events)
-    _draw_memory(memory, cores, tensors)
+    _draw_memory(memory, cores, tensors, capacity)
     figure.suptitle(title)
     figure.savefig(path)
 
@@ -61,7 +64,7 @@ def _draw_engines(axes: Any, rows: Sequence[tuple[int, str]], events: Sequence[E
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
-def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife]) -> None:
+def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife], capacity: int) -> None:
     for core in cores:
         steps = use_over_time([life for life in tensors if life.core == core and life.region == "sbuf"])
         if steps:
@@ -69,8 +72,8 @@ def _draw_memory(axes: Any, cores: Sequence[int], tensors: Sequence[TensorLife])
             style = "-" if core == cores[0] else "--"  # the cores often do the same
             kib = [size / _KIB for size in sizes]
             axes.step(times, kib, style, where="post", label=f"core {core}", color=_COLOURS[core])
+    axes.axhline(capacity / _KIB, color=_CAPACITY, linestyle=":", label=f"capacity, {capacity / _KIB:,.0f} KiB")
     axes.set_ylabel("SBUF, KiB of a partition")
     axes.set_xlabel("microseconds, modelled, not measured")
     axes.set_ylim(bottom=0)
-    if axes.get_lines():
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -12,16 +12,19 @@ from typing import Any
 from ...work import Work, stated_trips, stated_work
 from ..launch.containers import leaves_of
 from ..launch.kernel import Kernel
+from ..launch.progress import displaying, doing
 from ..launch.ranks import RankedKernel
 from ..machine.record import Record, recording
 from ..machine.trips import Trips, counting_trips
 from ..target.generation import Generation
+from ..target.limits import generation
 from ..target.options import current_options, preferring
 from ..terms.spec import Spec
 from ..timing.collect import collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
 from ..timing.trace import Trace
+from .counted import counted_bounds_us
 from .perfetto import write_trace
 from .recorded import Recorded
 from .tensors import TensorLife
@@ -45,8 +48,9 @@ class Profile:
         generation: the hardware, ``"trn1"``, ``"trn2"`` or ``"trn3"``.
         cores: of the launch.
         time_us: from the start to the last result of the last core.
-        bounds_us: by engine, the least time that the hardware needs for what the kernel's work asks of it; empty if
-            the kernel does not state its work (see :func:`nkilib.simulator.states_work`).
+        bounds_us: by engine, the least time that the hardware needs for what the kernel's work asks of it (see
+            :func:`nkilib.simulator.states_work`); of a kernel that does not state its work, for what any kernel needs
+            that runs the same instructions on the same data.
         engine_busy_us: by engine, of the core on which it is busy longest; ``dma`` is the busiest DMA engine.
         hbm_read_bytes, hbm_written_bytes: over all cores.
         hbm_read_bytes_by_tensor, hbm_written_bytes_by_tensor: the same by the name of the tensor in HBM.
@@ -61,6 +65,7 @@ class Profile:
         untimed: by name, how many instructions take no time here because their time is not modelled: what ranks do
             together (``nki.collectives``).
         rank, ranks: which one of how many ranks this is, for a kernel on several; else 0 of 1.
+        is_bound_automatic: whether the bound was counted from what the kernel did, because nothing states its work.
         trips: by loop, how often those ran that count to a register or a scalar or run until a register holds 0, on
             the core that ran them most. In a profile from shapes this is what was stated.
         with_all_trips: of a profile from shapes in which no such loop ran because nobody asked otherwise, the same
@@ -85,6 +90,7 @@ class Profile:
     untimed: dict[str, int] = field(default_factory=dict)
     rank: int = 0
     ranks: int = 1
+    is_bound_automatic: bool = False
     trips: dict[str, int] = field(default_factory=dict)
     with_all_trips: Profile | None = field(default=None, repr=False)
 
@@ -128,7 +134,7 @@ class Profile:
 
     @property
     def bound_us(self) -> float | None:
-        """The least time that the hardware needs for the work; None if the kernel does not state its work."""
+        """The least time that the hardware needs for the work; None if the kernel does nothing."""
         return max(self.bounds_us.values(), default=None)
 
     @property
@@ -169,18 +175,20 @@ class Profile:
         return "trips: " + ", ".join(f"{loop} {count:,}" for loop, count in self.trips.items())
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
-        """Write a trace for https://ui.perfetto.dev: the engines of each core, and its use of SBUF."""
-        write_trace(path, self.title, self.instructions, self.tensors, self.note)
+        """Write a trace for https://ui.perfetto.dev: engines of each core, critical path, and use of SBUF."""
+        write_trace(path, self.title, self.instructions, self.tensors, self.note, self.recorded.report.links)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the timeline of the engines and the use of SBUF over time; the suffix of ``path`` names the format.
+        """Draw the timeline of the engines, and the use of SBUF over time beside its capacity.
+
+        The suffix of ``path`` names the format.
 
         Raises:
             ImportError: without matplotlib, which the extra ``plot`` brings.
         """
         from .plot import draw  # matplotlib is optional
 
-        draw(path, self.title, self.instructions, self.tensors)
+        draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
     def __repr__(self) -> str:
         """One line: the instructions of a large launch would fill a screen a hundred times."""
@@ -221,8 +229,10 @@ class Profile:
 
     def _bound_line(self) -> str:
         if self.bound_us is None:
-            return "bound: unknown, the kernel does not state its work (nkilib.simulator.states_work)"
+            return "bound: unknown, the kernel does nothing and does not state its work (nkilib.simulator.states_work)"
         times = f"the time is {self.fraction_of_bound:.2f} times that"
+        if self.is_bound_automatic:
+            times += " (counted from what the kernel did, which does not state its work)"
         return f"bound: {self.bound_us:,.1f} us, set by {self.bound_by}; {times}"
 
 
@@ -287,14 +297,19 @@ def profile(
                 kernel(*args, **kwargs)
         # Asked after the kernel, which words what is wrong with its arguments.
         known = _stated_work(single, own_args, own_kwargs) if work is None else work
-        bounds = {} if known is None else bounds_us(known, len(collection.traces), generation, assumed)
+        if known is None:
+            bounds = counted_bounds_us(collection, generation)
+        else:
+            bounds = bounds_us(known, len(collection.traces), generation, assumed)
         found = _profile_of(single.__name__, generation, collection.traces, record, bounds, assumed)
+        found = replace(found, is_bound_automatic=known is None)
         return replace(found, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
 
-    first = to_run.first()
-    found = run(first)
-    to_run.check_names(first)
-    return replace(found, with_all_trips=run(to_run.all())) if to_run.has_second(first) else found
+    with displaying(), doing("profile"):
+        first = to_run.first()
+        found = run(first)
+        to_run.check_names(first)
+        return replace(found, with_all_trips=run(to_run.all())) if to_run.has_second(first) else found
 
 
 def _profile_of(

@@ -27,6 +27,7 @@ class Recorded:
 
     def __init__(self, traces: Sequence[Trace], model: Model, busy_us: Mapping[str, float]) -> None:
         self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives.ranges) for trace in traces]
+        self._ends_ns = [trace.settled.timeline.end_ns for trace in traces]
         self._model = model
         self._busy_us = busy_us
         self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
@@ -36,10 +37,16 @@ class Recorded:
         """Every instruction, in the order of its core."""
         return tuple(event for core, notes, _ in self._cores for event in events_of(core, notes))
 
+    @property
+    def launch(self) -> Launch:
+        """The cores, for an analysis of what they waited for."""
+        cores = [Core(*core, end_ns) for core, end_ns in zip(self._cores, self._ends_ns, strict=True)]
+        return Launch(cores, self._model)
+
     @cached_property
     def report(self) -> Report:
         """Why the launch takes as long as it does."""
-        return report_of(Launch([Core(*core) for core in self._cores], self._model), self._busy_us)
+        return report_of(self.launch, self._busy_us)
 
     @cached_property
     def tensors(self) -> tuple[TensorLife, ...]:

@@ -76,10 +76,10 @@ class TripsToRun:
         """
         if not isinstance(self.asked, Mapping) or 0 in first.totals.values():  # one that did not run may hold others
             return
-        known = {name for loop in first.ran for name in (loop.name, loop.line)}
+        known = {name for loop in first.totals for name in (loop.name, loop.line)}
         strange = [name for name in self.asked if name not in known]
         if strange:
-            there = ", ".join(map(str, first.ran)) or "none"
+            there = ", ".join(map(str, first.totals)) or "none"
             raise ValueError(
                 f"profile: trips names {', '.join(map(repr, strange))}, and the kernel ran no such loop whose bounds "
                 f"only the device knows; it ran: {there}"

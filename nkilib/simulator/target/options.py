@@ -46,8 +46,8 @@ class Options:
         uninitialized: a read of an element that was never written: ``"error"`` (:class:`UninitializedReadError`),
             ``"warn"`` or ``"ignore"``; with these two it reads as NaN, and as 4 in integers, as in AWS's simulator.
             ``"nan"`` is an older name of ``"ignore"``.
-        capacity: a kernel, at its end, whose live tensors do not fit SBUF or PSUM: ``"error"``
-            (:class:`CapacityError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
+        capacity: a kernel whose live tensors do not fit SBUF or PSUM, as soon as that is certain, at the latest at its
+            end: ``"error"`` (:class:`CapacityError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
         races: the two cores access the same elements of a shared tensor, one of them writing, without a barrier in
             between: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. What is read
             there is then what the memory holds at that moment.

@@ -119,7 +119,7 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
     """
     if error.place:
         return
-    place = _last_line(error)
+    place = last_line(error)
     error.place = place or "<unknown>"
     error.args = (f"{place}: {core}{error}" if place else f"{core}{error}",)
 
@@ -130,7 +130,7 @@ def add_core(error: Exception, core: str) -> None:
     For cores whose thread is not the caller's: all run the same lines. An exception that makes its message of
     something else than one string, as KeyError does, gets a note instead, from Python 3.11 on.
     """
-    place = _last_line(error)
+    place = last_line(error)
     where = f"on {core}, {place}" if place else f"on {core}"
     before = error.args
     message = before[0] if len(before) == 1 else ""
@@ -146,7 +146,7 @@ def add_core(error: Exception, core: str) -> None:
         error.add_note(where)
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     """``file:line`` of the innermost frame of a traceback that is not the simulator's; empty if there is none."""
     place = ""
     traceback = error.__traceback__

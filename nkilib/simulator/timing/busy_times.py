@@ -8,6 +8,34 @@ from typing import NamedTuple
 
 # Gaps further back than this are forgotten: no transfer is triggered so long after those behind it.
 _KEPT = 512
+# Times that differ by less are the same: sums in another order.
+SAME_NS = 1e-4
+
+
+class Hours(NamedTuple):
+    """Working hours of an engine.
+
+    Attributes:
+        total_ns: how long it has worked in all.
+        starts, ends: the latest hours, in order.
+    """
+
+    total_ns: float
+    starts: list[float]
+    ends: list[float]
+
+    def since(self, begin_ns: float) -> list[tuple[float, float]]:
+        """Those from a time on."""
+        first = bisect_right(self.ends, begin_ns + SAME_NS)
+        return [(max(start, begin_ns), end) for start, end in zip(self.starts[first:], self.ends[first:], strict=True)]
+
+    def repeats(self, before: Hours, shift_ns: float, begin_ns: float) -> bool:
+        """Whether those from ``begin_ns`` on are those that there were before, so much later."""
+        mine, others = self.since(begin_ns), before.since(begin_ns - shift_ns)
+        return len(mine) == len(others) and all(
+            abs(one[0] - other[0] - shift_ns) <= SAME_NS and abs(one[1] - other[1] - shift_ns) <= SAME_NS
+            for one, other in zip(mine, others, strict=True)
+        )
 
 
 class BusyTimes:
@@ -39,6 +67,21 @@ class BusyTimes:
         for piece in pieces:
             self._insert(*piece)
         return now
+
+    def hours(self) -> Hours:
+        """What it has worked so far."""
+        return Hours(self.total_ns, self._starts.copy(), self._ends.copy())
+
+    def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
+        """What it worked in the last ``shift_ns`` it works again, ``times`` times; ``before_ns``: the total before."""
+        if self.total_ns == before_ns:
+            return
+        self.total_ns += times * (self.total_ns - before_ns)
+        latest = self.hours().since(self._ends[-1] - shift_ns)
+        most = _KEPT // max(1, len(latest)) + 2
+        for time in range(max(1, times - most), times + 1):
+            for start, end in latest:
+                self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
         """Another engine that has done the same so far."""
@@ -114,6 +157,17 @@ class DmaEngines:
                     self._times[number] = times
             done = max(done, times.add(earliest, duration))
         return done
+
+    def hours(self) -> list[Hours]:
+        """The working hours of each engine."""
+        accounts = {id(times): times.hours() for times in self._times}
+        return [accounts[id(times)] for times in self._times]
+
+    def repeat(self, before: Sequence[Hours], shift_ns: float, times: int) -> None:
+        """What the engines have done in the last ``shift_ns`` they do several times more."""
+        accounts = {id(account): (account, hours) for account, hours in zip(self._times, before, strict=True)}
+        for account, hours in accounts.values():
+            account.repeat(hours.total_ns, shift_ns, times)
 
     @property
     def longest_ns(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 from ..machine.lives import lives_of
@@ -13,15 +13,26 @@ from .trace import Trace
 
 
 class Collection(Watcher):
-    """The traces of the cores of the launches that ran while it was open."""
+    """The traces of the cores of the launches that ran while it was open.
+
+    Attributes:
+        traces: of the cores.
+        given, returned: the numbers of the storages that the caller gave, and that it got back.
+    """
 
     def __init__(self, parameters: ModelParameters) -> None:
         self.traces: list[Trace] = []
+        self.given: Set[int] = frozenset()
+        self.returned: Set[int] = frozenset()
         self._parameters = parameters
 
     def watch(self, number: int, observers: Observers) -> Observer:
         self.traces.append(Trace(number, lives_of(observers), current_generation(), self._parameters))
         return self.traces[-1]
+
+    def exchanged(self, given: Set[int], returned: Set[int]) -> None:
+        self.given |= given
+        self.returned |= returned
 
     def conclude(self, has_ended: bool) -> None:
         """A profile asks for the traces itself."""

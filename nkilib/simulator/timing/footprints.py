@@ -138,14 +138,16 @@ class Tracked:
         uses: the accesses to it, by part.
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
+        nbytes: of the whole storage, on the device.
     """
 
-    __slots__ = ("name", "uses", "views")
+    __slots__ = ("name", "nbytes", "uses", "views")
 
-    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str) -> None:
+    def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
         self.uses = uses
         self.views = views
         self.name = name
+        self.nbytes = nbytes
 
     def share(self, other: Tracked) -> None:
         """On the device it is the memory of ``other``: who uses one waits for the uses of both."""
@@ -155,6 +157,8 @@ class Tracked:
 def tracked(storage: Storage) -> Tracked:
     """A storage of which nothing was used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
+    nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:
-        return Tracked(TileUses(storage.number), views, "")
-    return Tracked(HbmUses(storage.number), views, storage.name or f"{list(storage.shape)} {storage.dtype}")
+        return Tracked(TileUses(storage.number), views, "", nbytes)
+    name = storage.name or f"{list(storage.shape)} {storage.dtype}"
+    return Tracked(HbmUses(storage.number), views, name, nbytes)

@@ -61,12 +61,17 @@ class Repeat:
     @property
     def period(self) -> int:
         """How many notes each time has."""
-        return self.end - self.first + sum(each.added for each in self.inner)
+        return self.end - self.first + self.added_inside
+
+    @property
+    def added_inside(self) -> int:
+        """How many notes the repeats among them add."""
+        return sum(each.added for each in self.inner)
 
     @property
     def added(self) -> int:
-        """How many notes it adds."""
-        return self.times * self.period
+        """How many notes it adds, besides those that were run."""
+        return self.added_inside + self.times * self.period
 
 
 class Notes(Sequence[Note]):
@@ -166,8 +171,7 @@ class Notes(Sequence[Note]):
 
     def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift) -> Iterator[Note]:
         for each in repeats:
-            for position in range(first, each.end):
-                yield self._note(position, shift)
+            yield from self._between(first, each.end, each.inner, shift)
             first = each.end
             for time in range(1, each.times + 1):
                 yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift))
@@ -176,16 +180,20 @@ class Notes(Sequence[Note]):
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
         """The note at a position behind ``first``."""
-        # Where the notes that a repeat adds start, counted from ``first``.
-        added = [0, *accumulate(each.added for each in repeats)]
-        starts = [each.end - first + before for each, before in zip(repeats, added, strict=False)]
-        before = bisect_right(starts, position)
+        # How many notes there are up to the end of each repeat, with all that it adds.
+        added = list(accumulate(each.added for each in repeats))
+        ends = [each.end - first + before for each, before in zip(repeats, added, strict=True)]
+        before = bisect_right(ends, position)
         if before:
-            each = repeats[before - 1]
-            time, within = divmod(position - starts[before - 1], each.period)
-            if time < each.times:
-                return self._found(each.first, each.inner, within, self._shift(each, time + 1, shift))
-        return self._note(first + position - added[before], shift)
+            first, position = repeats[before - 1].end, position - ends[before - 1]
+        if before == len(repeats):
+            return self._note(first + position, shift)
+        each = repeats[before]
+        inside = each.end - first + each.added_inside
+        if position < inside:
+            return self._found(first, each.inner, position, shift)
+        time, within = divmod(position - inside, each.period)
+        return self._found(each.first, each.inner, within, self._shift(each, time + 1, shift))
 
     def _shift(self, repeat: Repeat, time: int, outer: Shift) -> Shift:
         floor = self._numbers[repeat.first] - repeat.numbers

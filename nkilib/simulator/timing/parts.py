@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from ..memory.byte_spans import first_meeting, spans_of
@@ -39,6 +40,14 @@ class Part:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level", (self.last - self.first).bit_length())
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has, each counted once."""
+        if self.count:
+            return self.length * self.count
+        sizes = zip(self.layout.shape, self.layout.strides, strict=True)
+        return self.width * prod(size for size, stride in sizes if stride)
 
     def meets(self, other: Part) -> bool:
         """Whether the two share a byte."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..isa.definition import Definition
 from ..target.generation import Generation
-from ..terms.enums import Engine
+from ..terms.enums import Engine, nc_version
 from ..terms.regions import MemoryRegion
 from .busy_times import DmaWork
 from .costs import CostInputs
@@ -158,7 +158,7 @@ class Plans:
         cycles = 0.0
         if definition.cost is not None:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
-        others = _others(definition, engine, forms)
+        others = _others(definition, engine, forms, self.generation)
         return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
@@ -169,10 +169,13 @@ class Plans:
         return self.parameters.table_of(function) if function else ""
 
 
-def _others(definition: Definition, engine: Engine, forms: Sequence[Form | None]) -> tuple[str, ...]:
-    """The other engines that would run an instruction. Of those that compute functions, GpSimd runs some on trn3."""
+def _others(
+    definition: Definition, engine: Engine, forms: Sequence[Form | None], generation: Generation
+) -> tuple[str, ...]:
+    """The other engines that would run an instruction: GpSimd none on PSUM, and no activation before trn3."""
     is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
-    has_gpsimd = not is_in_psum and definition.default_engine is not Engine.scalar
+    is_activation = definition.default_engine is Engine.scalar
+    has_gpsimd = not is_in_psum and not (is_activation and generation.version.value < nc_version.gen4.value)
     return tuple(
         other.name for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ..machine.repetition import Skip, Tally
 from ..target.generation import Generation
 from ..terms.enums import Engine
 from .causes import Cause
@@ -16,6 +17,8 @@ from .parameters import ModelParameters
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
+from .uses import HbmUses
+from .watch import Period
 
 _NS_PER_US = 1000.0
 
@@ -32,6 +35,7 @@ class Settling:
         timeline: the engines.
         hbm_read, hbm_written: bytes by the name of the tensor in HBM.
         untimed: how many instructions there were, by name, whose time is not modelled.
+        tally: of these three, in the loops around.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -40,6 +44,7 @@ class Settling:
         self.hbm_read: Counter[str] = Counter()
         self.hbm_written: Counter[str] = Counter()
         self.untimed: Counter[str] = Counter()
+        self.tally = Tally(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
         self._plans = plans_for(generation, parameters)
 
@@ -127,6 +132,8 @@ class Settling:
             footprints.append(footprint)
             if footprint.form.is_in_hbm:
                 counter[known.name] += footprint.form.nbytes
+                if reach is not None and footprint.part is not None and isinstance(known.uses, HbmUses):
+                    known.uses.note_reached(footprint.part, footprint.form.nbytes, is_write=len(footprints) == 1)
             if index is not None:
                 _touch(index, reads)
             if reach is not None and reach.kind == "vector":
@@ -142,6 +149,12 @@ class Settling:
         work = self._plans.work(tuple(sides), rows, definition.name == "dma_transpose")
         plan = self._plans.moving(plan, work)
         return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
+
+    def repeat(self, period: Period, skip: Skip) -> None:
+        """What was issued last happens several times more."""
+        self.notes.repeat(period.first, skip.times, period.ns, skip.instructions)
+        self.tally.repeat(skip)
+        self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""

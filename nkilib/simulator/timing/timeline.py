@@ -7,11 +7,12 @@ Modelled, not measured: see docs/performance-model.md.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from ..target.generation import Generation
 from ..terms.enums import Engine
-from .busy_times import DmaEngines, DmaWork
+from .busy_times import SAME_NS, DmaEngines, DmaWork, Hours
 from .causes import Cause, Causes, Waited
 from .parameters import ModelParameters
 from .uses import NOTHING, Done, Place, RegisterPlace
@@ -32,6 +33,31 @@ class Span(NamedTuple):
     start_ns: float
     end_ns: float
     cause: Cause
+
+
+class Marks(NamedTuple):
+    """Where a timeline stands at the end of an iteration of a loop.
+
+    Attributes:
+        times: from when on engines and queues are free, when all have met last, and when all is done.
+        table: the activation table that is loaded.
+        busy: how long each engine was busy.
+        dma: the working hours of each DMA engine.
+    """
+
+    times: dict[Hashable, float]
+    table: str
+    busy: dict[Engine, float]
+    dma: list[Hours]
+
+    def repeats(self, before: Marks, shift_ns: float, begin_ns: float) -> bool:
+        """Whether everything is as it was, or so much later; of the DMA engines what they do from ``begin_ns`` on."""
+        if self.table != before.table or self.times.keys() != before.times.keys():
+            return False
+        later = (time - before.times[key] for key, time in self.times.items())
+        if not all(abs(each) <= SAME_NS or abs(each - shift_ns) <= SAME_NS for each in later):
+            return False
+        return all(mine.repeats(other, shift_ns, begin_ns) for mine, other in zip(self.dma, before.dma, strict=True))
 
 
 class _Ready:
@@ -85,6 +111,8 @@ class Timeline:
         # When all engines and queues have met last, at a loop; and the loads of registers by their numbers.
         self._met_ns = 0.0
         self._registers: dict[int, Done] = {}
+        # What instructions have done since somebody has asked to know.
+        self._recent: list[Done] | None = None
         self._table = ""
         self.end_ns = 0.0
 
@@ -189,8 +217,46 @@ class Timeline:
         end = self._free[engine] = start + duration_ns
         self._last[engine] = number
         self._note(number, engine, end, end, reads, writes)
-        self._registers[number] = Done(engine, end, end + self._timing.sync_ns, number)
+        self._registers[number] = loaded = Done(engine, end, end + self._timing.sync_ns, number)
+        if self._recent is not None:
+            self._recent.append(loaded)
         return Span(start, end, self._cause(number, waited, last, ready))
+
+    def marks(self) -> Marks:
+        """Where it stands."""
+        times: dict[Hashable, float] = {("free", engine): free for engine, free in self._free.items()}
+        times |= {("queue", queue): free for queue, free in self._queue_free.items()}
+        times["met"], times["end"] = self._met_ns, self.end_ns
+        return Marks(times, self._table, dict(self._busy), self._dma.hours())
+
+    def remember(self, number: int | None) -> None:
+        """Keep in mind what is done from an instruction on; None ends it."""
+        if number is None:
+            self._recent = None
+        else:
+            self._recent = [done for done in self._recent or () if done.number >= number]
+
+    def repeat(self, before: Marks, numbers: range, shift_ns: float, times: int) -> None:
+        """What it did since ``before``, which were the instructions ``numbers``, it does several times more."""
+        later_ns, further = times * shift_ns, times * len(numbers)
+        for engine, free in self._free.items():
+            if free != before.times.get(("free", engine)):
+                self._free[engine] = free + later_ns
+        for queue, free in self._queue_free.items():
+            if free != before.times.get(("queue", queue)):
+                self._queue_free[queue] = free + later_ns
+        self._met_ns += later_ns if self._met_ns != before.times["met"] else 0.0
+        self.end_ns += later_ns if self.end_ns != before.times["end"] else 0.0
+        for last in (self._last, self._queue_last):
+            for key, number in last.items():
+                last[key] = number + further if number in numbers else number  # type: ignore[index]
+        for engine, busy in self._busy.items():
+            self._busy[engine] = busy + times * (busy - before.busy[engine])
+        self._dma.repeat(before.dma, shift_ns, times)
+        for done in self._recent or ():
+            if done.number in numbers:
+                done.own_ns, done.other_ns = done.own_ns + later_ns, done.other_ns + later_ns
+                done.number += further
 
     def register(self, number: int) -> RegisterPlace:
         """What instruction ``number`` has loaded."""
@@ -249,10 +315,14 @@ class Timeline:
         sync_ns = 0.0 if engine is _DMA else self._timing.sync_ns
         if reads:
             has_read = Done(engine, end_ns, end_ns + sync_ns, number)
+            if self._recent is not None:
+                self._recent.append(has_read)
             for place in reads:
                 place.note_read(has_read)
         if writes:
             wrote = Done(engine, ready_ns, ready_ns + sync_ns, number)
+            if self._recent is not None:
+                self._recent.append(wrote)
             for place in writes:
                 place.note_write(wrote)
         if ready_ns > self.end_ns:

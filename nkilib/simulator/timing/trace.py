@@ -6,12 +6,14 @@ instruction would bring them in again: it is only noted, and what is noted is se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from weakref import ref
 
 from ..isa.indirection import IndirectOperand
 from ..machine.lives import Lives
 from ..machine.loops import Turns
 from ..machine.observer import Issued, Observer
+from ..machine.repetition import Skip
 from ..memory.storage import Storage
 from ..target.generation import Generation
 from ..tensors.tensor import NkiTensor
@@ -26,6 +28,8 @@ from .parts import Reach
 from .passes.registry import window_for
 from .plans import roles_of
 from .settling import Settling
+from .uses import HbmUses
+from .watch import Accesses, Period, Watch
 
 # How many instructions are settled at a time.
 _BATCH = 256
@@ -52,6 +56,10 @@ class Trace(Observer):
         self._parameters = parameters
         # The kernel, and the bodies of the loops of the device that it is in.
         self._bodies = [Body()]
+        # Of these loops, those of which iterations may be left out, and what instructions access in the outermost.
+        self._watches: list[Watch | None] = []
+        self._accesses: list[Accesses] = []
+        self._period: Period | None = None
         # When the core came to the meeting that the running instruction is, and when the last core did.
         self._arrival_ns = 0.0
         self._met_ns: float | None = None
@@ -78,6 +86,8 @@ class Trace(Observer):
                 operands.append(None)
         deciding = [values[at] for at in roles.deciding] if roles.deciding else ()
         besides = [self._of_indirection(operand) for operand in call.indirect] if call.indirect else ()
+        if self._is_watching:
+            self._accesses.append(_accesses(operands, len(roles.writes), besides))
         frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self._pending.append(
@@ -99,6 +109,11 @@ class Trace(Observer):
         )
         if len(self._pending) >= _BATCH:
             self._settle()
+
+    @property
+    def in_hbm(self) -> dict[int, Tracked]:
+        """What is known of the storages in HBM, by their numbers."""
+        return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
         """Put all that is noted on the timeline: no pass looks ahead beyond this point."""
@@ -130,8 +145,17 @@ class Trace(Observer):
         # An instruction may be several meetings, one for each of its tensors.
         self._met_ns = max(self._arrival_ns, brought, self._met_ns or 0.0)
 
+    @property
+    def _is_watching(self) -> bool:
+        return any(watch is not None for watch in self._watches)
+
+    def _first_number(self) -> int:
+        """The number of the first instruction to which a watch may come back."""
+        return min((watch.first_number for watch in self._watches if watch is not None), default=0)
+
     def entered(self, loop: Turns) -> None:
         self.settle()
+        self.settled.tally.enter()
         self._bodies.append(self._bodies[-1].loop())
         parameters, timeline = self._parameters, self.settled.timeline
         register = loop.register if parameters.waits_for_registers else 0
@@ -139,6 +163,19 @@ class Trace(Observer):
             timeline.drain(parameters.loop_entry_us, register)
         elif parameters.loop_entry_us or register:
             timeline.hold_up(parameters.loop_entry_us, register)
+        self._watch(loop)
+
+    def _watch(self, loop: Turns) -> None:
+        """Watch a loop with many iterations; those in it only, if it is not watched itself."""
+        drains = self._parameters.iterations_drain
+        settled = self.settled
+        watch = None
+        if loop.may_repeat:
+            if not self._is_watching:
+                self._accesses.clear()
+            settled.timeline.remember(self._first_number())
+            watch = Watch(settled.notes, settled.timeline, self._accesses, drains=drains)
+        self._watches.append(watch)
 
     def iterated(self, loop: Turns) -> None:
         self.settle()
@@ -148,10 +185,37 @@ class Trace(Observer):
             timeline.drain(parameters.loop_iteration_us)
         elif parameters.loop_iteration_us:
             timeline.hold_up(parameters.loop_iteration_us)
+        self.settled.tally.iterate()
+        watch = self._watches[-1]
+        if watch is not None:
+            watch.end()
+            timeline.remember(self._first_number())
+
+    def repeats(self, loop: Turns, left: int) -> Skip | None:
+        watch = self._watches[-1]
+        self._period = None if watch is None else watch.period()
+        if self._period is None:
+            return None
+        # The last period runs: it leaves everything as the loop leaves it.
+        times = left // self._period.iterations - 1
+        if times < 1:
+            return None
+        return Skip(self._period.iterations, times, len(self._period.numbers))
+
+    def repeated(self, loop: Turns, skip: Skip) -> None:
+        watch = self._watches[-1]
+        assert self._period is not None and watch is not None
+        self.settled.repeat(self._period, skip)
+        watch.again()
 
     def left(self, loop: Turns) -> None:
         self.settle()
         self._bodies.pop()
+        self.settled.tally.leave()
+        self._watches.pop()
+        if not self._is_watching:
+            self._accesses.clear()
+            self.settled.timeline.remember(None)
         if self._parameters.loops_drain:
             self.settled.timeline.drain(0.0)
 
@@ -187,3 +251,12 @@ class Trace(Observer):
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
         return self._bodies[len(storage.scope)].tile(storage)
+
+
+def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:
+    """The tensors of an instruction, of which the first ones are written, and whether it writes them."""
+    found = [(access, at < written) for at, access in enumerate(operands) if access is not None]
+    found += [(access[4], False) for access, _ in found if access[4] is not None]
+    for index, base, is_output in besides:
+        found += [(index, False), (base, is_output)]
+    return found

@@ -197,6 +197,10 @@ class _Index:
         elif done.own_ns > known.done.own_ns:
             known.done = done
 
+    def uses(self) -> Iterable[Use]:
+        """All of them."""
+        return self._known.values()
+
     def meeting(self, part: Part) -> list[Use]:
         """The uses of all parts that meet ``part``."""
         found: list[Use] = []
@@ -228,17 +232,60 @@ class _Index:
 
 
 class HbmUses:
-    """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once."""
+    """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once.
 
-    __slots__ = ("reads", "storage", "writes")
+    Attributes:
+        storage: its number.
+        reads, writes: of its parts.
+        reached: parts of which an index that is read at run time chooses some.
+        gathered_bytes, scattered_bytes: what was moved of these.
+    """
+
+    __slots__ = ("_overwritten", "gathered_bytes", "reached", "reads", "scattered_bytes", "storage", "writes")
 
     def __init__(self, storage: int) -> None:
         self.storage = storage
+        self.reached: set[Part] = set()
+        self.gathered_bytes = self.scattered_bytes = 0
+        self._overwritten: set[Part] = set()  # parts that were read before anything was written there, and overwritten
         self.reads = _Index()
         self.writes = _Index()
 
     def __getitem__(self, part: Part) -> HbmPlace:
         return HbmPlace(self, part)
+
+    def note_reached(self, part: Part, nbytes: int, is_write: bool) -> None:
+        """An index chooses some bytes of a part."""
+        self.reached.add(part)
+        if is_write:
+            self.scattered_bytes += nbytes
+        else:
+            self.gathered_bytes += nbytes
+
+    def brought_in(self) -> set[Part]:
+        """The parts that were read before anything was written there; without :attr:`reached`."""
+        found = set(self._overwritten)
+        for use in self.reads.uses():
+            if all(write.done.number > use.done.number for write in self.writes.meeting(use.part)):
+                found.add(use.part)
+        return found - self.reached
+
+    def written(self) -> set[Part]:
+        """The parts that were written; without :attr:`reached`."""
+        return {use.part for use in self.writes.uses()} - self.reached
+
+    def note_write(self, part: Part, done: Done) -> None:
+        """A write that has waited; what it covers is forgotten."""
+        covered = [use for use in self.reads.meeting(part) if part.covers(use.part)]
+        written = self.writes.meeting(part)
+        for use in covered:
+            self.reads.remove(use)
+            if not any(use.part.meets(write.part) for write in written):
+                self._overwritten.add(use.part)
+        for use in written:
+            if part.covers(use.part):
+                self.writes.remove(use)
+        self.writes.add(part, done)
 
 
 class HbmPlace:
@@ -270,12 +317,7 @@ class HbmPlace:
         self._uses.reads.add(self._part, done)
 
     def note_write(self, done: Done) -> None:
-        for index in (self._uses.reads, self._uses.writes):
-            for use in index.meeting(self._part):
-                # It has waited for these: they are forgotten.
-                if self._part.covers(use.part):
-                    index.remove(use)
-        self._uses.writes.add(self._part, done)
+        self._uses.note_write(self._part, done)
 
 
 def _latest(found: Iterable[Done], by: Engine) -> Done:

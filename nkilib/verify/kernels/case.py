@@ -10,7 +10,7 @@ import numpy as np
 
 from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.verify.launching import argument_name, observed
-from nkilib.verify.observation import Array, Observation
+from nkilib.verify.observation import Array, Observation, typed
 from nkilib.verify.step import Step
 from nkilib.verify.values import Distance, class_difference, distance
 from nkilib.verify.verdict import Status, Verdict
@@ -137,6 +137,7 @@ class JudgedResult:
 
 def judged(name: str, came: Array, simulated: Array, truth: Truth | None) -> JudgedResult:
     """Hold a result against the simulator's and against the truth."""
+    came = typed(came, simulated)
     if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
         wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
         return JudgedResult(name, wrong, None, None)

@@ -16,6 +16,7 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     extended_forward_bounds,
     extended_gradient_bound,
 )
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.reference import ExtendedLoss, extended_backward_reference, extended_forward_reference
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths
@@ -55,11 +56,22 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "probabilities": _PROBABILITIES,
     "probabilities, weights, smoothing, soft cap": {**_PROBABILITIES, **_WEIGHTS, **_SMOOTHED, **_CAPPED},
 }
+# An option that has no line above gets a launch with a value of its type that is not its default.
+_SAMPLES: Final = {"bool": True, "int": 1, "float": 0.1, "float | None": 2.0}
+_LISTED: Final = {name for options in OPTIONS.values() for name in options}
+OPTIONS.update(
+    {each.name: {each.name: _SAMPLES[str(each.type)]} for each in fields(LossOptions) if each.name not in _LISTED}
+)
 
 
 def loss_of(given: Mapping[str, Any]) -> ExtendedLoss:
     """The options of a launch as the oracle takes them."""
     return ExtendedLoss(given.get("class_weight_hbm"), **{name: given[name] for name in _RECIPE & given.keys()})
+
+
+def has_truth(given: Mapping[str, Any]) -> bool:
+    """Whether the oracle knows every option of a launch."""
+    return {each.name for each in fields(LossOptions)} & given.keys() <= _RECIPE
 
 
 def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -69,6 +81,8 @@ def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 def forward_truths(given: Mapping[str, Any]) -> Truths:
     """Every result in float64; of a shard all but the loss, which it does not define."""
+    if not has_truth(given):
+        return {}
     logits, targets, dtype, options = given["logits_hbm"], given["targets_hbm"], given["dtype"], loss_of(given)
     first = given.get("first_class", 0)
     if "num_classes" in given:  # a target of another shard has no element here, as one that is ignored
@@ -88,6 +102,8 @@ def forward_truths(given: Mapping[str, Any]) -> Truths:
         of_sum = FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + 2.0 * of_cap
         found["log_sum"] = Truth(log_sum, of_sum, is_defined)
         found["distance_sum"] = found["distance_sum"]._replace(is_defined=is_defined)
+        if given.get("exact_maximum") is False:  # the two are of the shift, which need not be the maximum
+            del found["maximum"], found["log_sum"]
         no_argmax = first + logits.shape[1] if "num_classes" not in given else given["num_classes"]
         argmax = np.where(np.isnan(logits.astype(np.float32)).any(axis=1), no_argmax, exact.argmax + first)
         found["argmax"] = Truth(argmax.astype(np.int32))
@@ -98,6 +114,8 @@ def forward_truths(given: Mapping[str, Any]) -> Truths:
 
 def backward_truths(given: Mapping[str, Any]) -> Truths:
     """The gradient in float64; that of a shard is a part of the whole."""
+    if not has_truth(given):
+        return {}
     logits, dtype, options = given["logits_hbm"], given["dtype"], loss_of(given)
     inputs_of_gradient = (given["lse_hbm"], given["grad_loss_hbm"], dtype, options)
     further = tuple(given.get(name) for name in _FURTHER)
@@ -230,6 +248,11 @@ def cases() -> Iterator[Case]:
         yield _backward_case(special, partial(_special_backward, type_name), sizes=inputs.SPECIAL_SIZES)
         yield _backward_case(
             f"every gradient, in place, {type_name}", partial(_all_gradients, type_name), written="logits_hbm"
+        )
+    shifted = {**_WEIGHTS, **_IGNORED, **_SQUARE, "with_log_sum": True, "exact_maximum": False}
+    for cores, type_name in enumerate(inputs.TYPES, start=1):
+        yield _forward_case(
+            f"weights, ignored, z-loss, under a shift, {type_name}", cores, partial(_forward, type_name, **shifted)
         )
     capped = "special rows, soft cap, float32"
     yield _forward_case(capped, 2, partial(_special_forward, "float32", **_CAPPED), inputs.SPECIAL_SIZES)

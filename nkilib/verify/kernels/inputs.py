@@ -97,6 +97,14 @@ SPECIAL_SIZES: Final = (len(_ROWS), len(_ROWS[0][0]))
 SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size": 3}
 
 
+def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
+    """Logits whose maximum comes late: every third row ends with one that is 200 larger, every fifth is sorted."""
+    found = logits(positions, vocabulary, "float32")
+    found[::3, -1] += 200.0
+    found[::5].sort(axis=1)
+    return found.astype(TYPES[type_name][0])
+
+
 def special_logits(type_name: str) -> Array:
     """Rows with infinities, NaN, zeros of both signs, subnormal numbers and results, and the ends of the range."""
     with np.errstate(over="ignore"):

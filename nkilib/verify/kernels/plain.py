@@ -18,11 +18,13 @@ from nkilib.verify.observation import Array
 
 # Three batches on one core, two on two; two full chunks and a short one.
 SMALL: Final[dict[str, Any]] = {"positions_per_batch": 2, "chunk_size": 16}
-# More than a batch of all partitions, and chunks whose number does not divide the classes.
-MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 128, "chunk_size": 300}
+# Two batches on each core, the second one a short one; four chunks, the last one a short one.
+MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 64, "chunk_size": 300}
 _SMALL_SIZES: Final = (5, 37)
-_MIDDLE_SIZES: Final = (300, 1000)
+_MIDDLE_SIZES: Final = (140, 1000)
 _ROUNDED_SIZES: Final = (20, 1000)
+_LATE_SIZES: Final = (600, 1000)
+# A batch of all partitions on each core, cut up as users are advised to.
 _LONG_SIZES: Final = (256, 32128)
 
 
@@ -85,13 +87,20 @@ def _backward(
     return {**given, "lse_state_hbm": lse.astype(inputs.TYPES[lse_type][0])}
 
 
-def _special(type_name: str) -> dict[str, Any]:
+def _special(type_name: str, **options: Any) -> dict[str, Any]:
     return {
         "logits_hbm": inputs.special_logits(type_name),
         "targets_hbm": inputs.special_targets(),
         "dtype": inputs.TYPES[type_name][1],
         **inputs.SPECIAL_TILING,
+        **options,
     }
+
+
+def _late_maxima(type_name: str) -> dict[str, Any]:
+    """Under a shift: rows that are computed anew, in more than one trip of the loop on each core."""
+    given = _forward(*_LATE_SIZES, type_name, exact_maximum=False)
+    return {**given, "logits_hbm": inputs.late_maxima(*_LATE_SIZES, type_name)}
 
 
 def _special_backward(type_name: str) -> dict[str, Any]:
@@ -133,6 +142,10 @@ def cases() -> Iterator[Case]:
         special, is_quick = f"special rows, {type_name}", type_name == "float32"
         yield _forward_case(special, 2, partial(_special, type_name), inputs.SPECIAL_SIZES, is_quick)
         yield _backward_case(special, 2, partial(_special_backward, type_name), inputs.SPECIAL_SIZES, is_inplace=False)
+        shifted = partial(_special, type_name, exact_maximum=False)
+        yield _forward_case(f"{special}, under a shift", 2, shifted, inputs.SPECIAL_SIZES)
+        late = partial(_late_maxima, type_name)
+        yield _forward_case(f"late maxima, under a shift, {type_name}", 2, late, _LATE_SIZES)
     # float32 logits in bfloat16 tiles: the DMA rounds on the way in, and in place widens on the way out.
     rounded, sizes = "rounded on loading", _ROUNDED_SIZES
     yield _forward_case(rounded, 2, partial(_forward, *sizes, "float32", dtype=nl.bfloat16), sizes)

@@ -297,7 +297,7 @@ IN_PLACE: Final = Probe(
     "an argument that the kernel writes",
     True,
     "whether a numpy array that a kernel writes and returns has the new values after the launch",
-    ("torch.md", "- operators of the real `nki_op`"),
+    ("simulator.md", "- Arguments: numpy arrays"),
     "`inplace=True` for who launches kernels on arrays of their own, and reads the argument and not the result",
     negated_in_place,
     the_same(values_hbm=_PLAIN),

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.verify.launching import argument_name, observed
-from nkilib.verify.observation import Array, Observation
+from nkilib.verify.observation import Array, Observation, typed
 from nkilib.verify.step import Step
 from nkilib.verify.verdict import Status, Verdict
 
@@ -27,11 +27,13 @@ class Reading:
         name: a clause for people to read.
         expected: values of results by name, as numpy has them. A result that is not there may be anything.
         refused: a pattern of the error that the launch ends with instead; None where it returns.
+        worded: such an error, for tests.
     """
 
     name: str
     expected: Mapping[str, Array]
     refused: str | None = None
+    worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
         """Whether a launch gave this."""
@@ -45,7 +47,7 @@ class Reading:
 
     def planted(self) -> Observation:
         """A launch that gave this, for tests."""
-        return Observation(dict(self.expected)) if self.refused is None else Observation(error="OutOfRangeError: index")
+        return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
 
 
 @dataclass(frozen=True)
@@ -132,16 +134,24 @@ def shown(observation: Observation, names: Sequence[str]) -> str:
     if observation.error is not None:
         return observation.error
     parts = []
-    for name in names:
+    for name in filter(observation.arrays.__contains__, names):
         array = observation.arrays[name]
-        values = ", ".join(f"{value:g}" for value in array.astype(np.float64).ravel()[:_SHOWN])
+        values = ", ".join(map(_word, array.ravel()[:_SHOWN]))
         parts.append(f"{name} = [{values}{', ...' if array.size > _SHOWN else ''}]")
     return "; ".join(parts)
+
+
+def _word(value: Any) -> str:
+    """A number; the bytes of one whose type is not known."""
+    return value.tobytes().hex() if isinstance(value, np.void) else f"{float(value):g}"
 
 
 def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
     """Equal up to the tolerance; NaN equals NaN, and both zeros are one."""
     if came is None or came.shape != expected.shape:
+        return False
+    came = typed(came, expected)
+    if came.dtype.name.startswith("void"):
         return False
     one, other = came.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):

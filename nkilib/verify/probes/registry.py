@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.verify.probes import arithmetic, cores, dma, infinities, integers, loops
+from nkilib.verify.probes import arithmetic, cores, dma, frameworks, infinities, integers, loops
 from nkilib.verify.probes.probe import Probe
 
 PROBES: Final[tuple[Probe, ...]] = (
@@ -14,5 +14,6 @@ PROBES: Final[tuple[Probe, ...]] = (
     *dma.PROBES,
     *cores.PROBES,
     *loops.PROBES,
+    *frameworks.PROBES,
     *dma.LAST,
 )

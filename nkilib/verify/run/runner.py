@@ -54,7 +54,9 @@ class Settings:
         if stage is Stage.LAUNCH:
             artifacts = directory / "artifacts"
             artifacts.mkdir()
-            own |= {_BACKEND: "neuron", ARTIFACTS: str(artifacts), _CACHE: "0", **step.variables}
+            own |= {_BACKEND: "neuron", ARTIFACTS: str(artifacts), _CACHE: "0"}
+        if stage in (Stage.LAUNCH, Stage.SELF_CHECK):
+            own |= step.variables
         return {**os.environ, **own}
 
 

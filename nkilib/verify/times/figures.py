@@ -48,18 +48,16 @@ def _chains() -> Iterator[Figure]:
     wide = Shape((published.PARTITIONS, 16384), "bfloat16")
     yield _chain("tensor_scalar_reduce, N=16384", kernels.chain_of_tensor_scalar_reduce, wide, 17250.0)
     yield _chain("activation_reduce, N=16384", kernels.chain_of_activation_reduce, wide, 14000.0)
-    # The published figures of loads are of their rows alone, which no difference of launches shows.
-    for sizes in ((4, 4096), (128, 128)):
-        yield _chain(
-            f"load {list(sizes)} bf16, and its latency", kernels.chain_of_loads, Shape(sizes, "bfloat16"), None
-        )
+    # A link is a load with its latency. What is published is its rows alone, which no difference of launches shows.
+    for what, sizes in (("load [4, 4096] bf16, one DMA engine", (4, 4096)), ("load [128, 128] bf16", (128, 128))):
+        yield _chain(what, kernels.chain_of_loads, Shape(sizes, "bfloat16"), None)
 
 
 def _rates() -> Iterator[Figure]:
     """Loads of rows of so many bytes, beside the published share of the peak rate."""
     few, many = 16, 32
     for row_bytes, percent in ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97)):
-        timed = [
+        many_loads, few_loads = (
             Timed(
                 name,
                 kernels.rows_loaded,
@@ -67,10 +65,18 @@ def _rates() -> Iterator[Figure]:
                 {"links": links},
             )
             for name, links in (("many", many), ("few", few))
-        ]
+        )
         seconds = published.PARTITIONS * row_bytes / (_GB_PER_S * percent / 100)
-        what = "a load of 128 rows, from one queue, none of which waits for another"
-        yield Figure(f"time: DMA, rows of {row_bytes} B", False, what, timed[0], timed[1], many - few, seconds, ROUGH)
+        yield Figure(
+            f"time: DMA rate, rows of {row_bytes} B",
+            False,
+            "a load of 128 rows, from one queue, none of which waits for another",
+            many_loads,
+            few_loads,
+            many - few,
+            seconds,
+            ROUGH,
+        )
 
 
 def _whole(what: str, timed: Timed, published_seconds: float | None, within: float, is_quick: bool = False) -> Figure:

@@ -188,6 +188,44 @@ def test_the_error_lists_the_live_tensors_at_the_peak_largest_first_with_their_l
     assert "gone" not in message
 
 
+def test_a_kernel_ends_at_the_instruction_after_which_it_can_not_fit_any_more() -> None:
+    """Writing more than there is says nothing: what is not read again was not needed."""
+    done: list[str] = []
+
+    def kernel() -> None:
+        first, second = written(128, 150_000), written(128, 150_000)
+        done.append("written")
+        nisa.tensor_copy(second[:, 0:1], second[:, 0:1])
+        done.append("read the second")
+        nisa.tensor_copy(second[:, 0:1], first[:, 0:1])
+        done.append("read the first")
+
+    message = overflow(kernel)
+    assert done == ["written", "read the second"]
+    line = kernel.__code__.co_firstlineno + 5
+    assert message.startswith(f"{__file__}:{line}: sbuf overflows: the 2 tensors")
+
+
+def test_on_the_second_core_it_says_which() -> None:
+    def kernel() -> None:
+        read(written(128, 100_000), *[written(128, 100_000)] * (2 * nl.program_id(0)), written(128, 50_000))
+        nisa.core_barrier(nl.ndarray((1, 1), nl.float32, nl.shared_hbm), (0, 1))
+
+    with pytest.raises(CapacityError, match=r"test_capacity.py:\d+: core 1: sbuf overflows: the 3 tensors"):
+        execute(kernel, "trn2", 2)
+
+
+def test_gaps_that_tiles_leave_are_found_at_the_end() -> None:
+    done: list[str] = []
+
+    def kernel() -> None:
+        read(*[written(128, 1536, nl.psum) for _ in range(9)])
+        done.append("all")
+
+    assert "psum overflows: the 9 tensors" in overflow(kernel)
+    assert done == ["all"]
+
+
 def test_a_long_list_is_cut_and_summed_up() -> None:
     def kernel() -> None:
         read(*[written(128, 11_000) for _ in range(20)])

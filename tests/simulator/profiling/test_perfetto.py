@@ -12,6 +12,7 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import profile, spec
+from tests.simulator.profiling.why import faulty
 
 
 @nki.jit
@@ -30,11 +31,16 @@ def written(tmp_path: Path) -> tuple[Any, Any]:
     return found, json.loads((tmp_path / "trace.json").read_text())
 
 
+def instructions(trace: Any) -> list[Any]:
+    """The slices of engines and transfers."""
+    return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] != "critical path"]
+
+
 def test_every_event_has_the_fields_of_its_phase(tmp_path: Path) -> None:
     _, trace = written(tmp_path)
     assert trace["displayTimeUnit"] in ("ms", "ns")
     for event in trace["traceEvents"]:
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["name"], str)
+        assert event["pid"] >= 1 and event["tid"] >= 1 and isinstance(event["name"], str)
         if event["ph"] == "X":
             assert event["ts"] >= 0 and event["dur"] >= 0 and isinstance(event["args"], dict)
         elif event["ph"] == "C":
@@ -51,7 +57,7 @@ def test_instructions_stand_on_the_track_of_their_engine(tmp_path: Path) -> None
         for event in trace["traceEvents"]
         if event["name"] == "thread_name"
     }
-    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    complete = instructions(trace)
     assert [event["name"] for event in complete] == ["dma_copy load", "activation", "dma_copy"]
     for event, instruction in zip(complete, found.instructions, strict=True):
         assert tracks[event["pid"], event["tid"]] == instruction.engine == event["cat"]
@@ -92,7 +98,7 @@ def test_slices_of_a_track_do_not_overlap(tmp_path: Path) -> None:
         for event in trace["traceEvents"]
         if event["name"] == "thread_name"
     }
-    assert all(named[track].startswith("dma") for track in tracks)
+    assert all(named[track].startswith(("dma", "critical path")) for track in tracks)
 
 
 def test_perfetto_drops_no_instruction(tmp_path: Path) -> None:
@@ -108,7 +114,7 @@ def test_perfetto_drops_no_instruction(tmp_path: Path) -> None:
     assert any(after.start_us == before.end_us for before, after in itertools.pairwise(found.instructions))
     found.to_perfetto(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    slices = instructions(trace)
     for before, after in itertools.pairwise(slices):
         assert round(before["ts"] * 1000) + round(before["dur"] * 1000) <= round(after["ts"] * 1000)
 
@@ -118,3 +124,40 @@ def test_the_use_of_sbuf_is_a_counter(tmp_path: Path) -> None:
     counts = [event for event in trace["traceEvents"] if event["ph"] == "C"]
     assert [event["args"]["bytes"] for event in counts] == [64, 0]  # a row of 16 float32
     assert {event["name"] for event in counts} == {"SBUF bytes of a partition"}
+
+
+def test_a_transfer_says_what_it_moves_and_an_instruction_what_it_has_waited_for(tmp_path: Path) -> None:
+    _, trace = written(tmp_path)
+    load, activation, store = (event["args"] for event in instructions(trace))
+    assert (load["bytes"], load["queue"], load["bytes of a row"]) == (256, "load", 64)
+    assert (store["bytes"], store["queue"]) == (256, "store")
+    assert (activation["waited for"], activation["instruction waited for"]) == ("data", 1)
+    assert "bytes" not in activation and "cycles" not in load
+
+
+def test_the_critical_path_is_a_track_from_the_start_to_the_end(tmp_path: Path) -> None:
+    found, trace = written(tmp_path)
+    path = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "critical path"]
+    (track,) = {(event["pid"], event["tid"]) for event in path}
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert names[track] == "critical path"
+    assert path[0]["ts"] == 0.0
+    assert path[-1]["ts"] + path[-1]["dur"] == pytest.approx(found.time_us, abs=1e-3)
+    for before, after in itertools.pairwise(path):
+        assert before["ts"] + before["dur"] == pytest.approx(after["ts"], abs=1e-9)
+    assert [event["name"] for event in path if event["args"]["engine"] == "scalar"][:2] == [
+        "loading activation tables (activation)",
+        "activation",
+    ]
+
+
+def test_cores_are_processes_from_one_on(tmp_path: Path) -> None:
+    found = profile(nki.jit(faulty.sound)[2], spec((128, faulty.WIDE), nl.float32))
+    found.to_perfetto(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert names == {1: "core 0 (modelled, not measured)", 2: "core 1 (modelled, not measured)"}

@@ -131,7 +131,13 @@ def test_a_picture(tmp_path: Path, suffix: str) -> None:
     assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
     if suffix == "svg":
         text = content.decode()
-        for words in ("modelled, not measured", "on 2 cores of trn2", "core 1 vector", "SBUF, KiB of a partition"):
+        for words in (
+            "modelled, not measured",
+            "on 2 cores of trn2",
+            "core 1 vector",
+            "SBUF, KiB of a partition",
+            "capacity, 208 KiB",
+        ):
             assert words in text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkilib.verify.kernels import extended
 from nkilib.verify.kernels.case import Case, Truth
 from nkilib.verify.kernels.registry import cases
 from nkilib.verify.launching import argument_name
@@ -86,7 +87,6 @@ def _one_off(array: Array) -> Array:
         "cross_entropy_backward: small, bfloat16, in place",
         "extended_cross_entropy_forward: probabilities, float32",
         "extended_cross_entropy_backward: every gradient, in place, float32",
-        "inline",
     ],
 )
 def test_wrong_results_differ(name: str, change: Any) -> None:
@@ -163,3 +163,13 @@ def test_results_beyond_float32_are_infinite() -> None:
     truth = Truth(np.array([1e39, -1e39, 1.0]), np.full(3, 1e-6))
     assert truth.worst_error(np.array([np.inf, -np.inf, 1.0], np.float32)) <= 1.0
     assert truth.worst_error(np.array([3e38, -np.inf, 1.0], np.float32)) == np.inf
+
+
+def test_an_option_that_the_oracle_does_not_know_is_held_by_its_classes() -> None:
+    """Until it does: the launch is listed by itself."""
+    case = CASES["extended_cross_entropy_forward: no option, float32"]
+    unknown = {**case.arguments(), "logit_softcap": 1.0}
+    assert extended.has_truth(unknown) and extended.forward_truths(unknown)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extended, "_RECIPE", extended._RECIPE - {"logit_softcap"})
+        assert not extended.has_truth(unknown) and extended.forward_truths(unknown) == {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.model_figures import FIGURES
 from nkilib.nki import nki
 from nkilib.verify.observation import Observation
 from nkilib.verify.step import Stage
@@ -32,6 +33,12 @@ def by_clock(figure: Figure, *values_us: float) -> Observation:
 
 def test_names_are_unique() -> None:
     assert len(ALL) == len(figures())
+
+
+def test_every_figure_of_the_page_of_the_model_is_timed() -> None:
+    """Once each: the same figures with other assumptions of the model need no device."""
+    of_page = {figure.what for figure in FIGURES if not figure.what.startswith("the same")}
+    assert {f"time: {what}" for what in of_page} <= ALL.keys()
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "matmul" not in name and "S=32K" not in name])

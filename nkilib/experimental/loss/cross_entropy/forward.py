@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from nkilib.core.rows.batches import Batch, batch_groups
+from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.psum import PsumRing
@@ -95,7 +95,7 @@ class _Forward:
             first, last = batches.start * chunks, batches.end * chunks - 1
             opened = deque[_OpenChunk]()
             for load in range(first, last + 1):
-                self._open_chunks(group, batches.start, opened, load, last)
+                self._open_chunks(group, opened, load, batches)
                 self._take_exponentials(group, opened.popleft())
                 chunk = self.logits.chunk(load)
                 batch = load // chunks - batches.start
@@ -133,10 +133,8 @@ class _Forward:
                 src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
             )
 
-    def _open_chunks(self, group: Group, start: int, opened: deque[_OpenChunk], load: int, last: int) -> None:
+    def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
         """Open chunk number ``load``, unless it is open, and the next one of the group where that can be done.
-
-        ``start`` is the number of the group's first batch, and ``last`` that of its last chunk.
 
         Where Scalar or GpSimd prepares a chunk for Vector, or Vector comes after Scalar, engines would wait for each
         other: they work on the next chunk meanwhile. That takes a third chunk buffer; with two, the load after the next
@@ -146,19 +144,19 @@ class _Forward:
         is_ahead = options.softcap is not None or options.wanted.entropy
         has_tiles = len(self.logits.buffers_sbuf) > 2 and len(self.scores.tiles_sbuf) != 1
         if not opened:
-            opened.append(self._opened(group, start, load))
-        if is_ahead and has_tiles and load < last:
+            opened.append(self._opened(group, load, batches.start))
+        if is_ahead and has_tiles and load < batches.end * self.logits.num_chunks - 1:
             number = self.logits.chunk(load + 1).number
             # Full columns are combined first, for which this chunk must be through.
             if not group.statistics.columns.are_full(number):
-                opened.append(self._opened(group, start, load + 1))
+                opened.append(self._opened(group, load + 1, batches.start))
 
-    def _opened(self, group: Group, start: int, load: int) -> _OpenChunk:
+    def _opened(self, group: Group, load: int, first_batch: int) -> _OpenChunk:
         """What comes before the exponentials of a chunk: its maximum and, where asked for, moments and argmax."""
         statistics, moments, chunk = group.statistics, group.moments, self.logits.chunk(load)
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
-        place = statistics.columns.place(load // self.logits.num_chunks - start, chunk.number)
+        place = statistics.columns.place(load // self.logits.num_chunks - first_batch, chunk.number)
         neg_max_sbuf = place.of(statistics.neg_max_sbuf)
         logits_sbuf = self.logits.loaded(load)
         scores_sbuf = self._scores(load, logits_sbuf)

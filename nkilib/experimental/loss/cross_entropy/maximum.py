@@ -11,8 +11,11 @@ from nkilib.nki import nl
 
 # Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). What comes with a shift takes as
 # long as is saved over so many columns of batches; in rows of fewer columns, what a batch costs by itself shows.
-_COLUMNS_OF_BATCHES = 28_000
+_COLUMNS_OF_BATCHES = 20_000
 _COLUMNS_OF_ROW = 4_000
+# Beside an entropy, rows that are computed anew are the more expensive the shorter their chunks are: with fewer columns
+# a launch of nothing but such rows takes more than 2.3 times the time of the form with the exact maximum.
+_CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
 
 
 def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:
@@ -30,7 +33,7 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
         return options
     obstacle = _obstacle(launch, options)
     if exact_maximum is None:
-        return options if obstacle or not _pays(launch) else replace(options, with_shift=True)
+        return options if obstacle or not _pays(launch, options) else replace(options, with_shift=True)
     require(not obstacle, f"{function}: exact_maximum must be True or None {obstacle}, got False")
     return replace(options, with_shift=True)
 
@@ -45,7 +48,7 @@ def _obstacle(launch: Launch, options: Options) -> str:
         (options.softcap is not None, "with logit_softcap"),
         (wanted.argmax, "with with_argmax"),
         (wanted.distance_sum, "with with_distance_sum"),
-        (launch.chunk_size >= launch.vocab_size, "for a chunk_size of whole rows, of which it is the shift"),
+        (launch.vocab_size == 1, "for a vocabulary of one, of which it is the shift"),
         (launch.num_positions < cores, f"for fewer than {cores} positions, one a core"),
         (launch.num_positions > ROWS_MAX, f"for more than {ROWS_MAX} positions, which are counted in float32"),
         (launch.chunk_size > shifted.largest_chunk(launch.dtype), "for chunks that leave no room for smaller tiles"),
@@ -56,8 +59,12 @@ def _obstacle(launch: Launch, options: Options) -> str:
     return f"for more than {BATCHES_MAX} batches a core, got {most}" if most > BATCHES_MAX else ""
 
 
-def _pays(launch: Launch) -> bool:
+def _pays(launch: Launch, options: Options) -> bool:
     is_bfloat16 = launch.dtype == nl.bfloat16 and launch.logits_hbm.dtype == nl.bfloat16
+    columns = launch.vocab_size - launch.chunk_size
+    is_long = launch.chunk_size >= _CHUNK_BESIDE_ENTROPY and columns >= _COLUMNS_BESIDE_ENTROPY
+    if options.wanted.entropy and not is_long:
+        return False
     return is_bfloat16 and shift_pays(len(launch.batches_of(0)), launch.vocab_size, launch.chunk_size)
 
 
@@ -66,5 +73,5 @@ def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
 
     In bfloat16: loads of float32 take longer than either pass.
     """
-    columns = vocab_size - chunk_size
+    columns = vocab_size - chunk_size // 2
     return columns >= _COLUMNS_OF_ROW and batches * columns >= _COLUMNS_OF_BATCHES

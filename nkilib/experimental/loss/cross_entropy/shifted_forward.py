@@ -13,7 +13,7 @@ from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.psum import PsumRing
-from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues
+from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues, Slots
 from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
@@ -67,7 +67,7 @@ class _ShiftedForward:
         batches = launch.batches()
         # Rows that are computed anew take the same buffers, one a partition.
         sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_PER_TRIP)
-        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        logits = Stream(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
         flagged = FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches))
         exponentials = None
@@ -114,10 +114,7 @@ class _ShiftedForward:
                 if previous is not None and load == max(first, last - 2):
                     self._finish(previous)
             previous, group = group, following
-        if previous is not None:
-            self._take_logs(previous)
-            self._finish(previous)
-        self.flagged.recompute(self._recompute, self.stores)
+        self._end(group)
 
     def _group(self, number: int) -> ShiftedGroup:
         return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
@@ -173,8 +170,24 @@ class _ShiftedForward:
         group.statistics.take_logs()
 
     def _finish(self, group: ShiftedGroup) -> None:
+        self._store(group)
+        self.flagged.put(self._counted(group), group.batches)
+
+    def _end(self, group: ShiftedGroup) -> None:
+        """Finish the last group, whose results are stored while the cores exchange how many rows are left."""
+        group.combine(self.logits.num_chunks)
+        slots = self._counted(group)
+        others_sbuf = self.flagged.exchanged_count()
+        group.statistics.take_logs()
+        self._store(group)
+        self.flagged.put(slots, group.batches)
+        self.flagged.recompute(self._recompute, others_sbuf, self.stores)
+
+    def _counted(self, group: ShiftedGroup) -> Slots:
         most = sum_max(self.launch.dtype) if group.entropy is None else SUM_MAX_BESIDE_ENTROPY
-        self.flagged.add(doubtful(group.statistics.row_sum_sbuf, most), group.batches)
+        return self.flagged.counted(doubtful(group.statistics.row_sum_sbuf, most))
+
+    def _store(self, group: ShiftedGroup) -> None:
         self.stores.extend(store_results(group, self.results, self.options))
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 

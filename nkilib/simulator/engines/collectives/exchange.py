@@ -93,6 +93,7 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
         what = Term("the collective", operation.what)
         terms = (what, *operation.terms, *_terms_of(operation.tensors))
         place = kernel_location()
+        core.meetings += 1
         brought = seat.world.meet(Comer(seat.rank, number, operation.members, operation.what, place, terms, item))
     if core.is_abstract:
         return

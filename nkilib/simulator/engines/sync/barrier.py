@@ -55,6 +55,7 @@ def meet_on(call: Call, data: NkiTensor) -> None:
     """
     core = call.core
     shared = data.storage if data.buffer in HBM_SHARED else None
+    core.meetings += 1
     own = core.observers.arrive(call)
     core.loads.settle()  # what they come from may be the other core's to change from here on
     ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))

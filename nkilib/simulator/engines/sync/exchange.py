@@ -65,6 +65,7 @@ def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Pa
         BarrierError: if the other core ends without coming, or waits elsewhere.
         NkiValidationError: if the two sides do not fit; the message is the same on both cores.
     """
+    call.core.meetings += 1
     arrived = call.core.observers.arrive(call)
     values = None if src.storage.is_abstract else src.array.copy()
     call.core.loads.settle()  # what they come from may be the other core's to change from here on

@@ -10,8 +10,8 @@ from ...timing.causes import Waited
 from .cores import Core
 from .facts import NS_PER_US, Facts
 from .finding import Finding
-from .replay import MOST_INSTRUCTIONS, replayed_ns
-from .words import joined, percent, times, us
+from .replay import replayed_ns
+from .words import percent, times, us
 
 _SAVED_FROM = 0.03
 _MOST_TRIED = 3
@@ -19,7 +19,7 @@ _MOST_TRIED = 3
 
 def second_buffers(facts: Facts) -> Iterator[Finding]:
     """Tensors whose reuse is on the critical path, and the time without those waits."""
-    if sum(len(core.notes) for core in facts.launch.cores) > MOST_INSTRUCTIONS:
+    if not all(core.is_whole for core in facts.launch.cores):
         return
     on_path: Counter[str] = Counter()
     for link in facts.links:
@@ -28,27 +28,27 @@ def second_buffers(facts: Facts) -> Iterator[Finding]:
         life = core.life_of(cause.reused) if cause.waited is Waited.reuse and cause.reused else None
         if life is not None:
             on_path[life.place] += 1
+    as_it_is_ns = replayed_ns(facts.launch) if on_path else 0.0
     for place, _ in on_path.most_common(_MOST_TRIED):
         # Both cores make the tensor at the same line.
         lives = [life for core in facts.launch.cores for life in core.lives if life.place == place]
-        taken_ns = replayed_ns(facts.launch, {life.storage for life in lives})
-        if facts.share(facts.time_ns - taken_ns) >= _SAVED_FROM:
-            yield _finding(facts, lives[0], taken_ns)
+        saved_ns = as_it_is_ns - replayed_ns(facts.launch, {life.storage for life in lives})
+        if facts.share(saved_ns) >= _SAVED_FROM:
+            yield _finding(facts, lives[0], saved_ns)
 
 
-def _finding(facts: Facts, life: LiveRange, taken_ns: float) -> Finding:
+def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
     pairs = _waiting(facts, core, life.storage)
     (writer, reader), count = pairs.most_common(1)[0]
-    saved = facts.time_ns - taken_ns
-    what = str(life).partition(", made at ")[0]
+    what = str(life).partition(", made at ")[0].removeprefix("tensor ")
+    taken = f"{us(facts.time_ns - saved_ns)} instead of {us(facts.time_ns)}"
     return Finding(
         "buffers",
-        f"{what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} until "
-        f"{joined([reader])} has read it. With further buffers, a new tile in each step or two in turn, the same "
-        f"instructions would take about {us(taken_ns)} instead of {us(facts.time_ns)} ({percent(facts.share(saved))} "
-        f"less, an estimate).",
-        saved / NS_PER_US,
+        f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "
+        f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same "
+        f"instructions would take about {taken} ({percent(facts.share(saved_ns))} less, an estimate).",
+        saved_ns / NS_PER_US,
         facts.short(life.place),
     )
 

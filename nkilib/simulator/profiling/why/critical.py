@@ -5,12 +5,12 @@ Each link of it follows from the one before: an instruction starts when what it 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import Enum
 from typing import NamedTuple
 
 from ...timing.causes import Waited
-from ...timing.event import Note
-from .cores import ENGINES, Core, Launch, Model
+from .cores import Core, Launch
 
 
 class Kind(Enum):
@@ -25,6 +25,7 @@ class Kind(Enum):
     issue = "between two instructions of an engine"
     table = "loading activation tables"
     meeting = "meetings of the cores"
+    loop = "loops of the device"
     descriptors = "descriptors of gathers and scatters"
 
 
@@ -50,19 +51,13 @@ class Link(NamedTuple):
 
 
 def critical_path(launch: Launch) -> list[Link]:
-    """The links, the first one first: they follow each other without a gap from 0 to the end of the launch."""
+    """The links, the first one first: they follow each other without a gap up to the end of the launch.
+
+    They start at 0, unless the launch is so long that only its last instructions are looked at.
+    """
     walk = _Walk(launch)
     walk.run()
     return walk.links[::-1]
-
-
-def finish_ns(note: Note, model: Model) -> float:
-    """When others can use what an instruction leaves."""
-    _, plan, _, span, *_ = note
-    timing = model.generation.timing
-    if plan.work is not None:
-        return span.end_ns + timing.dma.to_consumer_ns
-    return span.end_ns + (timing.result_ns[ENGINES[plan.engine]] if plan.cycles else 0.0)
 
 
 class _Walk:
@@ -77,14 +72,11 @@ class _Walk:
         self._until = 0.0
 
     def run(self) -> None:
-        ends = [
-            (finish_ns(note, self._model), core.number, core, note[0])
-            for core in self._launch.cores
-            for note in core.notes
-        ]
-        if not ends:
+        self._core = max(self._launch.cores, key=lambda core: core.end_ns)
+        if not self._core.notes:
             return
-        self._until, _, self._core, self._number = max(ends, key=lambda end: end[0])
+        self._until = self._core.end_ns
+        self._to_last_done(len(self._core.notes) - 1)
         gap = Kind.result
         is_trigger = False  # whether it is the trigger of the transfer that counts, not its end
         while self._number:
@@ -96,12 +88,23 @@ class _Walk:
             waited = self._before_start()
             if waited is Waited.nothing:
                 break
+            if waited is Waited.loop:
+                position = self._core.position(self._number)
+                if not position:
+                    self._add(Kind.loop, 0.0)
+                    break
+                self._to_last_done(position - 1)
+                gap, is_trigger = Kind.result, False
+                continue
             if waited is Waited.meeting:
-                self._to_other_core()
+                if not self._to_other_core():
+                    break
                 waited = self._core.at(self._number)[3].cause.waited
                 if waited in (Waited.nothing, Waited.meeting):
                     break
             self._number -= self._core.at(self._number)[3].cause.on
+            if not self._core.has(self._number):
+                break
             plan = self._core.at(self._number)[1]
             is_engine = waited is Waited.engine
             is_trigger = waited is Waited.trigger or (is_engine and plan.work is not None)
@@ -142,8 +145,17 @@ class _Walk:
             self._add(Kind.meeting, self._until - self._model.barrier_ns)
         return span.cause.waited
 
-    def _to_other_core(self) -> None:
-        """Go on with the instruction of the other core that came to the same meeting."""
-        turn = self._core.meetings.index(self._number)
+    def _to_last_done(self, position: int) -> None:
+        """Go on with what is done last up to a position; what lies behind it is that of a loop."""
+        self._number = self._core.last_done(self._model)[position]
+        self._add(Kind.loop, self._model.finish_ns(self._core.at(self._number)))
+
+    def _to_other_core(self) -> bool:
+        """Go on with the instruction of the other core that came to the same meeting, if it is known."""
         other = next(core for core in self._launch.cores if core is not self._core)
-        self._core, self._number = other, other.meetings[turn]
+        # Counted from the end, which both cores have.
+        later = len(self._core.meetings) - bisect_left(self._core.meetings, self._number)
+        if later > len(other.meetings):
+            return False
+        self._core, self._number = other, other.meetings[-later]
+        return True

@@ -37,8 +37,8 @@ def waits(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "waits",
         f"{engine.capitalize()}, the busiest engine that computes ({percent(computing[engine])}), waits {us(duration)} "
-        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. What "
-        f"would help: that these end earlier, or work on another tile meanwhile.",
+        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. It "
+        f"would help if these ended earlier, or if there were work on another tile meanwhile.",
         duration / NS_PER_US,
         facts.short(core.place(max(own, key=lambda wait: wait.duration_ns).number)),
     )
@@ -50,6 +50,8 @@ def _cause(facts: Facts, wait: Wait) -> str:
         return f"for the result of {facts.line(core, wait.on)}"
     if wait.waited is Waited.reuse and wait.on:
         return f"until {facts.line(core, wait.on)} is done with what {facts.line(core, wait.number)} overwrites"
+    if wait.waited is Waited.loop:
+        return f"at a loop of the device, before {facts.line(core, wait.number)}"
     return "for the other core" if wait.waited is Waited.meeting else "at the start"
 
 

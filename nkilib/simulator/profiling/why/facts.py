@@ -40,7 +40,7 @@ class Facts:
 
     Attributes:
         launch: the notes.
-        time_ns: what the launch takes.
+        time_ns: what is looked at: the time of the launch, or of its last instructions.
         links: its critical path.
         busy_ns: by engine, of the core on which it is busy longest.
     """
@@ -49,7 +49,8 @@ class Facts:
         self.launch = launch
         self.busy_ns = {name: busy * NS_PER_US for name, busy in busy_us.items()}
         self.links = critical_path(launch)
-        self.time_ns = self.links[-1].end_ns if self.links else 0.0
+        self._said: dict[tuple[str, str], str] = {}
+        self.time_ns = self.links[-1].end_ns - self.links[0].start_ns if self.links else 0.0
 
     @property
     def core(self) -> Core:
@@ -78,7 +79,11 @@ class Facts:
 
     def line(self, core: Core, number: int) -> str:
         """Line in the kernel and name of an instruction."""
-        return f"{self.short(core.place(number))} {core.at(number)[1].name}"
+        key = core.place(number), core.at(number)[1].name
+        said = self._said.get(key)
+        if said is None:
+            said = self._said[key] = f"{self.short(key[0])} {key[1]}"
+        return said
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
         """Nanoseconds of links by line and name of the instruction."""
@@ -115,6 +120,9 @@ class Facts:
         free: dict[str, float] = {}
         for number, plan, _, span, *_ in core.notes:
             if not plan.cycles:
+                continue
+            if plan.engine not in free and not core.is_whole:
+                free[plan.engine] = span.end_ns + issue_ns[plan.engine]
                 continue
             start = span.start_ns - (timing.activation_table_ns if number in core.table_loads else 0.0)
             waited = start - free.get(plan.engine, 0.0)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Generator, Set
 
 from ...terms.enums import Engine
+from ...timing.causes import Waited
 from ...timing.event import Note
 from ...timing.timeline import Places, Timeline
 from ...timing.uses import NOTHING, Done
 from .cores import ENGINES, Core, Launch, Model
 
-# More instructions than these take too long to time again.
-MOST_INSTRUCTIONS = 200_000
+_NS_PER_US = 1000.0
 
 
 class _Known:
@@ -83,8 +83,16 @@ def _send(run: _Replay, met_ns: float) -> float | None:
 def _replay(core: Core, model: Model, timeline: Timeline, buffered: Set[int]) -> _Replay:
     """Yields when the core comes to a meeting, and is sent when the last core does."""
     left: dict[int, _Left] = {}
-    for note in core.notes:
+    last_done = core.last_done(model)
+    met_ns = 0.0  # when the engines met last, because of a loop, in the launch as it was
+    for position, note in enumerate(core.notes):
         number, plan, _, span, *_ = note
+        if span.cause.waited is Waited.loop:
+            table_ns = model.generation.timing.activation_table_ns if number in core.table_loads else 0.0
+            done_ns = model.finish_ns(core.at(last_done[position - 1])) if position else 0.0
+            if span.start_ns - table_ns > max(met_ns, done_ns):
+                met_ns = span.start_ns - table_ns
+                timeline.drain((met_ns - done_ns) / _NS_PER_US)
         own = left[number] = _Left()
         reads, writes = _places(note, left, own, buffered)
         if plan.work is not None:

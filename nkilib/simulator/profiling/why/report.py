@@ -26,7 +26,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     engines.meetings,
 )
 _MOST_LINES = 5
-_CAUSES = (Waited.data, Waited.reuse, Waited.meeting)
+_CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Report:
         whole = sum(self.path_us.values())
         if not whole:
             return []
-        said = [f"{'critical path':<52} {'us':>10} {'share':>8}"]
+        of_the_end = "" if self.links[0].start_ns == 0.0 else f", last {whole:,.1f} us"
+        said = [f"{'critical path' + of_the_end:<52} {'us':>10} {'share':>8}"]
         said += [f"{what:<52} {spent:>10,.1f} {spent / whole:>8.1%}" for what, spent in self.path_us.items()]
         said += ["", f"{'critical path by line':<52} {'us':>10} {'share':>8}"]
         said += [

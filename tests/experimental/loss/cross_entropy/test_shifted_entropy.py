@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.cross_entropy.host.bounds import UNIT, error_over_bound
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, extended_forward_reference
+from nkilib.experimental.loss.profiling import profile_launch
 
 from .extended_checks import Array, Launch, Upstream, check_backward, forward
 from .loss_inputs import BF16, FP32, confident_batch, normal_batch
@@ -114,6 +116,36 @@ def test_any_shape(positions: int, vocabulary: int, rows: int, data: st.DataObje
     logits, targets = normal_batch(positions, vocabulary, seed=positions + vocabulary)
     launch = Launch(dtype, cores, rows, chunk_size)
     check_scores(logits.astype(dtype), with_ignored(targets), ExtendedLoss(), launch, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("positions", "vocabulary", "dtype", "is_shifted"),
+    [(4096, 129280, BF16, True), (512, 32768, BF16, False), (4096, 129280, FP32, False)],
+)
+def test_by_default_long_rows_of_bfloat16_take_the_shift(
+    positions: int, vocabulary: int, dtype: Any, is_shifted: bool
+) -> None:
+    """A launch of nothing but rows that are computed anew takes at most 2.3 times that of the exact form."""
+    launch = positions, vocabulary, dtype.name, "forward"
+    tiling = choose_tiling(*launch, extended=True)
+    found = profile_launch(*launch, tiling, extended=True, **SCORES)
+    assert bool(found.trips) == is_shifted
+    if is_shifted:
+        exact = profile_launch(*launch, tiling, extended=True, **SCORES, exact_maximum=True)
+        assert found.with_all_trips is not None
+        assert found.with_all_trips.time_us <= 2.3 * exact.time_us
+
+
+def test_scores_of_a_long_vocabulary_are_within_their_goals() -> None:
+    """Beside the plain forward with the exact maximum, modelled: a fused sum, and no maximum."""
+    launch = 4096, 129280, "bfloat16", "forward"
+    plain = profile_launch(*launch, Tiling(128, 25856), exact_maximum=True)
+    tiling = choose_tiling(*launch, extended=True)
+    times = [
+        profile_launch(*launch, tiling, extended=True, **SCORES, exact_maximum=exact).time_us / plain.time_us
+        for exact in (True, False)
+    ]
+    assert times[0] <= 2.4 and times[1] <= 1.35
 
 
 @pytest.mark.parametrize("wrong", ["zero", "flipped", "moved"])

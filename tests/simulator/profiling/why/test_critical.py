@@ -11,16 +11,10 @@ from nkilib.experimental.loss import Tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
-from nkilib.simulator.profiling.why.cores import Core, Launch, Model
+from nkilib.simulator.profiling.why import cores
 from nkilib.simulator.profiling.why.critical import Kind, critical_path
 from nkilib.simulator.profiling.why.replay import replayed_ns
-from nkilib.simulator.target.limits import generation
 from tests.simulator.profiling.why import faulty
-
-
-def launch_of(found: Profile) -> Launch:
-    cores = [Core(*core) for core in found.recorded._cores]
-    return Launch(cores, Model(generation(found.generation), found.parameters))
 
 
 def exchange(x: Any) -> None:
@@ -38,6 +32,22 @@ def gathering(x: Any) -> None:
     nisa.iota(rows, [[1, 1]], channel_multiplier=2)
     for _ in range(3):
         nisa.dma_copy(some, x.ap([[faulty.WIDE, 128], [1, 512]], vector_offset=rows))
+
+
+def device_loop(x: Any) -> None:
+    """All engines meet at each iteration of a loop of the device."""
+    loaded, scaled = faulty.tile(512), faulty.tile(512)
+
+    def body(i: Any) -> None:
+        nisa.dma_copy(loaded, x[nl.ds(i * 128, 128), 0:512])
+        nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+        nisa.activation(scaled, nl.exp, scaled)
+
+    nl.fori_loop(0, 4, body)
+    nisa.dma_copy(x[0:128, 0:512], scaled)
+
+
+DRAINED = {"loops_drain": True, "iterations_drain": True, "loop_entry_us": 3.0, "loop_iteration_us": 1.0}
 
 
 def of_a_kernel(kernel: Any, cores: int = 1, **assumptions: Any) -> Profile:
@@ -58,6 +68,8 @@ PROFILES = {
     "exchange": lambda: of_a_kernel(exchange, 2),
     "gathers": lambda: of_a_kernel(gathering),
     "one queue": lambda: of_a_kernel(faulty.one_buffer, queues_by_direction=False, trigger_us=0.85),
+    "device loop": lambda: of_a_kernel(device_loop, **DRAINED),
+    "device loop without a cost": lambda: of_a_kernel(device_loop, loops_drain=False, iterations_drain=False),
     "barriers": lambda: of_a_kernel(faulty.barriers, 2),
 }
 
@@ -65,7 +77,7 @@ PROFILES = {
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_path_is_the_whole_time_without_a_gap(name: str) -> None:
     found = PROFILES[name]()
-    links = critical_path(launch_of(found))
+    links = critical_path(found.recorded.launch)
     assert links[0].start_ns == 0.0
     assert links[-1].end_ns / 1000 == pytest.approx(found.time_us, rel=1e-12)
     for before, after in itertools.pairwise(links):
@@ -78,14 +90,19 @@ def test_the_path_is_the_whole_time_without_a_gap(name: str) -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_causes_give_the_same_time_again(name: str) -> None:
     found = PROFILES[name]()
-    assert replayed_ns(launch_of(found)) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+    assert replayed_ns(found.recorded.launch) / 1000 == pytest.approx(found.time_us, rel=1e-12)
 
 
 def test_the_path_goes_through_the_core_that_comes_last() -> None:
     """Core 0 waits for core 1, whose four instructions are on the path."""
-    links = critical_path(launch_of(PROFILES["exchange"]()))
+    links = critical_path(PROFILES["exchange"]().recorded.launch)
     assert sum(link.kind is Kind.work and link.core == 1 for link in links) >= 4
     assert [link.core for link in links if link.kind is Kind.work][:4] == [1, 1, 1, 1]
+
+
+def test_loops_at_which_all_engines_meet_are_on_the_path() -> None:
+    path = PROFILES["device loop"]().critical_path_us
+    assert path["loops of the device"] >= 3.0 + 3 * 1.0
 
 
 def test_a_path_by_hand() -> None:
@@ -113,4 +130,16 @@ def test_the_path_is_that_of_the_target() -> None:
     with using(target="trn3"):
         found = of_a_kernel(faulty.two_functions)
     assert found.generation == "trn3"
-    assert replayed_ns(launch_of(found)) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+    assert replayed_ns(found.recorded.launch) / 1000 == pytest.approx(found.time_us, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["forward", "exchange", "barriers", "device loop"])
+def test_of_a_long_launch_the_end_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = critical_path(PROFILES[name]().recorded.launch)
+    found = PROFILES[name]()
+    most = max(len(core.notes) for core in found.recorded.launch.cores) // 2
+    monkeypatch.setattr(cores, "MOST_ANALYSED", most)
+    links = critical_path(found.recorded.launch)
+    assert 0 < len(links) < len(whole)
+    assert links == whole[-len(links) :]
+    assert f"critical path, last {sum(found.critical_path_us.values()):,.1f} us" in str(found)

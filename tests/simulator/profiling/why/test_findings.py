@@ -99,7 +99,7 @@ def test_the_table_has_path_waits_and_findings() -> None:
     table = str(found)
     assert re.search(r"^critical path +us +share$", table, re.MULTILINE)
     assert re.search(rf"^{line('in_turns|tensor_scalar')} tensor_scalar +[\d.]+ +[\d.]+%$", table, re.MULTILINE)
-    assert re.search(r"^vector +59\.5 +0\.0 +0\.0$", table, re.MULTILINE)
+    assert re.search(r"^vector +59\.5 +0\.0 +0\.0 +0\.0$", table, re.MULTILINE)
     assert all(f"\n- {finding}" in table for finding in found.why)
 
 

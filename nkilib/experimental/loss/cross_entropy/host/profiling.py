@@ -12,6 +12,7 @@ from nkilib.experimental.loss.cross_entropy import (
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import CORES, Tiling
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator.profiling.trips import AskedTrips
 from nkilib.simulator.terms.dtypes import as_dtype
 
 
@@ -26,6 +27,7 @@ def profile_launch(
     cores: int = CORES,
     parameters: ModelParameters | None = None,
     extended: bool = False,
+    trips: AskedTrips | None = None,
     **options: Any,
 ) -> Profile:
     """The profile of a kernel on logits [N, V]; modelled, not measured.
@@ -45,6 +47,8 @@ def profile_launch(
         cores: of the launch.
         parameters: what the model assumes where nothing is published.
         extended: of an extended kernel; ``options`` may hold shapes for its further arrays.
+        trips: of the forward's loop over positions that are computed anew, as ``profile`` takes them: ``"none"``,
+            ``"all"`` or a number; None gives the profile with none, which has that with all as ``with_all_trips``.
         options: further keyword arguments of the kernel.
 
     Raises:
@@ -59,4 +63,12 @@ def profile_launch(
         of_positions = spec((num_positions,), "float32")
         arrays += [of_positions, of_positions] if extended else [of_positions]
     with using(target=target):
-        return profile(kernel[cores], *arrays, parameters=parameters, dtype=tile_dtype, **tiling._asdict(), **options)
+        return profile(
+            kernel[cores],
+            *arrays,
+            parameters=parameters,
+            trips=trips,
+            dtype=tile_dtype,
+            **tiling._asdict(),
+            **options,
+        )

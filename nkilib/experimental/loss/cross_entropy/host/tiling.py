@@ -21,6 +21,7 @@ from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS
+from nkilib.core.rows.stream import num_chunks
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.maximum import shift_pays
 from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN
@@ -46,9 +47,11 @@ _ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
 # Logs and results of a group of batches.
 _GROUP = 3500.0
 # The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself.
-_SHIFTED_GROUP, _SHIFT = 12000.0, 700.0
-# Under a shift, stores of single elements delay loads, unless three are under way.
-_SHIFTED_WITH_FEW_BUFFERS = 1.03
+_SHIFTED_GROUP, _SHIFT = 6000.0, 700.0
+# Stores of single elements delay loads, unless two are under way.
+_SHIFTED_WITH_TWO_BUFFERS = 1.1
+# Rows that are computed anew wait for long loads: of tilings that are nearly alike, the one of smaller chunks.
+_SHARE_AGAIN = 0.03
 # Of two tilings that are nearly alike, the one of fewer chunks is faster.
 _CHUNK = 20.0
 # Where the results of the last group but one are taken beside a single chunk, or beside more than two.
@@ -337,24 +340,23 @@ def _takes_shift(launch: _Launch) -> bool:
 
 
 def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """As with the maximum, which only the first chunk of a row has; on Scalar all chunks follow each other."""
-    vector = (max(_LEAST, launch.chunk) + _ISSUE) * machine.vector_ns + _SHIFT
-    scalar, scalar_last = (
-        (max(_LEAST, elements / launch.per_cycle) + _READ_SUM + _ISSUE) * machine.scalar_ns
-        for elements in (launch.chunk, launch.last)
-    )
+    """As with the maximum, which only the first chunk of a row has, half as long as others: on Scalar all chunks follow
+    each other."""
+    vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
+    first = div_ceil(launch.chunk, 2)
+    chunks = num_chunks(vocab_size, first, launch.chunk)
+    vector = (max(_LEAST, first) + _ISSUE) * machine.vector_ns + _SHIFT
+    scalar = (vocab_size / launch.per_cycle + chunks * (_READ_SUM + _ISSUE)) * machine.scalar_ns
     latency = _DMA_FIXED + _DMA_TO_CONSUMER
-    loads = max(launch.all_loads, _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
-    streams = max(
-        latency + launch.load + vector + launch.total(scalar, scalar_last),
-        latency + loads + scalar_last,
-    )
-    turn = latency + launch.load + scalar + 2 * _SYNC
-    turns = div_ceil(launch.loads, launch.buffers) * turn + vector
-    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // launch.chunks))
+    loads = max(launch.all_loads, _DMA_TRIGGER * launch.batches * chunks)
+    streams = max(latency + launch.load / 2 + vector + launch.batches * scalar, latency + loads)
+    turn = latency + launch.load + scalar / chunks + 2 * _SYNC
+    turns = div_ceil(launch.batches * chunks, launch.buffers) * turn + vector
+    few = _SHIFTED_WITH_TWO_BUFFERS if launch.buffers < min(3, launch.loads) else 1.0
+    again = _SHARE_AGAIN * launch.batches * launch.load
+    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // chunks))
     groups = div_ceil(launch.batches - 1, most) + 1
-    few = _SHIFTED_WITH_FEW_BUFFERS if launch.buffers < min(MAX_CHUNK_BUFFERS, launch.loads) else 1.0
-    return max(streams, turns) * few + groups * _SHIFTED_GROUP + launch.chunks * _CHUNK
+    return max(streams, turns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again
 
 
 def _beside_groups(launch: _Launch) -> float:

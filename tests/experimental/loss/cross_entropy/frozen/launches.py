@@ -179,7 +179,7 @@ def _launch(
     arrays = [spec((positions, vocabulary), dtype), targets]
     if direction == "backward":
         arrays += [shapes["[N]"], shapes["[N]"]] if extended else [shapes["[N]"]]
-    return profile(KERNELS[direction, extended][2], *arrays, dtype=dtype, **tiling, **given).time_us
+    return profile(KERNELS[direction, extended][2], *arrays, trips="none", dtype=dtype, **tiling, **given).time_us
 
 
 def frozen_launches() -> list[tuple[Launch, float]]:

@@ -1,7 +1,8 @@
 """How close the kernels are modelled to come to what trn2 allows: modelled, not measured.
 
 The bound is worked out here from the rates of a core, with no regard to what the kernels do: 16 DMA engines of 23 GB/s,
-128 lanes, Scalar at 1.2 GHz for one exponential an element, and in the forward Vector at 0.96 GHz for one maximum.
+128 lanes, Scalar at 1.2 GHz for one exponential an element, and in the forward Vector at 0.96 GHz for one maximum where
+the exact one is asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.experimental.loss import Tiling
+from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
 from nkilib.simulator import ModelParameters, Profile
 
@@ -35,10 +36,17 @@ def _tiling(vocabulary: int, dtype: Any) -> Tiling:
 
 
 def _profile(
-    direction: str, vocabulary: int, dtype: Any, parameters: ModelParameters | None = None, positions: int = POSITIONS
+    direction: str,
+    vocabulary: int,
+    dtype: Any,
+    parameters: ModelParameters | None = None,
+    positions: int = POSITIONS,
+    **options: Any,
 ) -> Profile:
     tiling = _tiling(vocabulary, dtype)
-    return profile_launch(positions, vocabulary, dtype, direction, tiling, parameters=parameters)
+    return profile_launch(
+        positions, vocabulary, dtype, direction, tiling, parameters=parameters, trips="none", **options
+    )
 
 
 def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float) -> float:
@@ -51,9 +59,26 @@ def _bound_us(vocabulary: int, dtype: Any, passes: int, maxima_per_cycle: float)
 @pytest.mark.parametrize("halves", [False, True], ids=["max N", "bf16 max N/2"])
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
 def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, halves: bool) -> None:
-    found = _profile("forward", vocabulary, dtype, ModelParameters(halves_bf16_max=halves))
+    parameters = ModelParameters(halves_bf16_max=halves)
+    found = _profile("forward", vocabulary, dtype, parameters, exact_maximum=True)
     bound = _bound_us(vocabulary, dtype, 1, 2.0 if halves and dtype == BF16 else 1.0)
     assert bound < found.time_us <= 1.10 * bound
+
+
+@pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.10), (129280, 1.06), (202408, 1.06)])
+def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(vocabulary: int, most: float) -> None:
+    """Of Scalar and DMA; and at most 2.3 times as slow as with it, when every position has to be computed anew."""
+    launch = POSITIONS, vocabulary, BF16, "forward"
+    chosen = choose_tiling(*launch)
+    found = profile_launch(*launch, chosen, exact_maximum=False)
+    exact = min(
+        profile_launch(*launch, tiling, exact_maximum=True).time_us for tiling in (chosen, _tiling(vocabulary, BF16))
+    )
+    assert _bound_us(vocabulary, BF16, 1, 0.0) < found.time_us <= most * _bound_us(vocabulary, BF16, 1, 0.0)
+    assert found.time_us <= 0.85 * exact
+    assert found.with_all_trips is not None
+    assert sum(found.with_all_trips.trips.values()) == POSITIONS // CORES // 128
+    assert found.time_us < found.with_all_trips.time_us <= 2.3 * exact
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), CASES)
@@ -67,21 +92,25 @@ def test_backward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any) ->
 def test_one_queue_for_loads_and_stores_is_enough(dtype: Any) -> None:
     """The compiler chooses the queues: the order of issue alone has to keep the engines busy."""
     parameters = ModelParameters(queues_by_direction=False)
-    assert _profile("forward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
+    exact = _profile("forward", 32128, dtype, parameters, exact_maximum=True)
+    assert exact.time_us <= 1.10 * _bound_us(32128, dtype, 1, 1.0)
+    assert _profile("forward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 1, 0.0)
     assert _profile("backward", 32128, dtype, parameters).time_us <= 1.10 * _bound_us(32128, dtype, 2, 0.0)
 
 
-def test_logs_are_rare() -> None:
+@pytest.mark.parametrize(("exact_maximum", "halves", "others"), [(True, 0, 2 + 2), (False, 1, 2)])
+def test_logs_are_rare(exact_maximum: bool, halves: int, others: int) -> None:
     """For 16 batches a core takes two logs, not 16: each loads two activation tables, while exponentials wait.
 
-    What remains of the activations beside one a chunk are these logs, and as many exponentials of weights.
+    What remains of the activations beside one a chunk are these logs, and with the exact maximum as many exponentials
+    of weights. Without it the first and the last chunk of a row are halves.
     """
-    chunks = POSITIONS // 128 * ceil(32128 / _tiling(32128, BF16).chunk_size)
-    activations = _profile("forward", 32128, BF16).instruction_counts["activation"]
-    assert activations - chunks == CORES * (2 + 2)
+    chunks = POSITIONS // 128 * (halves + ceil(32128 / _tiling(32128, BF16).chunk_size))
+    found = _profile("forward", 32128, BF16, exact_maximum=exact_maximum)
+    assert found.instruction_counts["activation"] - chunks == CORES * others
 
 
-@pytest.mark.parametrize(("direction", "passes", "maxima"), [("forward", 1, 1.0), ("backward", 2, 0.0)])
+@pytest.mark.parametrize(("direction", "passes", "maxima"), [("forward", 1, 0.0), ("backward", 2, 0.0)])
 def test_a_batch_streams_while_the_one_before_is_finished(direction: str, passes: int, maxima: float) -> None:
     """What a further batch adds is hardly more than the bound: no engine drains between batches."""
     fewer, more = (_profile(direction, 32128, BF16, positions=count).time_us for count in (2048, 4096))

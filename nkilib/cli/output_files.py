@@ -1,0 +1,43 @@
+"""The files that a command shall write: refused before the run, which may take a while, if they can not be written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def output_file(text: str) -> str:
+    """The name of a file of the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: if it cannot be written.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"must name a file, got the directory {text!r}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} can not be written")
+    return text
+
+
+def picture_file(text: str) -> str:
+    """The same of a file whose suffix names the format of a picture, as matplotlib writes it."""
+    output_file(text)
+    formats = picture_formats()
+    suffix = Path(text).suffix[1:]
+    if formats and suffix.lower() not in formats:
+        got = repr(suffix) if suffix else "none"
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(formats)}, got {got} in {text!r}")
+    return text
+
+
+def picture_formats() -> list[str]:
+    """By suffix; none without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return []
+    return sorted(FigureCanvasAgg.get_supported_filetypes())

@@ -1,0 +1,57 @@
+"""How a command line ends that is interrupted, or whose reader is gone: in one line or none, without a traceback."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# What shells say of a process that a signal ends: 128 and its number, that of SIGINT and of SIGPIPE.
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+
+
+@contextmanager
+def ending_quietly(program: str, where: Callable[[BaseException], str] | None = None) -> Iterator[None]:
+    """End the process with :data:`INTERRUPTED` after Ctrl-C, with :data:`CLOSED_PIPE` where nobody reads its output.
+
+    Args:
+        program: what the line of an interruption begins with.
+        where: tells of an interruption where it came, empty if that says nothing.
+
+    Raises:
+        SystemExit: in these cases.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()  # here, and not when the interpreter ends, which cannot say it well
+    except KeyboardInterrupt as interruption:
+        place = where(interruption) if where else ""
+        print(f"{program}: interrupted{f' at {place}' if place else ''}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        raise SystemExit(CLOSED_PIPE) from None
+
+
+def _reader_is_gone() -> bool:
+    """Whether the standard output is what is broken, and not a connection of a script."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()  # where the output has no buffer, the flush has nothing to do
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # it is no file
+        return False
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

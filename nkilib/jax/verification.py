@@ -1,0 +1,54 @@
+"""What ``python -m nkilib verify`` runs through JAX, whose results are numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, PartitionSpec
+
+from nkilib.jax import cross_entropy
+
+Results = dict[str, npt.NDArray[Any]]
+_PLATFORM: Final = "neuron"
+_AXIS: Final = "positions"
+
+
+class AbsentError(Exception):
+    """What a call needs is not on this machine; the message is a clause that says what."""
+
+
+def jitted(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
+    """Mean loss and gradient under ``jax.jit``."""
+    _check(is_device)
+    return _loss_and_gradient(cross_entropy, logits, targets)
+
+
+def sharded(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
+    """The same under ``jax.shard_map``, over the positions of one device."""
+    _check(is_device)
+    mesh = Mesh(np.array(jax.devices()[:1]), (_AXIS,))
+    make_spec: Any = PartitionSpec  # has no types
+    spec = make_spec(_AXIS)
+
+    def loss_of(scores: Any, classes: Any) -> Any:
+        def of_shard(shard: Any, own: Any) -> Any:
+            return cross_entropy(shard, own, reduction="none")
+
+        losses = jax.shard_map(of_shard, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)
+        return losses(scores, classes).mean()
+
+    return _loss_and_gradient(loss_of, logits, targets)
+
+
+def _loss_and_gradient(loss_of: Callable[..., Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
+    loss, gradient = jax.jit(jax.value_and_grad(loss_of))(logits, targets)
+    return {"loss": np.array(loss), "gradient": np.array(gradient)}
+
+
+def _check(is_device: bool) -> None:
+    if is_device and jax.default_backend() != _PLATFORM:
+        raise AbsentError(f"JAX works on {jax.default_backend()}, not on {_PLATFORM}: no JAX NeuronX is installed")

@@ -1,0 +1,114 @@
+"""What is certain of the lives of on-chip tensors while the kernel still runs: too much of it can never fit.
+
+A tensor that an instruction has just touched, and that an earlier one had touched before, has held data all the time in
+between, whatever the rest of the kernel does. Lives only grow, so tensors that certainly overlap at one moment do so at
+the end. Where they take more than a region has, bytes times quarters of the partitions, there are no places for them,
+and the check at the end would refuse the kernel. It refuses more: kernels whose tensors leave gaps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from .lives import LiveRange
+
+
+class _Span(NamedTuple):
+    """From the instruction after ``before`` to ``last`` a tensor takes ``area``."""
+
+    last: int
+    before: int
+    area: int
+
+
+class CertainUse:
+    """How much of a region tensors certainly take, at each moment so far.
+
+    The tensors that are touched are gathered in a window, in which each counts once. While what was taken before it and
+    all of the window fit together, nothing has to be found out. When they do not, the spans of the window are added to
+    the moments so far, and a new window begins.
+
+    A moment is the end of a span: spans that overlap do so where the first of them ends. What comes later adds to all
+    moments after a tensor's last touch, up to now. So a moment matters no more as soon as a later one takes as much,
+    and of those that are left, the first takes most.
+
+    Args:
+        room: what there is, in bytes times quarters of the partitions.
+
+    Attributes:
+        window: the number of the window, from 1, which its tensors carry.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.window = 1
+        self._room = room
+        self._most = 0  # that is taken at one time, without the window
+        self._bound = 0  # with all of the window at once
+        self._lives: list[LiveRange] = []  # of the window
+        self._ended: list[_Span] = []  # of its tensors that were overwritten
+        self._moments: list[int] = []
+        self._falls: list[int] = []  # by how much the next moment takes less; of the last one: what it takes
+
+    def touch(self, life: LiveRange, number: int) -> bool:
+        """Instruction ``number`` touches a tensor that is not in the window; returns whether all still fit."""
+        life.touch(number)
+        return self._enter(life)
+
+    def restart(self, life: LiveRange, number: int) -> bool:
+        """Instruction ``number`` overwrites a whole tensor; returns whether all still fit."""
+        is_inside, is_counted = life.window == self.window, life.last == number
+        if is_inside:
+            self._ended.append(_span(life))
+        life.restart(number)
+        life.counted = number if is_counted else number - 1
+        return is_inside or self._enter(life)
+
+    @property
+    def moment(self) -> int:
+        """The number of the instruction at which most is taken, as found out last."""
+        return self._moments[0]
+
+    def _enter(self, life: LiveRange) -> bool:
+        life.window = self.window
+        self._lives.append(life)
+        self._bound += life.area
+        if self._bound > self._room:
+            self._close()
+        return self._most <= self._room
+
+    def _close(self) -> None:
+        """Add the spans of the window to what was taken before, and begin another one."""
+        for span in sorted([*self._ended, *map(_span, self._lives)]):
+            self._add(*span)
+        for life in self._lives:
+            life.counted = life.last
+        self._lives, self._ended = [], []
+        self._bound = self._most
+        self.window += 1
+
+    def _add(self, last: int, before: int, area: int) -> None:
+        moments, falls = self._moments, self._falls
+        if not moments or moments[-1] != last:
+            moments.append(last)
+            falls.append(0)
+        falls[-1] += area
+        first = bisect_right(moments, before)
+        if first == 0:
+            self._most += area
+            return
+        fall, kept = falls[first - 1] - area, first
+        while kept and fall <= 0:  # what comes first takes no more than what comes next
+            kept -= 1
+            if kept:
+                fall += falls[kept - 1]
+            else:
+                self._most -= fall
+        del moments[kept:first], falls[kept:first]
+        if kept:
+            falls[kept - 1] = fall
+
+
+def _span(life: LiveRange) -> _Span:
+    """What was not counted yet of the life of a tensor."""
+    return _Span(life.last, max(life.counted, life.first - 1), life.area)

@@ -1,0 +1,88 @@
+"""A bound for kernels that do not state their work, counted from what they did. Modelled, not measured.
+
+It holds for whatever runs the same instructions on the same data: what comes in and goes out crosses HBM once, at the
+rate of all DMA engines; and an instruction that one engine alone can run takes its cycles there, as if its elements
+filled all partitions, or all rows and columns of the Tensor engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from ..target.generation import Generation
+from ..target.limits import PARTITIONS
+from ..timing.collect import Collection
+from ..timing.parts import Part
+from ..timing.plans import Plan
+from ..timing.uses import HbmUses
+from .why.cores import ENGINES
+
+_NS_PER_US = 1000.0
+
+
+def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
+    """The least time that each engine needs for what a launch did, all of it spread evenly over the cores."""
+    timing, cores = generation.timing, len(collection.traces)
+    bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
+    for name, cycles in _cycles(collection).items():
+        bounds[name] = cycles / (cores * timing.clock_ghz[ENGINES[name]])
+    return {name: nanoseconds / _NS_PER_US for name, nanoseconds in bounds.items() if nanoseconds}
+
+
+def _crossing_bytes(collection: Collection) -> int:
+    """Bytes that came from the caller, and bytes that go back to it, each counted once."""
+    brought: dict[int, _Crossing] = {}
+    written: dict[int, _Crossing] = {}
+    for trace in collection.traces:
+        for number, known in trace.in_hbm.items():
+            uses = known.uses
+            assert isinstance(uses, HbmUses)
+            if number in collection.given:
+                brought.setdefault(number, _Crossing(known.nbytes)).add(uses.brought_in(), uses.gathered_bytes)
+            if number in collection.given | collection.returned:
+                written.setdefault(number, _Crossing(known.nbytes)).add(uses.written(), uses.scattered_bytes)
+    return sum(crossing.nbytes for crossing in (*brought.values(), *written.values()))
+
+
+class _Crossing:
+    """What crosses HBM of a tensor in one direction, at most all of it. The cores may move the same parts."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: set[Part] = set()
+        self._chosen = 0
+
+    def add(self, parts: set[Part], chosen: int) -> None:
+        """What a core moves: parts, and bytes that an index chooses, which are taken to differ."""
+        self._parts |= parts
+        self._chosen += chosen
+
+    @property
+    def nbytes(self) -> int:
+        return min(self._most, self._chosen + sum(part.nbytes for part in self._parts))
+
+
+def _cycles(collection: Collection) -> dict[str, float]:
+    """By engine, the cycles of what no other engine can run."""
+    plans: dict[int, Plan] = {}
+    counts: Counter[int] = Counter()
+    for trace in collection.traces:
+        for note in trace.settled.notes:
+            plan = note[1]
+            plans[id(plan)] = plan
+            counts[id(plan)] += 1
+    cycles: dict[str, float] = {}
+    for key, plan in plans.items():
+        if plan.cycles and not plan.others:
+            cycles[plan.engine] = cycles.get(plan.engine, 0.0) + counts[key] * plan.cycles * _filled(plan)
+    return cycles
+
+
+def _filled(plan: Plan) -> float:
+    """The share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
+    stationary = plan.operands.get("stationary")
+    if stationary is not None:
+        rows, *columns = stationary[0]
+        return min(1.0, rows / PARTITIONS) * min(1.0, prod(columns) / PARTITIONS)
+    return min(1.0, max((shape[0] for shape, _ in plan.operands.values() if shape), default=1) / PARTITIONS)

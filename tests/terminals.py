@@ -1,0 +1,90 @@
+"""Run Python with a terminal, or a pipe that nobody reads, at its other end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fresh_python import CHECKOUT
+
+_READ = 4096
+_MOST_S = 60
+
+
+class Ended(NamedTuple):
+    """How a process ended.
+
+    Attributes:
+        code: its exit code.
+        output: what it wrote to its output, a pipe.
+        shown: what it wrote to the error stream.
+    """
+
+    code: int
+    output: str
+    shown: str
+
+
+def run_on_terminal(*arguments: str, directory: Path) -> Ended:
+    """Python, whose error stream is a terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        with _python(*arguments, directory=directory, errors=theirs) as process:
+            os.close(theirs)
+            shown = bytearray()
+            while piece := _read(ours):
+                shown += piece
+            output, _ = process.communicate(timeout=_MOST_S)
+    finally:
+        os.close(ours)
+    return Ended(process.returncode, output, shown.decode())
+
+
+def run_interrupted(*arguments: str, directory: Path) -> Ended:
+    """Python, with a Ctrl-C after the first line of its output."""
+    with _python(*arguments, directory=directory) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        try:
+            rest, shown = process.communicate(timeout=_MOST_S)
+        finally:
+            process.kill()  # one that goes on would be waited for
+    return Ended(process.returncode, first + rest, shown)
+
+
+def run_unread(*arguments: str, directory: Path) -> Ended:
+    """Python, whose output nobody reads."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with _python(*arguments, directory=directory, output=theirs) as process:
+        os.close(theirs)
+        _, shown = process.communicate(timeout=_MOST_S)
+    return Ended(process.returncode, "", shown)
+
+
+def _python(
+    *arguments: str, directory: Path, output: int = subprocess.PIPE, errors: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env={**environment, "PYTHONPATH": str(CHECKOUT), "NKILIB_BACKEND": "auto"},
+        stdout=output,
+        stderr=errors,
+        text=True,
+    )
+
+
+def _read(terminal: int) -> bytes:
+    """What comes next, empty at the end, which a terminal reports as an error."""
+    try:
+        return os.read(terminal, _READ)
+    except OSError:
+        return b""
