@@ -229,16 +229,19 @@ def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -
     return entropies_sbuf
 
 
-def raise_negligible(chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float) -> None:
+def raise_negligible(
+    chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float, is_shared: bool = False
+) -> None:
     """Raise elements of a chunk with exp(scale * (x - m)) = 0, where they stand, so that none is -inf.
 
-    A chunk of -inf alone stays as it is. Vector and GpSimd take a half each: of bfloat16 Vector takes four elements a
-    cycle, but has more to do; GpSimd is modelled to take two cycles an element, and is done before Vector is.
+    A chunk of -inf alone stays as it is.
 
     Args:
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or anything that is not far below it, float32 [rows, 1].
         scale: positive.
+        is_shared: GpSimd takes a half, for where Vector has another chunk to work on meanwhile: of bfloat16 Vector
+            takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
     """
     lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
@@ -250,7 +253,7 @@ def raise_negligible(chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale
         operand1=_RAISED_MOST / scale,
     )
     columns = chunk_sbuf.shape[1]
-    half = columns // 2
+    half = columns // 2 if is_shared else 0
     if half > 0:
         second_sbuf = chunk_sbuf[:, columns - half : columns]
         nisa.tensor_tensor(

@@ -151,7 +151,7 @@ class _ShiftedForward:
             sample_sbuf = chunk_sbuf[:, 0:columns]
             statistics.take_shift(sample_sbuf, group.targets.logits_sbuf[:, batch : batch + 1], batch)
         if group.entropy is not None:
-            raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale)
+            raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale, is_shared=True)
 
     def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
         """The sums of one chunk."""
