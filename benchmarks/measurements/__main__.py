@@ -20,6 +20,7 @@ from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel, measurements
 from examples._display import make_console, plain_table
 from nkilib.nki import NOT_SIMULATED, SIMULATED
+from nkilib.simulator import AS_ISSUED
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -29,7 +30,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--half", choices=(FIT, CHECK), help="the rows of one half only")
     parser.add_argument("--row", default="", metavar="TEXT", help='only rows whose "source|row" contains the text')
     parser.add_argument("--page", action="store_true", help="record the figures and rewrite docs/measurements.md")
-    parser.add_argument("--record-before", action="store_true", help="record the figures as those of the older model")
+    parser.add_argument("--before", action="store_true", help="with the model as it was before it was fitted")
     return parser.parse_args(arguments)
 
 
@@ -41,16 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(NOT_SIMULATED)
         return 2
     wanted = [row for row in measurements() if options.half in (None, row.half) and options.row in row.name]
+    name = BEFORE if options.before else NOW
     with _sources(options.sources) as sources:
-        found, missing = _model(console, wanted, Model(sources).figure)
+        model = Model(sources, AS_ISSUED, with_launches=False) if options.before else Model(sources)
+        found, missing = _model(console, wanted, model.figure, recorded(name))
     for half in (FIT, CHECK):
         _show(console, half, found)
     _show_missing(console, missing)
-    modelled = [each for each in found if each.measurement.name not in missing]
-    if options.record_before:
-        record(BEFORE, modelled)
     if options.page:
-        record(NOW, modelled)
+        record(name, [each for each in found if each.measurement.name not in missing])
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
@@ -65,10 +65,10 @@ def _sources(directory: Path | None) -> Iterator[Sources | None]:
 
 
 def _model(
-    console: Console, rows: Sequence[Measurement], figure: Callable[[Measurement], float]
+    console: Console, rows: Sequence[Measurement], figure: Callable[[Measurement], float], earlier: Sequence[Found]
 ) -> tuple[list[Found], dict[str, str]]:
-    """The rows with the model's figures, or with the recorded ones, and why these were not modelled, by name."""
-    known = {each.measurement.name: each for each in recorded(NOW)}
+    """The rows with the model's figures, or with earlier ones, and why these were not modelled, by name."""
+    known = {each.measurement.name: each for each in earlier}
     found, missing = [], {}
     for row in rows:
         if console.is_terminal:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .kernel_values import arguments_of
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
 
 if TYPE_CHECKING:
@@ -40,11 +41,21 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="C",
         help=f"to try (default: V in 1 to {_MOST_EQUAL_CHUNKS} equal chunks)",
     )
-    command.set_defaults(run=main)
+    command.add_argument("--extended", action="store_true", help="the extended kernel")
+    command.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the extended kernel: a tensor as f32[129280], or JSON; repeatable",
+    )
+    command.set_defaults(run=main, refuse=command.error)
 
 
 def main(options: argparse.Namespace) -> int:
     """Print the tilings; returns 0, or 1 if the kernel takes none of them."""
+    if options.arg and not options.extended:
+        options.refuse("--arg gives the options of the extended kernels: add --extended")
     reason = reason_against_profiles()
     if reason:
         return fail("tune", reason)
@@ -54,17 +65,23 @@ def main(options: argparse.Namespace) -> int:
     from nkilib.simulator.launch.progress import displaying, doing
 
     try:
-        chosen = choose_tiling(*launch_of(options), options.target)
+        arguments = arguments_of(options.arg)
+        chosen = choose_tiling(*launch_of(options), options.target, extended=options.extended)
     except ValueError as error:
         return fail("tune", str(error))
     sizes = options.chunk_size or {div_ceil(options.vocab, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
     tilings = {Tiling(positions, size) for positions in options.positions_per_batch for size in sizes}
     refused: list[str] = []
-    with displaying(), doing("tune"):
-        found = sorted(_profiles(options, sorted({*tilings, chosen}), refused), key=lambda one: one.time_us)
+    try:
+        with displaying(), doing("tune"):
+            profiles = _profiles(options, arguments, sorted({*tilings, chosen}), refused)
+            found = sorted(profiles, key=lambda one: one.time_us)
+    except (TypeError, ValueError) as error:  # of --arg
+        return fail("tune", str(error))
     if not tilings & {one.tiling for one in found}:
         return fail("tune", refused[0])
-    print(f"cross_entropy_{options.direction} on {CORES} cores of {options.target}: modelled, not measured")
+    kernel = f"{'extended_' if options.extended else ''}cross_entropy_{options.direction}"
+    print(f"{kernel} on {CORES} cores of {options.target}: modelled, not measured")
     print(f"{'positions_per_batch':>19} {'chunk_size':>10} {'us':>12} {'times bound':>11}")
     for place, one in enumerate(found):
         if place < _LISTED or one.tiling == chosen:
@@ -75,7 +92,9 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profiles(options: argparse.Namespace, tilings: Sequence[Tiling], refused: list[str]) -> Iterator[Found]:
+def _profiles(
+    options: argparse.Namespace, arguments: dict[str, Any], tilings: Sequence[Tiling], refused: list[str]
+) -> Iterator[Found]:
     """What the kernel takes; the reasons for the others are added to ``refused``."""
     from nkilib.experimental.loss.profiling import profile_launch
     from nkilib.simulator import NkiValidationError
@@ -85,7 +104,14 @@ def _profiles(options: argparse.Namespace, tilings: Sequence[Tiling], refused: l
         which = f"{number} of {len(tilings)} ({tiling.positions_per_batch} x {tiling.chunk_size})"
         try:
             with doing(which):
-                found = profile_launch(*launch_of(options), tiling, target=options.target, trips="none")
+                found = profile_launch(
+                    *launch_of(options),
+                    tiling,
+                    target=options.target,
+                    extended=options.extended,
+                    trips="none",
+                    **arguments,
+                )
         except (AssertionError, NkiValidationError) as error:
             refused.append(str(error))
             continue

@@ -26,9 +26,10 @@ from .terms.errors import (
 )
 from .terms.packed_arrays import packed
 from .terms.spec import Spec, spec
-from .timing.parameters import ModelParameters
+from .timing.parameters import AS_ISSUED, ModelParameters
 
 __all__ = [
+    "AS_ISSUED",
     "BarrierError",
     "CapacityError",
     "IdenticalWritesError",

@@ -20,6 +20,7 @@ from benchmarks.measurements.modelled import Found, Model, goals, recorded, summ
 from benchmarks.measurements.page import BEFORE, NOW, PAGE, rewritten
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Measurement, OwnKernel, PublicKernel, half_of, measurements
+from nkilib.simulator import AS_ISSUED
 
 ROWS = measurements()
 RNG = np.random.default_rng(0)
@@ -127,6 +128,12 @@ def test_the_nearest_centroids(cores: int) -> None:
 def test_the_recorded_figures_are_those_of_the_model(row: Measurement) -> None:
     (found,) = [each for each in recorded(NOW) if each.measurement == row]
     assert Model().figure(row) == pytest.approx(found.modelled, rel=1e-5)
+
+
+@pytest.mark.parametrize("row", QUICK, ids=lambda row: row.name)
+def test_the_older_readings_restore_the_older_figures(row: Measurement) -> None:
+    (found,) = [each for each in recorded(BEFORE) if each.measurement == row]
+    assert Model(parameters=AS_ISSUED, with_launches=False).figure(row) == pytest.approx(found.modelled, rel=1e-6)
 
 
 def test_every_row_is_recorded() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nkilib.cli.main import main
-from nkilib.experimental.loss import choose_tiling, cross_entropy_forward
+from nkilib.experimental.loss import Tiling, choose_tiling, cross_entropy_forward
+from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 
@@ -58,3 +59,44 @@ def test_what_cannot_be_tuned(capsys: pytest.CaptureFixture[str], arguments: tup
     code, lines, errors = command(capsys, "--positions", "100", *arguments)
     assert (code, lines) == (1, [])
     assert errors.startswith("python -m nkilib tune: error: ") and said in errors
+
+
+def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--extended", "--arg", "label_smoothing=0.1", "--arg", "class_weight_hbm=f32[3000]")
+    code, lines, errors = command(capsys, "--positions", "100", "--vocab", "3000", "--chunk-size", "700", *options)
+    assert (code, errors) == (0, "")
+    assert lines[0] == "extended_cross_entropy_forward on 2 cores of trn2: modelled, not measured"
+    found = profile_launch(
+        *(100, 3000, "bfloat16", "forward"),
+        Tiling(128, 700),
+        extended=True,
+        trips="none",
+        label_smoothing=0.1,
+        class_weight_hbm=spec((3000,), nl.float32),
+    )
+    assert f"{found.time_us:,.1f}" in [row[2] for row in rows(lines) if row[1] == "700"]
+    chosen = choose_tiling(100, 3000, "bfloat16", "forward", extended=True)
+    assert [row[:2] for row in rows(lines) if row[-1] == "choose_tiling"] == [[str(size) for size in chosen]]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("softcap=30.0", "did you mean 'logit_softcap'?"),
+        ("label_smoothing=2.0", "label_smoothing must be a number from 0 to 1, got 2.0"),
+        ("label_smoothing", "--arg must be NAME=VALUE"),
+        ("chunk_size=700", "chunk_size"),
+    ],
+)
+def test_options_that_the_extended_kernels_do_not_take(
+    capsys: pytest.CaptureFixture[str], argument: str, said: str
+) -> None:
+    code, lines, errors = command(capsys, "--positions", "64", "--vocab", "3000", "--extended", "--arg", argument)
+    assert (code, lines) == (1, [])
+    assert len(errors.splitlines()) == 1 and said in errors
+
+
+def test_options_of_the_extended_kernels_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(capsys, "--positions", "64", "--vocab", "3000", "--arg", "label_smoothing=0.1")
+    assert "add --extended" in capsys.readouterr().err

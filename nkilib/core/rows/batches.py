@@ -29,6 +29,10 @@ class RowsOfMatrix(Protocol):
 class StoredRows(Protocol):
     """Rows whose results are stored together."""
 
+    @property
+    def start(self) -> int:
+        """The number of their first batch."""
+
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
 

@@ -1,9 +1,9 @@
 """Rows that have to be computed anew: collected on chip while a kernel streams, and gone through at its end.
 
 Which rows these are is known on the device alone. So each flagged row gets a slot, by prefix sums that Tensor
-computes. Slot 128 i + j is row j of trip i; what a row is, its partition and its batch, is moved there by matrix
-products with ones at its row and its trip, and zeros elsewhere. At the end the cores agree on the larger of their
-numbers of rows, and a loop whose trip count is read at run time takes 128 slots a trip: zero trips as a rule. A slot
+computes. Slot 128 i + j is row j of tile i; what a row is, its partition and its batch, is moved there by matrix
+products with ones at its row and its tile, and zeros elsewhere. At the end the cores agree on the larger of their
+numbers of rows, and a loop whose trip count is read at run time takes two tiles a trip: zero trips as a rule. A slot
 without a row reads the first row of its core, and what it would write is out of range, which the DMA engine is told to
 skip.
 
@@ -21,9 +21,11 @@ from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
-# Rows of a trip: one a partition. A power of two, so that slots are cut into trips by their bits.
-ROWS_PER_TRIP = 128
+# Rows of a tile: one a partition. A power of two, so that slots are cut into tiles by their bits.
+ROWS_OF_TILE = 128
 _BITS_OF_ROW = 7
+# Tiles of a trip: between two trips all engines meet, between two tiles loads run ahead.
+TILES_PER_TRIP = 2
 # Batches of a core: their numbers are exact in bfloat16, and the list fits a bank of PSUM.
 BATCHES_MAX = 256
 # Rows of a matrix: their numbers are exact in float32, and one that is none is out of range.
@@ -34,6 +36,11 @@ ROWS_MAX = 2**23
 _NO_ROW = 2.0**24
 # Of the exchange of counts between the cores.
 _PIPE = 0
+
+
+def most_trips(rows: int) -> int:
+    """How often the loop runs when all of so many rows of a core are computed anew."""
+    return div_ceil(rows, ROWS_OF_TILE * TILES_PER_TRIP)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class KeptValues:
     @classmethod
     def make(cls, num_batches: int, dtype: nl.DType) -> KeptValues:
         """Not written yet."""
-        return cls(nl.ndarray((ROWS_PER_TRIP, num_batches), dtype=dtype, buffer=nl.private_hbm))
+        return cls(nl.ndarray((ROWS_OF_TILE, num_batches), dtype=dtype, buffer=nl.private_hbm))
 
     def keep(self, values_sbuf: nl.NkiTensor, group: BatchGroup) -> nisa.NkiInstruction:
         """Those of a group of batches, [rows, batches]."""
@@ -61,7 +68,7 @@ class KeptValues:
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """Rows of a trip, each somewhere in a matrix of ``num_rows`` rows: int32 tiles [rows, 1].
+    """Rows of a tile, each somewhere in a matrix of ``num_rows`` rows: int32 tiles [rows, 1].
 
     Attributes:
         num_rows: of the matrix.
@@ -80,7 +87,12 @@ class GatheredRows:
     @property
     def rows(self) -> int:
         """How many."""
-        return ROWS_PER_TRIP
+        return ROWS_OF_TILE
+
+    @property
+    def start(self) -> int:
+        """They are a batch by themselves."""
+        return 0
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
         """Columns ``start`` to ``end`` of the rows of a matrix, an indirect view."""
@@ -118,7 +130,7 @@ class GatheredRows:
 
 
 @dataclass(frozen=True)
-class _Constants:
+class SlotTables:
     """What slots are computed with.
 
     Attributes:
@@ -134,18 +146,18 @@ class _Constants:
     ordinal_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, trips: int) -> _Constants:
-        """For a list of so many trips."""
-        shape = (ROWS_PER_TRIP, ROWS_PER_TRIP)
-        wide = (ROWS_PER_TRIP, max(ROWS_PER_TRIP, trips))
+    def make(cls, tiles: int) -> SlotTables:
+        """For a list of so many tiles."""
+        shape = (ROWS_OF_TILE, ROWS_OF_TILE)
+        wide = (ROWS_OF_TILE, max(ROWS_OF_TILE, tiles))
         count_to_sbuf = nl.ndarray(wide, dtype=nl.float32, buffer=nl.sbuf)
-        ordinal_sbuf = nl.ndarray((ROWS_PER_TRIP, 1), dtype=nl.float32, buffer=nl.sbuf)
+        ordinal_sbuf = nl.ndarray((ROWS_OF_TILE, 1), dtype=nl.float32, buffer=nl.sbuf)
         earlier_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
         ones_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
         nisa.iota(dst=count_to_sbuf, pattern=[[1, wide[1]]], offset=0, channel_multiplier=0)
         nisa.iota(dst=ordinal_sbuf, pattern=[[0, 1]], offset=1, channel_multiplier=1)
         nisa.tensor_scalar(
-            dst=earlier_sbuf, data=count_to_sbuf[:, 0:ROWS_PER_TRIP], op0=nl.greater_equal, operand0=ordinal_sbuf
+            dst=earlier_sbuf, data=count_to_sbuf[:, 0:ROWS_OF_TILE], op0=nl.greater_equal, operand0=ordinal_sbuf
         )
         nisa.memset(dst=ones_sbuf, value=1.0)
         return cls(earlier_sbuf, ones_sbuf, count_to_sbuf, ordinal_sbuf)
@@ -156,12 +168,12 @@ class Slots:
     """Of the rows of a group of batches, float32 [rows, batches].
 
     Attributes:
-        row_sbuf: of its trip.
-        trip_sbuf: of the slot; -1 for a row that is not flagged.
+        row_sbuf: of its tile.
+        tile_sbuf: of the slot; -1 for a row that is not flagged.
     """
 
     row_sbuf: nl.NkiTensor
-    trip_sbuf: nl.NkiTensor
+    tile_sbuf: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -172,11 +184,11 @@ class FlaggedRows:
         num_rows: of the matrix.
         cores, core: of the launch.
         rows_per_batch: of the first batch of the core.
-        trips: of which there are slots, as many as the core has batches of 128.
+        tiles: of which there are slots.
         constants: what slots are computed with.
         count_sbuf: how many there are, float32 [128, 1], the same in each partition.
         integer_count_sbuf: the same, int32 [1, 1].
-        list_psum: in slot 128 i + j, float32 [128 j, 2, trips i]: one more than the partition of a row in its batch,
+        list_psum: in slot 128 i + j, float32 [128 j, 2, tiles i]: one more than the partition of a row in its batch,
             0 in a slot without a row; and its batch.
         added: numbers of the batches of which there are rows in the list.
     """
@@ -185,8 +197,8 @@ class FlaggedRows:
     cores: int
     core: int
     rows_per_batch: int
-    trips: int
-    constants: _Constants
+    tiles: int
+    constants: SlotTables
     count_sbuf: nl.NkiTensor
     integer_count_sbuf: nl.NkiTensor
     list_psum: nl.NkiTensor
@@ -195,18 +207,18 @@ class FlaggedRows:
     @classmethod
     def make(cls, num_rows: int, cores: int, core: int, rows_per_batch: int, num_batches: int) -> FlaggedRows:
         """None yet, of a core with so many batches, at least one and at most ``BATCHES_MAX``."""
-        trips = div_ceil(num_batches * rows_per_batch, ROWS_PER_TRIP)
-        count_sbuf = nl.ndarray((ROWS_PER_TRIP, 1), dtype=nl.float32, buffer=nl.sbuf)
+        tiles = most_trips(num_batches * rows_per_batch) * TILES_PER_TRIP
+        count_sbuf = nl.ndarray((ROWS_OF_TILE, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=count_sbuf, value=0.0)
         integer_count_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        list_psum = nl.ndarray((ROWS_PER_TRIP, 2, trips), dtype=nl.float32, buffer=nl.psum)
+        list_psum = nl.ndarray((ROWS_OF_TILE, 2, tiles), dtype=nl.float32, buffer=nl.psum)
         return cls(
             num_rows,
             cores,
             core,
             rows_per_batch,
-            trips,
-            _Constants.make(trips),
+            tiles,
+            SlotTables.make(tiles),
             count_sbuf,
             integer_count_sbuf,
             list_psum,
@@ -215,7 +227,7 @@ class FlaggedRows:
     @property
     def psum_bytes(self) -> int:
         """What the list, and what it is made with, may take of a partition of PSUM."""
-        return 2 * self.trips * _FLOAT32_BYTES + _PSUM_OF_SLOTS
+        return 2 * self.tiles * _FLOAT32_BYTES + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
         """Add the rows of a group of batches whose flag, float32 [rows, batches], is 1 and not 0."""
@@ -232,7 +244,7 @@ class FlaggedRows:
         The prefix sums: of the flags of a batch by a triangular matrix, of those of whole batches by a scan.
         """
         rows, batches = flags_sbuf.shape
-        shape = (ROWS_PER_TRIP, batches)
+        shape = (ROWS_OF_TILE, batches)
         moving_sbuf = cast(flags_sbuf, nl.bfloat16)
         before_psum = nl.ndarray((rows, batches), dtype=nl.float32, buffer=nl.psum)
         totals_psum = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
@@ -256,22 +268,22 @@ class FlaggedRows:
 
     def _list(self, slots: Slots, batch: int, group: BatchGroup) -> None:
         """Put the flagged rows of a batch of the group into the list."""
-        trip_sbuf, row_sbuf = slots.trip_sbuf[:, batch : batch + 1], slots.row_sbuf[:, batch : batch + 1]
+        tile_sbuf, row_sbuf = slots.tile_sbuf[:, batch : batch + 1], slots.row_sbuf[:, batch : batch + 1]
         rows, number = group.rows, group.start + batch
-        to_row_sbuf = nl.ndarray((rows, ROWS_PER_TRIP), dtype=nl.bfloat16, buffer=nl.sbuf)
-        to_trip_sbuf = nl.ndarray((rows, 2, self.trips), dtype=nl.bfloat16, buffer=nl.sbuf)
+        to_row_sbuf = nl.ndarray((rows, ROWS_OF_TILE), dtype=nl.bfloat16, buffer=nl.sbuf)
+        to_tile_sbuf = nl.ndarray((rows, 2, self.tiles), dtype=nl.bfloat16, buffer=nl.sbuf)
         count_to_sbuf = self.constants.count_to_sbuf[0:rows, :]
-        nisa.tensor_scalar(dst=to_row_sbuf, data=count_to_sbuf[:, 0:ROWS_PER_TRIP], op0=nl.equal, operand0=row_sbuf)
+        nisa.tensor_scalar(dst=to_row_sbuf, data=count_to_sbuf[:, 0:ROWS_OF_TILE], op0=nl.equal, operand0=row_sbuf)
         for word, value in enumerate((self.constants.ordinal_sbuf[0:rows, :], float(number))):
             nisa.tensor_scalar(
-                dst=to_trip_sbuf[:, word, :],
-                data=count_to_sbuf[:, 0 : self.trips],
+                dst=to_tile_sbuf[:, word, :],
+                data=count_to_sbuf[:, 0 : self.tiles],
                 op0=nl.equal,
-                operand0=trip_sbuf,
+                operand0=tile_sbuf,
                 op1=nl.multiply,
                 operand1=value,
             )
-        nisa.nc_matmul(dst=self.list_psum, stationary=to_row_sbuf, moving=to_trip_sbuf, accumulate=bool(self.added))
+        nisa.nc_matmul(dst=self.list_psum, stationary=to_row_sbuf, moving=to_tile_sbuf, accumulate=bool(self.added))
         self.added.append(number)
 
     def exchanged_count(self) -> nl.NkiTensor | None:
@@ -289,43 +301,42 @@ class FlaggedRows:
 
     def recompute(
         self,
-        compute: Callable[[GatheredRows], None],
+        compute: Callable[[list[GatheredRows]], None],
         others_sbuf: nl.NkiTensor | None,
         after: list[nisa.NkiInstruction],
     ) -> None:
         """Call ``compute`` with the rows of each trip, on all cores equally often.
 
         Args:
-            compute: traced once, as the body of a loop: it writes results by :meth:`GatheredRows.stored` alone.
+            compute: takes the tiles of a trip. It is traced once, as the body of a loop, and writes results by
+                :meth:`GatheredRows.stored` alone.
             others_sbuf: what :meth:`exchanged_count` has returned.
             after: what has to be done before.
         """
-        trips = self._trips(others_sbuf)
+        tiles = self._tiles(others_sbuf)
         list_sbuf = nl.ndarray(self.list_psum.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=list_sbuf, src=self.list_psum)
 
-        def recompute_rows(trip: nisa.VirtualRegister) -> None:
-            compute(self._gathered(list_sbuf, trip, after))
+        def recompute_rows(tile: nisa.VirtualRegister) -> None:
+            slots_sbuf = nl.ndarray((ROWS_OF_TILE, 2, TILES_PER_TRIP), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=slots_sbuf, src=list_sbuf[:, :, nl.ds(tile, TILES_PER_TRIP)])
+            compute([self._gathered(slots_sbuf[:, :, at : at + 1], after) for at in range(TILES_PER_TRIP)])
 
-        nl.fori_loop(0, trips, recompute_rows)
+        nl.fori_loop(0, tiles, recompute_rows, step=TILES_PER_TRIP)
 
-    def _trips(self, others_sbuf: nl.NkiTensor | None) -> nisa.VirtualRegister:
-        """How many trips the core with the most rows needs."""
+    def _tiles(self, others_sbuf: nl.NkiTensor | None) -> nisa.VirtualRegister:
+        """How many tiles the core with the most rows needs."""
         count_sbuf = self.integer_count_sbuf
         if others_sbuf is not None:
             integer_op(count_sbuf, count_sbuf, others_sbuf, nl.maximum)
-        integer_op(count_sbuf, count_sbuf, int32_column(1, ROWS_PER_TRIP - 1, 0), nl.add)
+        integer_op(count_sbuf, count_sbuf, int32_column(1, ROWS_OF_TILE - 1, 0), nl.add)
         nisa.tensor_scalar(dst=count_sbuf, data=count_sbuf, op0=nl.right_shift, operand0=_BITS_OF_ROW)
-        trips = nisa.register_alloc()
-        nisa.register_load(trips, count_sbuf)
-        return trips
+        tiles = nisa.register_alloc()
+        nisa.register_load(tiles, count_sbuf)
+        return tiles
 
-    def _gathered(
-        self, list_sbuf: nl.NkiTensor, trip: nisa.VirtualRegister, after: list[nisa.NkiInstruction]
-    ) -> GatheredRows:
-        """The rows of a trip: (batch * rows_per_batch + partition) * cores + core, where nothing is 0."""
-        slot_sbuf = nl.ndarray((ROWS_PER_TRIP, 2, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=slot_sbuf, src=list_sbuf[:, :, nl.ds(trip, 1)])
+    def _gathered(self, slot_sbuf: nl.NkiTensor, after: list[nisa.NkiInstruction]) -> GatheredRows:
+        """The rows of a tile: (batch * rows_per_batch + partition) * cores + core, where nothing is 0."""
         ordinal_sbuf, batch_sbuf = slot_sbuf[:, 0, :], slot_sbuf[:, 1, :]
         number_sbuf, none_sbuf = float32_like(ordinal_sbuf), float32_like(ordinal_sbuf)
         _linear(number_sbuf, batch_sbuf, self.rows_per_batch, ordinal_sbuf)
@@ -357,18 +368,18 @@ class FlaggedRows:
 
 
 def _cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> Slots:
-    """The row and the trip of slots: their low and their high bits."""
-    bits_sbuf, row_sbuf, trip_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
+    """The row and the tile of slots: their low and their high bits."""
+    bits_sbuf, row_sbuf, tile_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
     low_sbuf = nl.ndarray(bits_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=low_sbuf, data=bits_sbuf, op0=nl.bitwise_and, operand0=ROWS_PER_TRIP - 1)
+    nisa.tensor_scalar(dst=low_sbuf, data=bits_sbuf, op0=nl.bitwise_and, operand0=ROWS_OF_TILE - 1)
     nisa.tensor_scalar(dst=bits_sbuf, data=bits_sbuf, op0=nl.right_shift, operand0=_BITS_OF_ROW)
     nisa.tensor_copy(dst=row_sbuf, src=low_sbuf)
-    # flag * (trip + 1) - 1
+    # flag * (tile + 1) - 1
     nisa.scalar_tensor_tensor(
-        dst=trip_sbuf, data=bits_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=flags_sbuf
+        dst=tile_sbuf, data=bits_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=flags_sbuf
     )
-    nisa.tensor_scalar(dst=trip_sbuf, data=trip_sbuf, op0=nl.subtract, operand0=1.0)
-    return Slots(row_sbuf, trip_sbuf)
+    nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.subtract, operand0=1.0)
+    return Slots(row_sbuf, tile_sbuf)
 
 
 def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:

@@ -13,8 +13,10 @@ from math import prod
 from ..target.generation import Generation
 from ..target.limits import PARTITIONS
 from ..timing.collect import Collection
+from ..timing.footprints import Tracked
 from ..timing.parts import Part
 from ..timing.plans import Plan
+from ..timing.settling import Settling
 from ..timing.uses import HbmUses
 from .why.cores import ENGINES
 
@@ -36,12 +38,10 @@ def _crossing_bytes(collection: Collection) -> int:
     written: dict[int, _Crossing] = {}
     for trace in collection.traces:
         for number, known in trace.in_hbm.items():
-            uses = known.uses
-            assert isinstance(uses, HbmUses)
             if number in collection.given:
-                brought.setdefault(number, _Crossing(known.nbytes)).add(uses.brought_in(), uses.gathered_bytes)
+                brought.setdefault(number, _Crossing(known.nbytes)).add_read(known, trace.settled)
             if number in collection.given | collection.returned:
-                written.setdefault(number, _Crossing(known.nbytes)).add(uses.written(), uses.scattered_bytes)
+                written.setdefault(number, _Crossing(known.nbytes)).add_written(known, trace.settled)
     return sum(crossing.nbytes for crossing in (*brought.values(), *written.values()))
 
 
@@ -51,16 +51,29 @@ class _Crossing:
     def __init__(self, most: int) -> None:
         self._most = most
         self._parts: set[Part] = set()
-        self._chosen = 0
+        self._moved = 0  # bytes that are taken to differ: those that an index chooses
 
-    def add(self, parts: set[Part], chosen: int) -> None:
-        """What a core moves: parts, and bytes that an index chooses, which are taken to differ."""
-        self._parts |= parts
-        self._chosen += chosen
+    def add_read(self, known: Tracked, core: Settling) -> None:
+        """What a core reads and has not written before."""
+        assert isinstance(known.uses, HbmUses)
+        if core.notes.repeats:  # of iterations that were left out nothing else is known
+            self._moved += core.hbm_read[known.name]
+        else:
+            self._parts |= known.uses.brought_in()
+            self._moved += known.uses.gathered_bytes
+
+    def add_written(self, known: Tracked, core: Settling) -> None:
+        """What a core writes."""
+        assert isinstance(known.uses, HbmUses)
+        if core.notes.repeats:
+            self._moved += core.hbm_written[known.name]
+        else:
+            self._parts |= known.uses.written()
+            self._moved += known.uses.scattered_bytes
 
     @property
     def nbytes(self) -> int:
-        return min(self._most, self._chosen + sum(part.nbytes for part in self._parts))
+        return min(self._most, self._moved + sum(part.nbytes for part in self._parts))
 
 
 def _cycles(collection: Collection) -> dict[str, float]:
@@ -68,10 +81,9 @@ def _cycles(collection: Collection) -> dict[str, float]:
     plans: dict[int, Plan] = {}
     counts: Counter[int] = Counter()
     for trace in collection.traces:
-        for note in trace.settled.notes:
-            plan = note[1]
+        for plan, count in trace.settled.notes.plans():
             plans[id(plan)] = plan
-            counts[id(plan)] += 1
+            counts[id(plan)] += count
     cycles: dict[str, float] = {}
     for key, plan in plans.items():
         if plan.cycles and not plan.others:

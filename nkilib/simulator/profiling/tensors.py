@@ -35,7 +35,7 @@ class TensorLife:
 
 
 def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bool = True) -> Iterator[TensorLife]:
-    """Those on-chip tensors of a core that are used, with their times; ``repeats``: also those of alike iterations."""
+    """Those on-chip tensors of a core that are used, with their times; with ``repeats`` each iteration's."""
     for life in lives:
         if not life.is_used:
             continue

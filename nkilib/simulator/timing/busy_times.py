@@ -73,7 +73,7 @@ class BusyTimes:
         return Hours(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
-        """What it worked in the last ``shift_ns`` it works again, ``times`` times; ``before_ns``: the total before."""
+        """What it worked in the last ``shift_ns`` it works several times more; ``before_ns``: its total before that."""
         if self.total_ns == before_ns:
             return
         self.total_ns += times * (self.total_ns - before_ns)

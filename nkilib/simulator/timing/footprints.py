@@ -54,6 +54,11 @@ class Form:
         first = 1 if self.is_on_chip else 0
         return is_dense(self.shape[first:], self.strides[first:])
 
+    def has_runs(self) -> bool:
+        """Whether the elements of the innermost free dimension that has several are contiguous."""
+        free = zip(reversed(self.shape[1:]), reversed(self.strides[1:]), strict=True)
+        return next((stride == 1 for size, stride in free if size > 1), True)
+
 
 @lru_cache(maxsize=65536)
 def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
@@ -102,9 +107,18 @@ class Views:
         self._known: dict[Hashable, Footprint] = {}
 
     @property
+    def partitions(self) -> int:
+        return self._shape[0]
+
+    @property
     def bytes_each(self) -> int:
         """Bytes that the storage takes in a partition."""
         return prod(self._shape[1:]) * self._dtype.itemsize
+
+    @property
+    def elements_each(self) -> int:
+        """Elements that the storage has in a partition."""
+        return prod(self._shape[1:])
 
     def moved_to(self, region: MemoryRegion) -> Views:
         """Those of an equal storage in another region."""
@@ -139,19 +153,24 @@ class Tracked:
         views: the footprints of its views.
         name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
         nbytes: of the whole storage, on the device.
+        contents: what a pass knows of what is in it.
+        has_place: whether it has its place in PSUM, or needs none.
     """
 
-    __slots__ = ("name", "nbytes", "uses", "views")
+    __slots__ = ("contents", "has_place", "name", "nbytes", "uses", "views")
 
     def __init__(self, uses: TileUses | HbmUses, views: Views, name: str, nbytes: int) -> None:
         self.uses = uses
         self.views = views
         self.name = name
         self.nbytes = nbytes
+        self.contents: object | None = None
+        self.has_place = False
 
     def share(self, other: Tracked) -> None:
         """On the device it is the memory of ``other``: who uses one waits for the uses of both."""
         self.uses = other.uses
+        self.has_place = True
 
 
 def tracked(storage: Storage) -> Tracked:
@@ -159,6 +178,10 @@ def tracked(storage: Storage) -> Tracked:
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:
-        return Tracked(TileUses(storage.number), views, "", nbytes)
+        known = Tracked(TileUses(storage.number), views, "", nbytes)
+        known.has_place = storage.address is not None  # the kernel has placed it, and orders its uses itself
+        return known
     name = storage.name or f"{list(storage.shape)} {storage.dtype}"
-    return Tracked(HbmUses(storage.number), views, name, nbytes)
+    known = Tracked(HbmUses(storage.number), views, name, nbytes)
+    known.has_place = True
+    return known

@@ -37,6 +37,7 @@ class Noted:
         besides: the tensors of tensor indirection.
         met_ns: when the last core came to the meeting that it is, if it is one.
         code, position: its place in the kernel's code.
+        constants: its parameters that are no tensors, where a pass asks for them; else empty.
         register: the number of the instruction that loaded what an operand has its address from; 0 if there is none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
         dropped_by: the pass that found that the device does not run it; empty while none has.
@@ -45,6 +46,7 @@ class Noted:
     __slots__ = (
         "besides",
         "code",
+        "constants",
         "deciding",
         "definition",
         "dropped_by",
@@ -73,6 +75,7 @@ class Noted:
         code: CodeType | None,
         position: int,
         function: str,
+        constants: tuple[Any, ...] = (),
         register: int = 0,
     ) -> None:
         self.number = number
@@ -87,6 +90,7 @@ class Noted:
         self.code = code
         self.position = position
         self.function = function
+        self.constants = constants
         self.register = register
         self.dropped_by = ""
 

@@ -37,11 +37,36 @@ class ModelParameters:
         queues_by_direction: loads and stores have a queue each, so that a store that waits for its data holds up no
             load; else one queue triggers all transfers in program order. The compiler decides; a gather or a scatter
             has a queue of its own (GpSimd) in any case, and so has each engine that ``dma_copy(engine=)`` names.
+        descriptor_units: hardware units that write the descriptors of the transfers of a direction whose engine the
+            kernel leaves open, each for ``trigger_us`` (``nki-dge.rst``: two instances a core, about 600 ns an
+            instruction), so that one of two units triggers every 300 ns.
+        queue_us: from one transfer to the next of a queue that the kernel names; None: ``trigger_us``. The published
+            rates of small rows are those of one queue.
         functions_without_table: activation functions that every table of the Scalar engine has.
         shared_tables: groups of activation functions that one table holds. Which do is not published: by default each
             function has a table of its own, so that a change of function always costs a load.
+        least_transfer_ns: what a transfer takes at least of an engine that it uses, however few its rows are. The one
+            of 8 rows of 256 bytes takes this long in ``nki-dma-overview.rst``, and a sum of vectors, one element a
+            step, is measured at 486 ns for each of its transfers.
+        small_store_factor: how many times longer an engine takes for a row of at most 512 bytes that it writes to HBM.
+            Nothing is published; copies, sums and transposes in tiles of such rows are measured at twice the time of
+            a row for their stores (docs/measurements.md); 1: as for a load.
+        follows_published_modes: Vector's modes have all conditions of the published texts: ``tensor_tensor`` takes N
+            cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if the inputs are in SBUF and
+            contiguous and are added, subtracted or multiplied; ``tensor_copy`` and ``tensor_scalar`` are fast for one
+            side in PSUM only, and only there contiguous. False: any operand in PSUM will do, and any operator.
+        streams_scalar_tensor_tensor: ``scalar_tensor_tensor`` takes an element a cycle from trn2 on, as published
+            times of kernels made of it say; False: 2N as on trn1.
+        pads_dma_transpose: a transpose by DMA moves blocks of 128 partitions x 16 elements, which the guide names as
+            the condition of its rate; False: any shape has that rate.
+        reuses_psum_banks: a new tile in PSUM waits for the tiles in whose place it lies, those that were used longest
+            ago; False: there is always room.
         drops_dead_stores: a ``memset`` that is overwritten before anything reads it is not run. This switch and those
             that follow are passes over the instructions, each with its evidence: see :mod:`.passes`.
+        hoists_invariants: what a line computes again from unchanged inputs is computed once.
+        chooses_engines: ``tensor_copy`` and ``memset`` run on the engine that is done first where the kernel leaves it
+            open; False: on Vector.
+        keeps_broadcasts_in_psum: what functions of ``nki.language`` broadcast to all partitions is read from PSUM.
     """
 
     halves_bf16_max: bool = False
@@ -62,9 +87,20 @@ class ModelParameters:
     body_reuses_tiles: bool = True
     trigger_us: float | None = None
     queues_by_direction: bool = True
-    functions_without_table: frozenset[str] = frozenset({"copy"})
+    descriptor_units: int = 2
+    queue_us: float | None = 0.85
+    functions_without_table: frozenset[str] = frozenset({"copy", "square"})
     shared_tables: tuple[frozenset[str], ...] = ()
+    least_transfer_ns: float = 464.0
+    small_store_factor: float = 2.0
+    follows_published_modes: bool = True
+    streams_scalar_tensor_tensor: bool = True
+    pads_dma_transpose: bool = True
+    reuses_psum_banks: bool = True
     drops_dead_stores: bool = True
+    hoists_invariants: bool = True
+    keeps_broadcasts_in_psum: bool = True
+    chooses_engines: bool = True
 
     def table_of(self, function: str) -> str:
         """The name of the activation table that a function needs; empty if any will do."""
@@ -76,7 +112,19 @@ class ModelParameters:
 # The readings of the first version of the model, in which every instruction stands where the kernel issues it and takes
 # what it takes by itself. Older figures of this library stay comparable under it; its times are frozen in the tests.
 AS_ISSUED = ModelParameters(
+    descriptor_units=1,
+    queue_us=None,
+    functions_without_table=frozenset({"copy"}),
+    least_transfer_ns=0.0,
+    small_store_factor=1.0,
+    follows_published_modes=False,
+    streams_scalar_tensor_tensor=False,
+    pads_dma_transpose=False,
+    reuses_psum_banks=False,
     drops_dead_stores=False,
+    hoists_invariants=False,
+    keeps_broadcasts_in_psum=False,
+    chooses_engines=False,
     register_load_us=0.0,
     waits_for_registers=False,
     loops_drain=False,

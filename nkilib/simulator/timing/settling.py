@@ -9,11 +9,14 @@ from typing import Any
 from ..machine.repetition import Skip, Tally
 from ..target.generation import Generation
 from ..terms.enums import Engine
-from .causes import Cause
+from ..terms.regions import MemoryRegion
+from .banks import Banks
+from .causes import NO_CAUSE
 from .footprints import Footprint, Form
 from .noted import Access, Noted
 from .notes import Notes
 from .parameters import ModelParameters
+from .passes.engine_choice import BY_WORKLOAD, engines_for
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
 from .transfers import queue_of
@@ -21,6 +24,9 @@ from .uses import HbmUses
 from .watch import Period
 
 _NS_PER_US = 1000.0
+
+# Members of an Enum are looked up by a Python function before 3.12.
+_PSUM = MemoryRegion.psum
 
 # Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
 SEQUENCER = (Engine.sync,)
@@ -47,6 +53,7 @@ class Settling:
         self.tally = Tally(lambda: [self.hbm_read, self.hbm_written, self.untimed])
         self._parameters = parameters
         self._plans = plans_for(generation, parameters)
+        self._banks = Banks() if parameters.reuses_psum_banks else None
 
     def add(self, pending: Iterable[Noted]) -> None:
         """Instructions in program order."""
@@ -70,11 +77,13 @@ class Settling:
         for access in noted.operands:
             # Those that are written come first.
             places = writes if len(forms) < written else reads
-            forms.append(None if access is None else _touch(access, places).form)
+            forms.append(None if access is None else self._touch(access, places).form)
         for index, base, is_output in noted.besides:
-            _touch(index, reads)
-            _touch(base, writes if is_output else reads)
+            self._touch(index, reads)
+            self._touch(base, writes if is_output else reads)
         self._register(noted, reads)
+        if definition.cost is not None and definition.name in BY_WORKLOAD and self._parameters.chooses_engines:
+            engine = self._least_loaded(noted, forms, reads, writes)
         plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
         if definition.cost is not None:
             return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
@@ -83,7 +92,7 @@ class Settling:
         if definition.engines == SEQUENCER:
             return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, Span(now, now, Cause())
+        return plan, Span(now, now, NO_CAUSE)
 
     def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
         """An instruction on a register or a scalar."""
@@ -99,20 +108,33 @@ class Settling:
         if noted.register and self._parameters.waits_for_registers:
             reads.append(self.timeline.register(noted.register))
 
+    def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
+        """The engine that would be done first, where the kernel leaves that open."""
+        engines = engines_for(noted, forms, self._plans.generation)
+        if len(engines) == 1:
+            return engines[0]
+        ends = [
+            self.timeline.would_end(
+                engine, self._plans.plan(noted.definition, engine, forms, noted.deciding, False).cycles, reads, writes
+            )
+            for engine in engines
+        ]
+        return engines[ends.index(min(ends))]
+
     def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that the device does not run stands on the list of its engine, and takes no time."""
         forms = [None if access is None else _footprint(access).form for access in noted.operands]
         plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
         plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
         now = self.timeline.free_ns(noted.engine)
-        return plan, Span(now, now, Cause())
+        return plan, Span(now, now, NO_CAUSE)
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""
         places: Places = []
         for access in noted.operands:
             if access is not None:
-                _touch(access, places)
+                self._touch(access, places)
         name, engine = noted.definition.name, noted.engine
         self.untimed[name] += 1
         return Plan(name, engine.name, {}), self.timeline.pass_on(noted.number, engine, places, noted.met_ns or 0.0)
@@ -128,14 +150,14 @@ class Settling:
                 continue
             known, layout, _, reach, index = access
             places, counter = (reads, self.hbm_read) if footprints else (writes, self.hbm_written)
-            footprint = _touch(access, places)
+            footprint = self._touch(access, places)
             footprints.append(footprint)
             if footprint.form.is_in_hbm:
                 counter[known.name] += footprint.form.nbytes
                 if reach is not None and footprint.part is not None and isinstance(known.uses, HbmUses):
                     known.uses.note_reached(footprint.part, footprint.form.nbytes, is_write=len(footprints) == 1)
             if index is not None:
-                _touch(index, reads)
+                self._touch(index, reads)
             if reach is not None and reach.kind == "vector":
                 rows, is_gathered = max(rows, layout.shape[0]), True
         self._register(noted, reads)
@@ -156,30 +178,34 @@ class Settling:
         self.tally.repeat(skip)
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
+    def _touch(self, access: Access, places: Places) -> Footprint:
+        """Enter a tensor among what an instruction reads, or writes."""
+        known = access[0]
+        footprint = _footprint(access)
+        part = footprint.part
+        if part is not None:
+            places.append(known.uses[part])
+            if self._banks is not None and known.views.region is _PSUM:
+                vacated = self._banks.use(known)
+                if vacated is not None:
+                    places.append(vacated)
+        return footprint
+
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
         """When the core comes to a barrier on ``data``."""
         writes: Places = []
-        _touch(data, writes)
+        self._touch(data, writes)
         return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: Access, dst: Access, values: dict[str, Any]) -> float:
         """When the core is ready to swap tiles with the other one."""
         reads: Places = []
         writes: Places = []
-        _touch(src, reads)
-        to_chip = _touch(dst, writes).form.is_on_chip
+        self._touch(src, reads)
+        to_chip = self._touch(dst, writes).form.is_on_chip
         return self.timeline.trigger_ns(queue_of(values, False, to_chip, self._parameters), reads, writes)
 
 
 def _footprint(access: Access) -> Footprint:
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach)
-
-
-def _touch(access: Access, places: Places) -> Footprint:
-    """Enter a tensor among what an instruction reads, or writes."""
-    footprint = _footprint(access)
-    part = footprint.part
-    if part is not None:
-        places.append(access[0].uses[part])
-    return footprint

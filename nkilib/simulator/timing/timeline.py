@@ -15,6 +15,7 @@ from ..terms.enums import Engine
 from .busy_times import SAME_NS, DmaEngines, DmaWork, Hours
 from .causes import Cause, Causes, Waited
 from .parameters import ModelParameters
+from .transfers import between_triggers_ns
 from .uses import NOTHING, Done, Place, RegisterPlace
 
 _NS_PER_US = 1000.0
@@ -66,27 +67,25 @@ class _Ready:
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
     def __init__(self, engine: Engine, reads: Places, writes: Places) -> None:
-        self.ns = 0.0
-        self.waited = _NOTHING
-        self.last = 0
-        self.last_access = 0
-        self.reused = 0
-        self.reads: list[int] = []
+        latest_ns, waited, last = 0.0, _NOTHING, 0
+        numbers: list[int] = []
         for place in reads:
             write = place.last_write(engine)
             if write.number:
-                self.reads.append(write.number)
+                numbers.append(write.number)
                 ready = write.own_ns if write.by is engine else write.other_ns
-                if ready > self.ns:
-                    self.ns, self.waited, self.last = ready, _DATA, write.number
-        overwritten_ns = 0.0
+                if ready > latest_ns:
+                    latest_ns, waited, last = ready, _DATA, write.number
+        overwritten_ns, last_access, reused = 0.0, 0, 0
         for place in writes:
             access, is_read = place.last_access(engine)
             ready = access.own_ns if access.by is engine else access.other_ns
             if ready > overwritten_ns:
-                overwritten_ns, self.last_access, self.reused = ready, access.number, place.storage if is_read else 0
-        if overwritten_ns > self.ns:
-            self.ns, self.waited, self.last = overwritten_ns, _REUSE, self.last_access
+                overwritten_ns, last_access, reused = ready, access.number, place.storage if is_read else 0
+        if overwritten_ns > latest_ns:
+            latest_ns, waited, last = overwritten_ns, _REUSE, last_access
+        self.ns, self.waited, self.last, self.reads = latest_ns, waited, last, numbers
+        self.last_access, self.reused = last_access, reused
 
 
 class Timeline:
@@ -98,8 +97,6 @@ class Timeline:
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self._timing = generation.timing
         self._parameters = parameters
-        trigger_us = parameters.trigger_us
-        self._trigger_ns = self._timing.dma.trigger_ns if trigger_us is None else trigger_us * _NS_PER_US
         self._free: dict[Engine, float] = {}
         self._dma = DmaEngines(self._timing.dma.engines)
         self._busy = dict.fromkeys(self._timing.clock_ghz, 0.0)
@@ -175,7 +172,7 @@ class Timeline:
             self._last[_GPSIMD] = number
             self._busy[_GPSIMD] += busy
             fixed_ns = self._parameters.indirect_base_us * _NS_PER_US
-        self._queue_free[queue] = trigger + self._trigger_ns
+        self._queue_free[queue] = trigger + between_triggers_ns(queue, dma, self._parameters)
         self._queue_last[queue] = number
         end = self._dma.add(trigger + fixed_ns, work)
         self._note(number, _DMA, end, end + dma.to_consumer_ns, reads, writes)
@@ -276,6 +273,11 @@ class Timeline:
         for engine, free in self._free.items():
             self._free[engine] = max(free, loaded) + by_us * _NS_PER_US
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
+
+    def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
+        """When others could use the result if this engine ran an instruction next."""
+        timing = self._timing
+        return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
         """When an engine is free and everything that it reads or overwrites is ready."""

@@ -7,6 +7,7 @@ instruction would bring them in again: it is only noted, and what is noted is se
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from weakref import ref
 
 from ..isa.indirection import IndirectOperand
@@ -50,6 +51,7 @@ class Trace(Observer):
         self.settled = Settling(generation, parameters)
         self._pending: list[Noted] = []
         self._window = window_for(generation, parameters)
+        self._constants_of = self._window.constants_of
         # What is known of storages, by their numbers; of those on chip for as long as the kernel keeps them.
         self._known: dict[int, Tracked] = {}
         self._kept: dict[int, ref[Storage]] = {}
@@ -88,6 +90,9 @@ class Trace(Observer):
         besides = [self._of_indirection(operand) for operand in call.indirect] if call.indirect else ()
         if self._is_watching:
             self._accesses.append(_accesses(operands, len(roles.writes), besides))
+        constants: tuple[Any, ...] = ()
+        if definition.name in self._constants_of:
+            constants = tuple([value for value in values[:-1] if type(value) is not NkiTensor])
         frame = kernel_frame()
         code, position = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self._pending.append(
@@ -104,6 +109,7 @@ class Trace(Observer):
                 code,
                 position,
                 call.function,
+                constants,
                 call.register,
             )
         )

@@ -21,9 +21,19 @@ from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
 from .parameters import ModelParameters
 
+_NS_PER_US = 1000.0
+
 # A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
 _LEAST_PIECE_BYTES = 512
 
+# HBM rows of at most so many bytes are read before they are written: see ModelParameters.small_store_factor.
+_SMALL_STORE_BYTES = 512
+
+# What the DMA engines write at a time when they transpose (trainium2_arch.rst, DMA Transpose): partitions, elements.
+_TRANSPOSED_BLOCK = (128, 16)
+
+# The queues of transfers whose engine the kernel leaves open.
+_OPEN_QUEUES = frozenset({"dma", "load", "store"})
 SOFTWARE_QUEUE = Engine.gpsimd.name
 
 
@@ -38,6 +48,16 @@ def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parame
     if not parameters.queues_by_direction:
         return "dma"
     return "load" if to_chip else "store"
+
+
+def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
+    """From one trigger of a queue to the next."""
+    trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
+    if queue in _OPEN_QUEUES:
+        return trigger_ns / parameters.descriptor_units
+    if queue == SOFTWARE_QUEUE or parameters.queue_us is None:
+        return trigger_ns
+    return parameters.queue_us * _NS_PER_US
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +133,8 @@ def engine_times(
         row = max(parameters.indirect_row_ns, nbytes / rows / dma.gb_per_s)
         return [(number, ceil(rows / used) * row) for number in range(used)]
     if is_transpose:
+        if parameters.pads_dma_transpose:
+            nbytes = ceil(nbytes / prod(sides[0].shape) * _whole_blocks(sides[0].shape))
         share = dma.transpose_from_sbuf if sides[1].region is MemoryRegion.sbuf else dma.transpose_from_hbm
         return [(number, nbytes / dma.engines / (dma.gb_per_s * share)) for number in range(dma.engines)]
     runs = max(side.runs for side in sides)
@@ -124,8 +146,18 @@ def engine_times(
         return [(number, ceil(count / used) * row) for number in range(used)]
     partitions = on_chip.shape[0]
     rows_each = max(1, ceil(runs / max(1, partitions)))
-    row = sources * max(dma.row_ns, nbytes / max(1, partitions * rows_each) / dma.gb_per_s)
-    return [(number, held * rows_each * row) for number, held in _partitions_of(on_chip, dma.engines)]
+    row_bytes = nbytes / max(1, partitions * rows_each)
+    row = sources * max(dma.row_ns, row_bytes / dma.gb_per_s)
+    if not sides[0].is_on_chip and row_bytes <= _SMALL_STORE_BYTES:
+        row *= parameters.small_store_factor
+    least = parameters.least_transfer_ns
+    return [(number, max(least, held * rows_each * row)) for number, held in _partitions_of(on_chip, dma.engines)]
+
+
+def _whole_blocks(shape: tuple[int, ...]) -> int:
+    """Elements of the result of a transpose with its blocks of 128 partitions x 16 elements filled up."""
+    partitions, columns = _TRANSPOSED_BLOCK
+    return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.verify.probes import arithmetic, cores, dma, frameworks, infinities, integers, loops
+from nkilib.verify.probes import arithmetic, cores, dma, frameworks, infinities, integers, loops, registers
 from nkilib.verify.probes.probe import Probe
 
 PROBES: Final[tuple[Probe, ...]] = (
@@ -12,8 +12,9 @@ PROBES: Final[tuple[Probe, ...]] = (
     *infinities.PROBES,
     *integers.PROBES,
     *dma.PROBES,
+    *dma.BOUNDS,
+    *registers.PROBES,
     *cores.PROBES,
     *loops.PROBES,
     *frameworks.PROBES,
-    *dma.LAST,
 )

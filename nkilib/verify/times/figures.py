@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss import (
+    choose_tiling,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    extended_cross_entropy_forward,
+)
 from nkilib.nki import nki, nl
 from nkilib.verify.times import kernels, published
 from nkilib.verify.times.figure import Figure
@@ -112,6 +117,15 @@ def _losses() -> Iterator[Figure]:
             yield _whole(f"cross_entropy_{direction}, {positions} x {vocabulary}", timed, None, ROUGH, is_quick)
 
 
+def _token_scores() -> Iterator[Figure]:
+    """Log-probability and entropy of every position, which recipes of reinforcement learning ask for."""
+    for positions, vocabulary in ((512, 32768), (4096, 129280)):
+        shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
+        tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()
+        timed = Timed("scores", extended_cross_entropy_forward, shapes, {**tiling, "with_entropy": True}, 2)
+        yield _whole(f"log-probability and entropy, {positions} x {vocabulary}", timed, None, ROUGH)
+
+
 def figures() -> list[Figure]:
     """All of them, in the order in which they are timed."""
-    return [*_losses(), *_chains(), *_rates(), *_published_kernels()]
+    return [*_losses(), *_token_scores(), *_chains(), *_rates(), *_published_kernels()]

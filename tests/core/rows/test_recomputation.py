@@ -10,14 +10,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nkilib.core.rows.batches import batch_groups, batches_of_core
-from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues
-from nkilib.core.tiling import div_ceil
+from nkilib.core.rows.recomputation import TILES_PER_TRIP, FlaggedRows, GatheredRows, KeptValues, most_trips
 from nkilib.nki import nisa, nl
 
 from .walk import Array, Cut, cuts, launch, vector
 
 FIRST = -1.0
-TRIPS: list[int] = []
+TILES: list[int] = []
 
 
 def maxima_of_flagged(matrix_hbm: Any, offsets_hbm: Any, flags_hbm: Any, cut: Cut, most: int = 3) -> Any:
@@ -40,8 +39,12 @@ def maxima_of_flagged(matrix_hbm: Any, offsets_hbm: Any, flags_hbm: Any, cut: Cu
         stores += [group.stored(result_hbm, first_sbuf), kept.keep(offsets_sbuf, group)]
         flagged.add(flags_sbuf, group)
 
+    def compute_tiles(tiles: list[GatheredRows]) -> None:
+        for rows in tiles:
+            compute(rows)
+
     def compute(rows: GatheredRows) -> None:
-        TRIPS.append(core)
+        TILES.append(core)
         summands = (rows.loaded(offsets_hbm), rows.kept(kept))
         for start in range(0, cut.columns, cut.chunk_size):
             end = min(start + cut.chunk_size, cut.columns)
@@ -57,7 +60,7 @@ def maxima_of_flagged(matrix_hbm: Any, offsets_hbm: Any, flags_hbm: Any, cut: Cu
             nisa.tensor_tensor(dst=largest_sbuf, data1=largest_sbuf, data2=summand_sbuf, op=nl.add)
         rows.stored(result_hbm, largest_sbuf)
 
-    flagged.recompute(compute, flagged.exchanged_count(), stores)
+    flagged.recompute(compute_tiles, flagged.exchanged_count(), stores)
     return result_hbm
 
 
@@ -66,12 +69,12 @@ def check(cut: Cut, flags: Array, most: int = 3) -> None:
     rng = np.random.default_rng(0)
     matrix = rng.integers(0, 1000, (cut.rows, cut.columns)).astype(np.float32)
     offsets = 1000.0 * np.arange(1, cut.rows + 1, dtype=np.float32)
-    TRIPS.clear()
+    TILES.clear()
     result = launch(maxima_of_flagged, cut, matrix, offsets, flags.astype(np.float32), most=most)
     np.testing.assert_array_equal(result, np.where(flags, matrix.max(axis=1) + 2 * offsets, FIRST))
     of_cores = [int(flags[core :: cut.cores].sum()) for core in range(cut.cores)]
-    trips = div_ceil(max(of_cores), ROWS_PER_TRIP)
-    assert sorted(TRIPS) == sorted([*range(cut.cores)] * trips)
+    trips = most_trips(max(of_cores))
+    assert sorted(TILES) == sorted([*range(cut.cores)] * trips * TILES_PER_TRIP)
 
 
 CUTS = [
@@ -97,14 +100,14 @@ def test_flagged_rows_are_computed_again(cut: Cut, every: int, first: int) -> No
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_without_flags_there_is_no_trip(cut: Cut) -> None:
     check(cut, np.zeros(cut.rows, np.bool_))
-    assert TRIPS == []
+    assert TILES == []
 
 
-@pytest.mark.parametrize("rows", [127, 128, 129, 256])
-def test_a_trip_takes_as_many_rows_as_there_are_partitions(rows: int) -> None:
+@pytest.mark.parametrize("rows", [255, 256, 257])
+def test_a_trip_takes_two_tiles_of_as_many_rows_as_there_are_partitions(rows: int) -> None:
     flags = np.arange(300) < rows
     check(Cut(300, 2, 64, 2), flags)
-    assert len(TRIPS) == {127: 1, 128: 1, 129: 2, 256: 2}[rows]
+    assert len(TILES) == {255: 2, 256: 2, 257: 4}[rows]
 
 
 @given(cuts(most_rows=30, most_columns=6), st.data())

@@ -84,6 +84,19 @@ def test_a_gather_brings_in_what_it_chooses() -> None:
     assert found(kernel).bounds_us["dma"] == dma_us(128 * 4 * 4)
 
 
+def test_iterations_that_are_left_out_bring_in_their_part() -> None:
+    def kernel(x: Any) -> None:
+        def body(i: Any) -> None:
+            nisa.dma_copy(nl.ndarray((128, 16), x.dtype), x[nl.ds(i * 128, 128), 0:16])
+
+        nl.fori_loop(0, 64, body)
+
+    profiled = found(kernel, spec((64 * 128, 32), nl.float32))
+    assert profiled.instruction_counts["dma_copy"] == 64
+    assert profiled.recorded._cores[0][1].repeats
+    assert profiled.bounds_us["dma"] == dma_us(64 * 128 * 16 * 4)
+
+
 def test_instructions_of_one_engine_take_their_cycles_there() -> None:
     """Tensor: 64 of 128 rows and 32 of 128 columns; Scalar alone has the function, the copy could run anywhere."""
 

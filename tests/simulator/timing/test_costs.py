@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import using
+from nkilib.simulator import AS_ISSUED, using
 from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.profiling.profile import profile
-from nkilib.simulator.timing.parameters import ModelParameters
 from nkilib.simulator.timing.settling import SEQUENCER
 
 N = 1024
@@ -26,7 +26,7 @@ def tile(dtype: Any = FP32, *, columns: int = N, partitions: int = 128, buffer: 
 def cycles(body: Callable[[], Any], target: str = "trn2", **assumptions: Any) -> float:
     """The modelled cycles of the last instruction of a kernel."""
     with using(target=target):
-        found = profile(nki.jit(lambda: body() and None), parameters=ModelParameters(**assumptions))
+        found = profile(nki.jit(lambda: body() and None), parameters=replace(AS_ISSUED, **assumptions))
     return found.instructions[-1].cycles
 
 
@@ -171,7 +171,9 @@ def test_instructions_on_registers_and_scalars_take_what_is_assumed_of_them(
         nisa.register_load(register, flag)
         nisa.scalar_store(flag, nisa.scalar_load(flag) * 2 + 1)
 
-    parameters = ModelParameters(register_us=register_us, register_load_us=register_load_us, waits_for_registers=False)
+    parameters = replace(
+        AS_ISSUED, register_us=register_us, register_load_us=register_load_us, waits_for_registers=False
+    )
     events = profile(nki.jit(body), parameters=parameters).instructions
     assert [event.name.partition("_")[0] for event in events] == ["register"] * 3 + ["scalar"] * 2
     took = [register_us, register_us, register_load_us, register_load_us, register_us]

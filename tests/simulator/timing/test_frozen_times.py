@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkilib.simulator.timing.parameters import AS_ISSUED
+from nkilib.simulator import AS_ISSUED
 
 from .frozen.launches import Launch, frozen_launches, launches
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import ModelParameters, Profile, profile, spec
+from nkilib.simulator import AS_ISSUED, Profile, profile, spec
 from nkilib.simulator.timing.event import Event
 
 FP32 = nl.float32
@@ -17,7 +18,7 @@ N = 960  # Vector takes 1,000 ns
 
 
 def modelled(body: Any, *args: Any, **assumptions: Any) -> Profile:
-    return profile(nki.jit(body)[2], *args, parameters=ModelParameters(**assumptions))
+    return profile(nki.jit(body)[2], *args, parameters=replace(AS_ISSUED, **assumptions))
 
 
 def of_core(found: Profile, core: int) -> list[Event]:
@@ -143,7 +144,7 @@ def test_making_a_filled_tensor_takes_a_memset_or_a_transfer() -> None:
         nl.full((128, N), 1.0, FP32, nl.hbm, name="ones")
         nisa.activation(nl.ndarray((128, N), FP32), nl.exp, tile)
 
-    found = profile(nki.jit(body), spec((1,), FP32))
+    found = profile(nki.jit(body), spec((1,), FP32), parameters=AS_ISSUED)
     memset, copy, activation = found.instructions
     assert (memset.name, memset.engine, memset.cycles) == ("memset", "vector", N / 2)
     assert memset.end_us == pytest.approx(0.5)

@@ -8,6 +8,7 @@ least 58 ns or its bytes at 23 a ns, and is noticed after 300 ns more.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import ModelParameters, profile, spec
+from nkilib.simulator import AS_ISSUED, profile, spec
 from nkilib.simulator.timing.event import Event
 
 VECTOR, SCALAR = 0.96, 1.2
@@ -29,7 +30,7 @@ def events(body: Any, *arrays: Any, cores: int = 1, **assumptions: Any) -> list[
         body(*given)
 
     given = [spec(array.shape, array.dtype) for array in arrays]
-    parameters = ModelParameters(**assumptions)
+    parameters = replace(AS_ISSUED, **assumptions)
     return list(profile(nki.jit(kernel)[cores], spec((1,), nl.int32), *given, parameters=parameters).instructions)
 
 

@@ -6,18 +6,19 @@ besides.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import ModelParameters, Profile, profile, spec
+from nkilib.simulator import AS_ISSUED, Profile, profile, spec
 
 FP32, BF16 = nl.float32, nl.bfloat16
 
 
 def modelled(body: Any, *specs: Any, **assumptions: Any) -> Profile:
-    return profile(nki.jit(body), *specs, parameters=ModelParameters(**assumptions))
+    return profile(nki.jit(body), *specs, parameters=replace(AS_ISSUED, **assumptions))
 
 
 def duration(body: Any, *specs: Any, **assumptions: Any) -> float:

@@ -11,7 +11,7 @@ from nkilib.nki import nl
 
 # Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). What comes with a shift takes as
 # long as is saved over so many columns of batches; in rows of fewer columns, what a batch costs by itself shows.
-_COLUMNS_OF_BATCHES = 20_000
+_COLUMNS_OF_BATCHES = 130_000
 _COLUMNS_OF_ROW = 4_000
 # Beside an entropy, rows that are computed anew are the more expensive the shorter their chunks are: with fewer columns
 # a launch of nothing but such rows takes more than 2.3 times the time of the form with the exact maximum.

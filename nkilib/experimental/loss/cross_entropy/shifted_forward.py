@@ -13,7 +13,7 @@ from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.psum import PsumRing
-from nkilib.core.rows.recomputation import ROWS_PER_TRIP, FlaggedRows, GatheredRows, KeptValues, Slots
+from nkilib.core.rows.recomputation import ROWS_OF_TILE, FlaggedRows, GatheredRows, KeptValues, Slots
 from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
@@ -66,7 +66,7 @@ class _ShiftedForward:
     def make(cls, launch: Launch, options: Options, results: Results) -> _ShiftedForward:
         batches = launch.batches()
         # Rows that are computed anew take the same buffers, one a partition.
-        sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_PER_TRIP)
+        sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_OF_TILE)
         logits = Stream(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
         flagged = FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches))
@@ -191,28 +191,36 @@ class _ShiftedForward:
         self.stores.extend(store_results(group, self.results, self.options))
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
-    def _recompute(self, rows: GatheredRows) -> None:
+    def _recompute(self, tiles: list[GatheredRows]) -> None:
         """Loss and log-sum-exp of rows, under their maximum; their other results stay as they are."""
-        logits = Stream(self.launch.logits_hbm, [rows], self._smaller_buffers())
+        logits = Stream(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
-        columns = Columns(rows.rows, 1, min(chunks, STATISTICS_COLUMNS))
-        statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
-        moments = Moments.make(columns, False, self.options.wanted.entropy)
-        group = Group(rows, statistics, moments, None, statistics.exact_neg_max_sbuf, self._targets_of(rows))
-        for number in range(chunks):
-            if columns.are_full(number):
-                group.restart(number)
-            chunk_sbuf, place = logits.loaded(number), columns.place(0, number)
+        columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
+        groups: list[Group] = []
+        for load in range(logits.loads):
+            chunk = logits.chunk(load)
+            if chunk.number == 0:
+                statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
+                moments = Moments.make(columns, False, self.options.wanted.entropy)
+            if columns.are_full(chunk.number):
+                groups[-1].restart(chunk.number)
+            chunk_sbuf, place = logits.loaded(load), columns.place(0, chunk.number)
             statistics.take_maximum(chunk_sbuf, place)
             if moments is None or moments.entropy is None or self.exponentials is None:
                 statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
             else:
                 raise_negligible(chunk_sbuf, place.of(statistics.neg_max_sbuf), statistics.scale)
-                moments.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(number, chunk_sbuf), place)
-        group.take_weights(chunks)
-        group.combine(chunks)
-        statistics.take_logs()
-        store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
+                moments.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(load, chunk_sbuf), place)
+            if chunk.number == 0:  # its gathers come behind those of the first chunks
+                targets = self._targets_of(chunk.batch)
+                groups.append(Group(chunk.batch, statistics, moments, None, statistics.exact_neg_max_sbuf, targets))
+        # All tiles at the end: a store that waits for its values would hold up gathers of chunks.
+        for group in groups:
+            group.take_weights(chunks)
+            group.combine(chunks)
+        for group in groups:
+            group.statistics.take_logs()
+            store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
 
     def _smaller_buffers(self) -> list[nl.NkiTensor]:
         """Parts of the buffers: nothing overlaps with the first load of a trip, nor with its last exponentials."""

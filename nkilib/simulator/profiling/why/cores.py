@@ -13,6 +13,7 @@ from ...terms.enums import Engine
 from ...timing.event import Lines, Note
 from ...timing.parameters import ModelParameters
 from ...timing.plans import Plan
+from ...timing.transfers import between_triggers_ns
 
 _NS_PER_US = 1000.0
 
@@ -29,11 +30,9 @@ class Model(NamedTuple):
     generation: Generation
     parameters: ModelParameters
 
-    @property
-    def trigger_ns(self) -> float:
+    def trigger_ns(self, queue: str) -> float:
         """From one trigger of a DMA queue to the next."""
-        asked = self.parameters.trigger_us
-        return self.generation.timing.dma.trigger_ns if asked is None else asked * _NS_PER_US
+        return between_triggers_ns(queue, self.generation.timing.dma, self.parameters)
 
     @property
     def barrier_ns(self) -> float:
@@ -75,7 +74,7 @@ class Core:
         self.number = number
         first = max(0, len(notes) - MOST_ANALYSED)
         self.is_whole = not first
-        self.notes = [notes[at] for at in range(first, len(notes))] if first else list(notes)
+        self.notes = notes[first:]
         self.lives = lives
         self.end_ns = end_ns
         self._lines = Lines()

@@ -10,8 +10,8 @@ class Finding:
     """Something that makes a kernel slow. Modelled, not measured.
 
     Attributes:
-        about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"buffers"``, ``"waits"``, ``"idle engine"``,
-            ``"small instructions"``, ``"latency"``, ``"activation tables"`` or ``"meetings"``.
+        about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"buffers"``, ``"loops"``, ``"waits"``,
+            ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"`` or ``"meetings"``.
         text: what, where in the kernel, with figures, and what to do.
         time_us: the part of the time that it is about; parts of several findings may be the same.
         place: ``file:line`` of the kernel, of where most of it is.

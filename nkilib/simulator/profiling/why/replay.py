@@ -1,4 +1,4 @@
-"""A launch timed again as if some tensors had no end of buffers: no write of them waits for a read.
+"""A launch timed again under another assumption: some tensors with no end of buffers, or loops at which nobody meets.
 
 The causes that were noted say of each instruction for which results it waits, and for which access to what it
 overwrites; with all of them the times come out as they were.
@@ -7,6 +7,7 @@ overwrites; with all of them the times come out as they were.
 from __future__ import annotations
 
 from collections.abc import Generator, Set
+from typing import NamedTuple
 
 from ...terms.enums import Engine
 from ...timing.causes import Waited
@@ -57,11 +58,26 @@ class _Left(_Known):
         self.wrote = done
 
 
-def replayed_ns(launch: Launch, buffered: Set[int] = frozenset()) -> float:
-    """How long a launch takes if writes of the storages ``buffered`` do not wait for reads of what they overwrite."""
+class Changes(NamedTuple):
+    """What is otherwise than in the launch as it was.
+
+    Attributes:
+        buffered: storages whose writes do not wait for reads of what they overwrite.
+        meets_at_loops: whether all engines meet at loops of the device, as far as they did.
+    """
+
+    buffered: Set[int] = frozenset()
+    meets_at_loops: bool = True
+
+
+AS_IT_WAS = Changes()
+
+
+def replayed_ns(launch: Launch, changes: Changes = AS_IT_WAS) -> float:
+    """How long a launch takes."""
     timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
     running = [
-        _replay(core, launch.model, timeline, buffered) for core, timeline in zip(launch.cores, timelines, strict=True)
+        _replay(core, launch.model, timeline, changes) for core, timeline in zip(launch.cores, timelines, strict=True)
     ]
     arrivals = [next(run, None) for run in running]
     while any(arrival is not None for arrival in arrivals):
@@ -80,21 +96,21 @@ def _send(run: _Replay, met_ns: float) -> float | None:
         return None
 
 
-def _replay(core: Core, model: Model, timeline: Timeline, buffered: Set[int]) -> _Replay:
+def _replay(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _Replay:
     """Yields when the core comes to a meeting, and is sent when the last core does."""
     left: dict[int, _Left] = {}
     last_done = core.last_done(model)
     met_ns = 0.0  # when the engines met last, because of a loop, in the launch as it was
     for position, note in enumerate(core.notes):
         number, plan, _, span, *_ = note
-        if span.cause.waited is Waited.loop:
+        if span.cause.waited is Waited.loop and changes.meets_at_loops:
             table_ns = model.generation.timing.activation_table_ns if number in core.table_loads else 0.0
             done_ns = model.finish_ns(core.at(last_done[position - 1])) if position else 0.0
-            if span.start_ns - table_ns > max(met_ns, done_ns):
+            if span.start_ns - table_ns > met_ns:
                 met_ns = span.start_ns - table_ns
                 timeline.drain((met_ns - done_ns) / _NS_PER_US)
         own = left[number] = _Left()
-        reads, writes = _places(note, left, own, buffered)
+        reads, writes = _places(note, left, own, changes.buffered)
         if plan.work is not None:
             met = (yield timeline.trigger_ns(plan.queue, reads, writes)) if span.cause.meets else None
             timeline.transfer(number, plan.queue, plan.work, reads, writes, met)
@@ -108,6 +124,10 @@ def _replay(core: Core, model: Model, timeline: Timeline, buffered: Set[int]) ->
             timeline.sequence(number, ENGINES[plan.engine], span.end_ns - span.start_ns, reads, writes)
         else:
             timeline.pass_on(number, ENGINES[plan.engine], writes, 0.0)
+    if changes.meets_at_loops and core.notes:
+        done_ns = model.finish_ns(core.at(last_done[-1]))
+        if core.end_ns > done_ns:
+            timeline.drain((core.end_ns - done_ns) / _NS_PER_US)
 
 
 def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:

@@ -53,6 +53,8 @@ class _Fill:
 class DeadStores:
     """Drops a ``memset`` that is overwritten before it is read."""
 
+    constants_of = frozenset[str]()
+
     def __init__(self, version: nc_version) -> None:
         # On trn3 a matmul adds to whatever was written, on the others only to what another one left.
         self._adds_to_fills = version is nc_version.gen4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...target.generation import Generation
 from ..parameters import ModelParameters
-from . import dead_stores
+from . import broadcasts, dead_stores, invariants
 from .window import Pass, Window
 
 
@@ -35,6 +35,18 @@ PASSES: tuple[Entry, ...] = (
         "a memset all of whose bytes are overwritten before anything reads one of them is not run",
         "awslabs/nki-autotune, kernel_library: two products of 2048 x 2048 x 2048 at 90.92% of Tensor's rate",
         lambda generation: dead_stores.DeadStores(generation.version),
+    ),
+    Entry(
+        invariants.NAME,
+        "a line that computes again from unchanged inputs into a new tile of the same form is run once",
+        "aws-neuron/aws-neuron-sdk, nki/guides/tutorials/fused_mamba.rst: mamba_v2 beside mamba_v1",
+        invariants.Invariants,
+    ),
+    Entry(
+        broadcasts.NAME,
+        "a row that a function of nki.language broadcasts is read from PSUM, not copied to SBUF first",
+        "aws-neuron/aws-neuron-sdk, nki/guides/tutorials/fused_mamba.rst: mamba_v2 and mamba_v3",
+        lambda _: broadcasts.Broadcasts(),
     ),
 )
 

@@ -12,7 +12,13 @@ LOOKAHEAD = 256
 
 
 class Pass(Protocol):
-    """Changes instructions that are held back, because of what follows them."""
+    """Changes instructions that are held back, because of what follows them.
+
+    Attributes:
+        constants_of: the names of the instructions whose parameters that are no tensors it needs.
+    """
+
+    constants_of: frozenset[str]
 
     def see(self, noted: Noted) -> None:
         """The next instruction in program order; it and those before it that are held back may be changed."""
@@ -22,10 +28,15 @@ class Pass(Protocol):
 
 
 class Window:
-    """The instructions of one core that are not on its timeline yet."""
+    """The instructions of one core that are not on its timeline yet.
+
+    Attributes:
+        constants_of: the names of the instructions whose parameters that are no tensors some pass needs.
+    """
 
     def __init__(self, passes: Sequence[Pass]) -> None:
         self._passes = passes
+        self.constants_of = frozenset().union(*(each.constants_of for each in passes))
         self._held: list[Noted] = []
 
     def take(self, batch: list[Noted]) -> list[Noted]:

@@ -107,15 +107,15 @@ def batch_with(positions: int, rows: Any, value: float = PLANTED) -> tuple[Array
 
 @pytest.mark.parametrize(
     ("of_core_0", "of_core_1", "trips"),
-    [(0, 0, 0), (1, 0, 1), (0, 1, 1), (0, 128, 1), (0, 129, 2), (150, 2, 2), (150, 150, 2)],
+    [(0, 0, 0), (1, 0, 1), (0, 1, 1), (0, 256, 1), (0, 257, 2), (270, 2, 2), (270, 270, 2)],
 )
 def test_cores_with_unlike_numbers_of_such_rows_run_equally_often(of_core_0: int, of_core_1: int, trips: int) -> None:
     rows = [*range(0, 2 * of_core_0, 2), *range(1, 2 * of_core_1, 2)]
-    logits, targets = batch_with(301, rows)
+    logits, targets = batch_with(541, rows)
     check_forward(logits, targets, BF16, FP32, cores=2, **TILING, **SHIFT)
     assert trips_of(logits, targets, **TILING) == trips
     own = max(of_core_0 + of_core_1, 0)
-    assert trips_of(logits, targets, cores=1, **TILING) == -(-own // 128)
+    assert trips_of(logits, targets, cores=1, **TILING) == -(-own // 256)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,8 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
     ("positions", "vocabulary", "dtype", "is_shifted"),
     [
         (4096, 32128, BF16, True),
-        (512, 32768, BF16, True),
+        (512, 129280, BF16, True),
+        (512, 32768, BF16, False),
         (4096, 32128, FP32, False),
         (1, 202408, BF16, False),
         (4096, 1000, BF16, False),

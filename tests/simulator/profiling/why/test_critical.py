@@ -10,7 +10,7 @@ import pytest
 from nkilib.experimental.loss import Tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator import AS_ISSUED, ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.profiling.why import cores
 from nkilib.simulator.profiling.why.critical import Kind, critical_path
 from nkilib.simulator.profiling.why.replay import replayed_ns
@@ -47,6 +47,17 @@ def device_loop(x: Any) -> None:
     nisa.dma_copy(x[0:128, 0:512], scaled)
 
 
+def long_loop(x: Any) -> None:
+    """Iterations that are alike need not run."""
+    loaded = faulty.tile(512)
+
+    def body(i: Any) -> None:
+        nisa.dma_copy(loaded, x[0:128, 0:512])
+        nisa.tensor_scalar(faulty.tile(512), loaded, nl.multiply, 2.0)
+
+    nl.fori_loop(0, 500, body)
+
+
 DRAINED = {"loops_drain": True, "iterations_drain": True, "loop_entry_us": 3.0, "loop_iteration_us": 1.0}
 
 
@@ -69,6 +80,8 @@ PROFILES = {
     "gathers": lambda: of_a_kernel(gathering),
     "one queue": lambda: of_a_kernel(faulty.one_buffer, queues_by_direction=False, trigger_us=0.85),
     "device loop": lambda: of_a_kernel(device_loop, **DRAINED),
+    "long loop": lambda: of_a_kernel(long_loop),
+    "long loop with pauses": lambda: of_a_kernel(long_loop, **DRAINED),
     "device loop without a cost": lambda: of_a_kernel(device_loop, loops_drain=False, iterations_drain=False),
     "barriers": lambda: of_a_kernel(faulty.barriers, 2),
 }
@@ -114,7 +127,7 @@ def test_a_path_by_hand() -> None:
         nisa.tensor_scalar(loaded, loaded, nl.multiply, 2.0)
         nisa.dma_copy(x[0:128], loaded)
 
-    found = of_a_kernel(kernel)
+    found = profile(nki.jit(kernel), spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
     rows = 8 * 4 * faulty.WIDE / 23 / 1000  # eight partitions an engine, 23 bytes a nanosecond
     expected = {
         "moving rows": 2 * rows,
@@ -143,3 +156,17 @@ def test_of_a_long_launch_the_end_is_looked_at(name: str, monkeypatch: pytest.Mo
     assert 0 < len(links) < len(whole)
     assert links == whole[-len(links) :]
     assert f"critical path, last {sum(found.critical_path_us.values()):,.1f} us" in str(found)
+
+
+def test_without_meetings_at_loops_a_loop_takes_what_it_takes_unrolled() -> None:
+    found = of_a_kernel(device_loop, **(DRAINED | {"waits_for_registers": False}))
+    free = of_a_kernel(device_loop, loops_drain=False, iterations_drain=False, loop_entry_us=0.0)
+    (loops,) = [finding for finding in found.why if finding.about == "loops"]
+    assert loops.time_us == pytest.approx(found.time_us - free.time_us)
+
+
+def test_repeated_iterations_are_looked_at_like_others() -> None:
+    found = PROFILES["long loop"]()
+    assert found.recorded._cores[0][1].repeats
+    (loops,) = [finding for finding in found.why if finding.about == "loops"]
+    assert "500 times before test_critical.py:" in loops.text

@@ -36,6 +36,8 @@ class LibraryCase(NamedTuple):
     extended: bool = False
 
 
+# The forward has a form that is chosen by its modelled time; the one that was frozen is this.
+_FORWARD = {"exact_maximum": True}
 # A change of these kernels writes their rows again; it says nothing about the model then.
 LIBRARY = {
     "cross-entropy forward, bfloat16": LibraryCase(1024, 32128, "bfloat16", "forward", Tiling(128, 8032)),
@@ -67,6 +69,7 @@ class Launch(NamedTuple):
                 cores=self.cores,
                 parameters=parameters,
                 extended=of.extended,
+                **_FORWARD if of.direction == "forward" else {},
             ).time_us
         kernel, arguments = CASES[self.case]
         with using(target=self.target):

@@ -15,8 +15,7 @@ from math import prod
 from typing import Any
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.rows.recomputation import ROWS_PER_TRIP
-from nkilib.core.tiling import div_ceil
+from nkilib.core.rows.recomputation import most_trips
 from nkilib.nki import nl
 from nkilib.work import Work
 
@@ -124,4 +123,4 @@ def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
 
     To be asked while the kernel runs, which knows how many cores there are.
     """
-    return {"recompute_rows": div_ceil(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0), ROWS_PER_TRIP)}
+    return {"recompute_rows": most_trips(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0))}

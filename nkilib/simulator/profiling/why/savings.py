@@ -1,4 +1,4 @@
-"""Findings about tensors that are overwritten while others still read them: what a second buffer would give."""
+"""Findings about waits that need not be, with what the launch would take without them: an estimate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ...timing.causes import Waited
 from .cores import Core
 from .facts import NS_PER_US, Facts
 from .finding import Finding
-from .replay import replayed_ns
+from .replay import Changes, replayed_ns
 from .words import percent, times, us
 
 _SAVED_FROM = 0.03
+_SAVED_AT_LOOPS_FROM = 0.05
 _MOST_TRIED = 3
 
 
@@ -32,9 +33,34 @@ def second_buffers(facts: Facts) -> Iterator[Finding]:
     for place, _ in on_path.most_common(_MOST_TRIED):
         # Both cores make the tensor at the same line.
         lives = [life for core in facts.launch.cores for life in core.lives if life.place == place]
-        saved_ns = as_it_is_ns - replayed_ns(facts.launch, {life.storage for life in lives})
+        saved_ns = as_it_is_ns - replayed_ns(facts.launch, Changes({life.storage for life in lives}))
         if facts.share(saved_ns) >= _SAVED_FROM:
             yield _finding(facts, lives[0], saved_ns)
+
+
+def loops(facts: Facts) -> Iterator[Finding]:
+    """Loops of the device, between whose iterations all engines meet."""
+    on_path = [link for link in facts.links if facts.of(link).at(link.number)[3].cause.waited is Waited.loop]
+    if not on_path or not all(core.is_whole for core in facts.launch.cores):
+        return
+    saved_ns = replayed_ns(facts.launch) - replayed_ns(facts.launch, Changes(meets_at_loops=False))
+    if facts.share(saved_ns) < _SAVED_AT_LOOPS_FROM:
+        return
+    held_up = Counter(facts.line_of(link) for link in {link.number: link for link in on_path}.values())
+    (line, count), *_ = held_up.most_common(1)
+    yield Finding(
+        "loops",
+        f"All engines meet at loops of the device and between their iterations, {times(count)} before {line}. If none "
+        f"waited for the others there, the same instructions would take about "
+        f"{_instead(facts, saved_ns)}. Do the work of several steps in one iteration.",
+        saved_ns / NS_PER_US,
+        line.rpartition(" ")[0],
+    )
+
+
+def _instead(facts: Facts, saved_ns: float) -> str:
+    taken, whole = us(facts.time_ns - saved_ns), us(facts.time_ns)
+    return f"{taken} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
 
 
 def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
@@ -42,12 +68,11 @@ def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     pairs = _waiting(facts, core, life.storage)
     (writer, reader), count = pairs.most_common(1)[0]
     what = str(life).partition(", made at ")[0].removeprefix("tensor ")
-    taken = f"{us(facts.time_ns - saved_ns)} instead of {us(facts.time_ns)}"
     return Finding(
         "buffers",
         f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "
         f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same "
-        f"instructions would take about {taken} ({percent(facts.share(saved_ns))} less, an estimate).",
+        f"instructions would take about {_instead(facts, saved_ns)}.",
         saved_ns / NS_PER_US,
         facts.short(life.place),
     )

@@ -1,0 +1,1 @@
+"""What the passes do to the instructions of small kernels."""
