@@ -103,7 +103,7 @@ class EntropyMoment:
 
     def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
         """E_k and s_k of one chunk, whose maximum is there and in which nothing is -inf: :func:`raise_negligible`."""
-        terms = _PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), statistics.scale)
+        terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), statistics.scale)
         terms.sum(chunk_sbuf, pieces, place.of(statistics.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(
@@ -139,7 +139,7 @@ class EntropyMoment:
 
 @dataclass(frozen=True)
 class ShiftedEntropy:
-    """E of a group of batches under shifts: as :class:`EntropyMoment`, with the shift of a row for every m_k.
+    """E of a group of batches under shifts: as ``EntropyMoment``, with the shift of a row for every m_k.
 
     So the chunks of a row are added up as they are. An element above the shift adds to E, and what log S has too much
     for it is subtracted again: where S is at most 2^11, that costs the entropy up to 8 units in the last place of 8.
@@ -155,7 +155,7 @@ class ShiftedEntropy:
 
     def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
         """E and S of one chunk, in which nothing is -inf: :func:`raise_negligible`."""
-        terms = _PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale)
+        terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale)
         terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(self, columns: Columns, chunks: int) -> None:
@@ -173,7 +173,7 @@ class ShiftedEntropy:
 
 
 @dataclass(frozen=True)
-class _PieceTerms:
+class PieceTerms:
     """What goes into the terms of the pieces of a chunk: float32 tiles [rows, 1]."""
 
     bias_sbuf: nl.NkiTensor
