@@ -120,6 +120,7 @@ _ASKED: Final = {f"with_{name}": {f"with_{name}": True} for name in ("argmax", "
 EXTENDED_FORWARD: Final = {
     **EXTENDED,
     **_ASKED,
+    "entropy under a shift": {**_ASKED["with_entropy"], "exact_maximum": False, "temperature": 0.7},
     "shift": {**EXTENDED["class weights"], **EXTENDED["ignored"], "with_log_sum": True, "exact_maximum": False},
     "shift, rows anew": {**EXTENDED["class weights"], "exact_maximum": False, "logits_hbm": _planted()},
     "all": {**_TOGETHER, **{name: True for name in _ASKED}},

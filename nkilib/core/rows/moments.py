@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.psum import Piece
+from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, selected, sum_in_place
 from nkilib.nki import nisa, nl
@@ -101,34 +102,9 @@ class EntropyMoment:
     row_entropy_sbuf: nl.NkiTensor
 
     def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
-        """E_k and s_k of one chunk, whose maximum is there and in which nothing is -inf: :func:`raise_negligible`.
-
-        The registers of both engines add up the pieces.
-        """
-        for piece in pieces:
-            elements_sbuf = piece.of(chunk_sbuf)
-            command = nisa.reduce_cmd.reset_reduce if piece.is_first else nisa.reduce_cmd.reduce
-            nisa.activation(
-                dst=piece.tile_psum,
-                op=nl.exp,
-                data=elements_sbuf,
-                bias=place.of(statistics.bias_sbuf),
-                scale=statistics.scale,
-                reduce_op=nl.add,
-                reduce_res=place.of(statistics.sums_sbuf) if piece.is_last else None,
-                reduce_cmd=command,
-            )
-            nisa.scalar_tensor_tensor(
-                dst=piece.tile_psum,
-                data=elements_sbuf,
-                op0=nl.add,
-                operand0=place.of(statistics.neg_max_sbuf),
-                op1=nl.multiply,
-                operand1=piece.tile_psum,
-                reduce_op=nl.add,
-                reduce_res=place.of(self.entropy_sbuf) if piece.is_last else None,
-                reduce_cmd=command,
-            )
+        """E_k and s_k of one chunk, whose maximum is there and in which nothing is -inf: :func:`raise_negligible`."""
+        terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), statistics.scale)
+        terms.sum(chunk_sbuf, pieces, place.of(statistics.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
@@ -157,30 +133,115 @@ class EntropyMoment:
         return selected(statistics.columns.in_use(self.entropy_sbuf, chunks), has_elements_sbuf)
 
     def entropies(self, statistics: Statistics) -> nl.NkiTensor:
-        """log d - scale * E / d of the rows: neither term is negative after the sign, so nothing cancels."""
-        entropies_sbuf = statistics.columns.row_tile()
-        nisa.reciprocal(dst=entropies_sbuf, data=statistics.row_sum_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=entropies_sbuf,
-            data=entropies_sbuf,
-            op0=nl.multiply,
-            operand0=statistics.scale,
-            op1=nl.multiply,
-            operand1=self.row_entropy_sbuf,
-        )
-        nisa.tensor_tensor(dst=entropies_sbuf, data1=statistics.log_sum_sbuf, data2=entropies_sbuf, op=nl.subtract)
-        return entropies_sbuf
+        """Of the rows: neither term is negative after the sign, so nothing cancels."""
+        return _entropies(statistics, self.row_entropy_sbuf)
 
 
-def raise_negligible(chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float) -> None:
+@dataclass(frozen=True)
+class ShiftedEntropy:
+    """E of a group of batches under shifts: as ``EntropyMoment``, with the shift of a row for every m_k.
+
+    So the chunks of a row are added up as they are. An element above the shift adds to E, and what log S has too much
+    for it is subtracted again: where S is at most 2^11, that costs the entropy up to 8 units in the last place of 8.
+    """
+
+    entropy_sbuf: nl.NkiTensor
+    row_entropy_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, columns: Columns) -> ShiftedEntropy:
+        """Not written yet."""
+        return cls(columns.tile(), columns.row_tile())
+
+    def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
+        """E and S of one chunk, in which nothing is -inf: :func:`raise_negligible`."""
+        terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale)
+        terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
+
+    def combine(self, columns: Columns, chunks: int) -> None:
+        """E of the rows."""
+        nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=columns.in_use(self.entropy_sbuf, chunks), axis=2)
+
+    def restart(self, columns: Columns, chunks: int) -> None:
+        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        self.combine(columns, chunks)
+        columns.restart(self.entropy_sbuf, self.row_entropy_sbuf)
+
+    def entropies(self, sums: ShiftedSums) -> nl.NkiTensor:
+        """Of the rows."""
+        return _entropies(sums, self.row_entropy_sbuf)
+
+
+@dataclass(frozen=True)
+class PieceTerms:
+    """What goes into the terms of the pieces of a chunk: float32 tiles [rows, 1]."""
+
+    bias_sbuf: nl.NkiTensor
+    neg_center_sbuf: nl.NkiTensor
+    scale: float
+
+    def sum(
+        self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
+    ) -> None:
+        """The sums of e = exp(scale * x + bias) and of e * (x - center).
+
+        The registers of both engines add up the pieces.
+        """
+        for piece in pieces:
+            elements_sbuf = piece.of(chunk_sbuf)
+            command = nisa.reduce_cmd.reset_reduce if piece.is_first else nisa.reduce_cmd.reduce
+            nisa.activation(
+                dst=piece.tile_psum,
+                op=nl.exp,
+                data=elements_sbuf,
+                bias=self.bias_sbuf,
+                scale=self.scale,
+                reduce_op=nl.add,
+                reduce_res=sum_sbuf if piece.is_last else None,
+                reduce_cmd=command,
+            )
+            nisa.scalar_tensor_tensor(
+                dst=piece.tile_psum,
+                data=elements_sbuf,
+                op0=nl.add,
+                operand0=self.neg_center_sbuf,
+                op1=nl.multiply,
+                operand1=piece.tile_psum,
+                reduce_op=nl.add,
+                reduce_res=entropy_sbuf if piece.is_last else None,
+                reduce_cmd=command,
+            )
+
+
+def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """log d - scale * E / d, [rows, batches]."""
+    entropies_sbuf = sums.columns.row_tile()
+    nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=entropies_sbuf,
+        data=entropies_sbuf,
+        op0=nl.multiply,
+        operand0=sums.scale,
+        op1=nl.multiply,
+        operand1=row_entropy_sbuf,
+    )
+    nisa.tensor_tensor(dst=entropies_sbuf, data1=sums.log_sum_sbuf, data2=entropies_sbuf, op=nl.subtract)
+    return entropies_sbuf
+
+
+def raise_negligible(
+    chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float, is_shared: bool = False
+) -> None:
     """Raise elements of a chunk with exp(scale * (x - m)) = 0, where they stand, so that none is -inf.
 
-    Of bfloat16, Vector takes four elements a cycle. A chunk of -inf alone stays as it is.
+    A chunk of -inf alone stays as it is.
 
     Args:
         chunk_sbuf: x, [rows, columns].
         neg_max_sbuf: -m, minus the maximum or anything that is not far below it, float32 [rows, 1].
         scale: positive.
+        is_shared: GpSimd takes a half, for where Vector has another chunk to work on meanwhile: of bfloat16 Vector
+            takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
     """
     lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
@@ -191,7 +252,19 @@ def raise_negligible(chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale
         op1=nl.minimum,
         operand1=_RAISED_MOST / scale,
     )
-    nisa.tensor_scalar(dst=chunk_sbuf, data=chunk_sbuf, op0=nl.maximum, operand0=lowest_sbuf)
+    columns = chunk_sbuf.shape[1]
+    half = columns // 2 if is_shared else 0
+    if half > 0:
+        second_sbuf = chunk_sbuf[:, columns - half : columns]
+        nisa.tensor_tensor(
+            dst=second_sbuf,
+            data1=second_sbuf,
+            data2=lowest_sbuf.broadcast(1, half),
+            op=nl.maximum,
+            engine=nisa.engine.gpsimd,
+        )
+    first_sbuf = chunk_sbuf[:, 0 : columns - half]
+    nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=lowest_sbuf)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class PsumRing:
-    """The tiles of PSUM, which share it evenly.
+    """The tiles of PSUM that pieces take in turn.
 
     Attributes:
         tiles_psum: float32 [rows, columns of a piece].
@@ -51,21 +51,26 @@ class PsumRing:
     most: int
 
     @classmethod
-    def make(cls, rows: int, chunk_size: int) -> PsumRing:
-        """For chunks of at most that size."""
-        fitting = nl.tile_size.psum_num_banks * nl.tile_size.psum_bank_fmax_bytes // (_TURNS * _FLOAT32_BYTES)
-        size = min(fitting, chunk_size)
+    def make(cls, rows: int, chunk_size: int, reserved_bytes: int = 0) -> PsumRing:
+        """For chunks of at most that size; so many bytes of a partition are left to others.
+
+        The tiles have as many whole banks each, so that two engines do not meet in one: were one tile larger, Vector
+        would wait while Scalar writes it.
+        """
+        bank_bytes = nl.tile_size.psum_bank_fmax_bytes
+        banks = (nl.tile_size.psum_num_banks - div_ceil(reserved_bytes, bank_bytes)) // _TURNS
+        size = min(banks * bank_bytes // _FLOAT32_BYTES, chunk_size)
         tiles = [nl.ndarray((rows, size), dtype=nl.float32, buffer=nl.psum) for _ in range(_TURNS)]
         return cls(tiles, div_ceil(chunk_size, size))
 
     def pieces(self, load: int, chunk_sbuf: nl.NkiTensor) -> list[Piece]:
         """Those of chunk number ``load`` of the core, of which a tile has the size."""
         rows, columns = chunk_sbuf.shape
-        size = self.tiles_psum[0].shape[1]
-        starts = range(0, columns, size)
-        found = []
-        for number, start in enumerate(starts):
-            end = min(start + size, columns)
-            tile_psum = self.tiles_psum[(load * self.most + number) % _TURNS][0:rows, 0 : end - start]
-            found.append(Piece(start, end, start == 0, end == columns, tile_psum))
+        found: list[Piece] = []
+        start = 0
+        while start < columns:
+            tile_psum = self.tiles_psum[(load * self.most + len(found)) % len(self.tiles_psum)]
+            end = min(start + tile_psum.shape[1], columns)
+            found.append(Piece(start, end, start == 0, end == columns, tile_psum[0:rows, 0 : end - start]))
+            start = end
         return found

@@ -29,6 +29,9 @@ TILES_PER_TRIP = 2
 # Batches of a core: their numbers are exact in bfloat16, and the list fits a bank of PSUM.
 BATCHES_MAX = 256
 # Rows of a matrix: their numbers are exact in float32, and one that is none is out of range.
+# Bytes of a partition of PSUM for tiles of a group of batches.
+_PSUM_OF_SLOTS = 512
+_FLOAT32_BYTES = 4
 ROWS_MAX = 2**23
 _NO_ROW = 2.0**24
 # Of the exchange of counts between the cores.
@@ -220,6 +223,11 @@ class FlaggedRows:
             integer_count_sbuf,
             list_psum,
         )
+
+    @property
+    def psum_bytes(self) -> int:
+        """What the list, and what it is made with, may take of a partition of PSUM."""
+        return 2 * self.tiles * _FLOAT32_BYTES + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
         """Add the rows of a group of batches whose flag, float32 [rows, batches], is 1 and not 0."""

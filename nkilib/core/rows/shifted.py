@@ -30,6 +30,8 @@ from nkilib.nki import nisa, nl
 SUM_MIN = 0.5
 _SUM_MAX_OF_BFLOAT16 = 2.0**23
 _SUM_MAX_OF_FLOAT32 = 2.0**11
+# Beside an entropy, from which log S is subtracted again but for what the softmax is spread.
+SUM_MAX_BESIDE_ENTROPY = 2.0**11
 
 
 def sum_max(dtype: nl.DType) -> float:

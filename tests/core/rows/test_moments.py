@@ -62,7 +62,7 @@ def _take(statistics: Statistics, moments: Any, visit: Visit, factors_sbuf: Any)
     neg_max_sbuf = visit.place.of(statistics.neg_max_sbuf)
     statistics.take_maximum(visit.tile_sbuf, visit.place)
     moments.first.take(visit.tile_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, visit.place)
-    raise_negligible(visit.tile_sbuf, neg_max_sbuf, statistics.scale)
+    raise_negligible(visit.tile_sbuf, neg_max_sbuf, statistics.scale, is_shared=visit.chunk.number % 2 == 0)
     pieces = PsumRing.make(*shape).pieces(visit.chunk.load, visit.tile_sbuf)
     moments.entropy.take(statistics, visit.tile_sbuf, pieces, visit.place)
 

@@ -171,7 +171,7 @@ class _Forward:
             products_sbuf = self.products.tile(load, logits_sbuf)
             moments.first.take(scores_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, place)
         if self.exponentials is not None:
-            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale)
+            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale, is_shared=True)
         return _OpenChunk(load, place, scores_sbuf)
 
     def _take_exponentials(self, group: Group, chunk: _OpenChunk) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.argmax import Argmax
 from nkilib.core.rows.batches import BatchGroup, StoredRows
-from nkilib.core.rows.moments import FirstMoment, Moments
+from nkilib.core.rows.moments import FirstMoment, Moments, ShiftedEntropy
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -122,16 +122,34 @@ class ShiftedGroup:
 
     Attributes:
         batches: of the group.
-        statistics: chunk by chunk.
+        statistics, entropy: chunk by chunk; None for an entropy that nobody asks for.
         targets: one of each row is an element of the row, whether it counts or not.
     """
 
     batches: BatchGroup
     statistics: ShiftedSums
+    entropy: ShiftedEntropy | None
     targets: TargetValues
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> ShiftedGroup:
         """For rows of so many chunks of ``dtype``."""
         columns = Columns.of_group(batches, num_chunks)
-        return cls(batches, ShiftedSums.make(columns, dtype, options.scale), TargetValues.make(columns, dtype, options))
+        return cls(
+            batches,
+            ShiftedSums.make(columns, dtype, options.scale),
+            ShiftedEntropy.make(columns) if options.wanted.entropy else None,
+            TargetValues.make(columns, dtype, options),
+        )
+
+    def combine(self, chunks: int) -> None:
+        """What was gathered of chunks becomes that of rows."""
+        self.statistics.combine_sums(chunks)
+        if self.entropy is not None:
+            self.entropy.combine(self.statistics.columns, chunks)
+
+    def restart(self, chunks: int) -> None:
+        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        self.statistics.restart(chunks)
+        if self.entropy is not None:
+            self.entropy.restart(self.statistics.columns, chunks)

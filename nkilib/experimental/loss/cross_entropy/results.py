@@ -94,6 +94,8 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
         found.append((results.position_weight_hbm, _where_held(weight_sbuf, masks)))
     if isinstance(group, Group):
         found += _of_all_classes(group, results)
+    elif group.entropy is not None:
+        found.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
     if results.maximum_hbm is not None:
         found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
         found.append((results.log_sum_hbm, statistics.log_sum_sbuf))

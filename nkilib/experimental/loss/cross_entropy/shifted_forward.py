@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
+from nkilib.core.rows.moments import Moments, raise_negligible
+from nkilib.core.rows.psum import PsumRing
 from nkilib.core.rows.recomputation import ROWS_OF_TILE, FlaggedRows, GatheredRows, KeptValues, Slots
-from nkilib.core.rows.shifted import doubtful, sum_max
+from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.tiling import div_ceil
@@ -24,6 +26,8 @@ from nkilib.nki import nisa, nl
 
 # A chunk of rows that are computed anew is so much smaller.
 _PARTS = 2
+# Columns of a first chunk that the shift is taken of beside an entropy.
+_SAMPLE_BESIDE_ENTROPY = 2048
 
 
 def shifted_forward_of_core(launch: Launch, options: Options, results: Results) -> None:
@@ -43,6 +47,7 @@ class _ShiftedForward:
         groups: of batches.
         finder: of the targets.
         flagged: rows to be computed anew.
+        exponentials: of pieces, for the entropy; None without it.
         stores: of results.
     """
 
@@ -54,6 +59,7 @@ class _ShiftedForward:
     groups: list[BatchGroup]
     finder: TargetFinder
     flagged: FlaggedRows
+    exponentials: PsumRing | None
     stores: list[nisa.NkiInstruction]
 
     @classmethod
@@ -63,6 +69,10 @@ class _ShiftedForward:
         sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_OF_TILE)
         logits = Stream(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
+        flagged = FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches))
+        exponentials = None
+        if options.wanted.entropy:
+            exponentials = PsumRing.make(sbuf.rows, sbuf.chunk_size, flagged.psum_bytes)
         return cls(
             launch,
             options,
@@ -71,7 +81,8 @@ class _ShiftedForward:
             logits,
             batch_groups(batches, most_batches_of_group(logits.num_chunks)),
             TargetFinder.make(launch.targets_hbm, rows, cores, options),
-            FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches)),
+            flagged,
+            exponentials,
             [],
         )
 
@@ -85,10 +96,13 @@ class _ShiftedForward:
         self._gather_targets(group, 0)
         for number, batches in enumerate(self.groups):
             first, last = batches.start * chunks, batches.end * chunks - 1
-            following = group
+            following, opened = group, first
             for load in range(first, last + 1):
                 chunk = self.logits.chunk(load)
                 visit = load // chunks
+                while opened <= min(load + self._ahead, last):
+                    self._open_chunk(group, self.logits.chunk(opened), opened // chunks - batches.start)
+                    opened += 1
                 self._take_chunk(group, chunk, visit - batches.start)
                 if chunk.number == 0 and visit + 1 < len(self.logits.batches):
                     if visit + 1 == batches.end:
@@ -120,18 +134,39 @@ class _ShiftedForward:
                 src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
             )
 
+    @property
+    def _ahead(self) -> int:
+        """How many chunks are opened before a chunk is summed: Vector raises elements of the next one meanwhile.
+
+        That takes a third chunk buffer: with two, the load after the next one would come before this chunk is used.
+        """
+        return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
+
+    def _open_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
+        """What comes before the exponentials of a chunk: of the first one of a row the shift."""
+        statistics, chunk_sbuf = group.statistics, self.logits.loaded(chunk.load)
+        if chunk.number == 0:
+            # Beside the entropy, Vector has no time for more.
+            columns = min(chunk.columns, _SAMPLE_BESIDE_ENTROPY) if group.entropy is not None else chunk.columns
+            sample_sbuf = chunk_sbuf[:, 0:columns]
+            statistics.take_shift(sample_sbuf, group.targets.logits_sbuf[:, batch : batch + 1], batch)
+        if group.entropy is not None:
+            raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale, is_shared=True)
+
     def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """The sum of one chunk; of the first one of a row also the shift."""
+        """The sums of one chunk."""
         statistics = group.statistics
         if statistics.columns.are_full(chunk.number):
-            statistics.restart(chunk.number)
-        chunk_sbuf = self.logits.loaded(chunk.load)
-        if chunk.number == 0:
-            statistics.take_shift(chunk_sbuf, group.targets.logits_sbuf[:, batch : batch + 1], batch)
-        statistics.take_sum(chunk_sbuf, chunk_sbuf, statistics.columns.place(batch, chunk.number))
+            group.restart(chunk.number)
+        chunk_sbuf = self.logits.on_chip(chunk.load)
+        place = statistics.columns.place(batch, chunk.number)
+        if group.entropy is None or self.exponentials is None:
+            statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
+        else:
+            group.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(chunk.load, chunk_sbuf), place)
 
     def _take_logs(self, group: ShiftedGroup) -> None:
-        group.statistics.combine_sums(self.logits.num_chunks)
+        group.combine(self.logits.num_chunks)
         group.statistics.take_logs()
 
     def _finish(self, group: ShiftedGroup) -> None:
@@ -140,7 +175,7 @@ class _ShiftedForward:
 
     def _end(self, group: ShiftedGroup) -> None:
         """Finish the last group, whose results are stored while the cores exchange how many rows are left."""
-        group.statistics.combine_sums(self.logits.num_chunks)
+        group.combine(self.logits.num_chunks)
         slots = self._counted(group)
         others_sbuf = self.flagged.exchanged_count()
         group.statistics.take_logs()
@@ -149,7 +184,8 @@ class _ShiftedForward:
         self.flagged.recompute(self._recompute, others_sbuf, self.stores)
 
     def _counted(self, group: ShiftedGroup) -> Slots:
-        return self.flagged.counted(doubtful(group.statistics.row_sum_sbuf, sum_max(self.launch.dtype)))
+        most = sum_max(self.launch.dtype) if group.entropy is None else SUM_MAX_BESIDE_ENTROPY
+        return self.flagged.counted(doubtful(group.statistics.row_sum_sbuf, most))
 
     def _store(self, group: ShiftedGroup) -> None:
         self.stores.extend(store_results(group, self.results, self.options))
@@ -160,23 +196,28 @@ class _ShiftedForward:
         logits = Stream(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
-        groups = []
+        groups: list[Group] = []
         for load in range(logits.loads):
             chunk = logits.chunk(load)
             if chunk.number == 0:
-                statistics = Statistics.make(columns, self.launch.dtype)
+                statistics = Statistics.make(columns, self.launch.dtype, self.options.scale)
+                moments = Moments.make(columns, False, self.options.wanted.entropy)
             if columns.are_full(chunk.number):
-                _combine(statistics, chunk.number)
-                statistics.restart()
+                groups[-1].restart(chunk.number)
             chunk_sbuf, place = logits.loaded(load), columns.place(0, chunk.number)
             statistics.take_maximum(chunk_sbuf, place)
-            statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
+            if moments is None or moments.entropy is None or self.exponentials is None:
+                statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
+            else:
+                raise_negligible(chunk_sbuf, place.of(statistics.neg_max_sbuf), statistics.scale)
+                moments.entropy.take(statistics, chunk_sbuf, self.exponentials.pieces(load, chunk_sbuf), place)
             if chunk.number == 0:  # its gathers come behind those of the first chunks
                 targets = self._targets_of(chunk.batch)
-                groups.append(Group(chunk.batch, statistics, None, None, statistics.exact_neg_max_sbuf, targets))
+                groups.append(Group(chunk.batch, statistics, moments, None, statistics.exact_neg_max_sbuf, targets))
         # All tiles at the end: a store that waits for its values would hold up gathers of chunks.
         for group in groups:
-            _combine(group.statistics, chunks)
+            group.take_weights(chunks)
+            group.combine(chunks)
         for group in groups:
             group.statistics.take_logs()
             store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
@@ -197,10 +238,3 @@ class _ShiftedForward:
         if self.options.is_weighted and self.results.position_weight_hbm is not None:
             weights_sbuf = rows.loaded(self.results.position_weight_hbm)
         return TargetValues(rows.kept(self.target_logits), masks, weights_sbuf)
-
-
-def _combine(statistics: Statistics, chunks: int) -> None:
-    """What was gathered of chunks becomes that of rows."""
-    statistics.take_distances(chunks)
-    statistics.take_weights(chunks)
-    statistics.combine_sums(chunks)

@@ -247,9 +247,7 @@ def test_a_shard_of_the_vocabulary() -> None:
 NEEDS_MAXIMUM = {
     "label_smoothing": ({"label_smoothing": 0.1}, "with label_smoothing, which sums distances from it"),
     "cap": ({"logit_softcap": 30.0}, "with logit_softcap"),
-    "temperature": ({"temperature": 0.5}, "with temperature"),
     "argmax": ({"with_argmax": True}, "with with_argmax"),
-    "entropy": ({"with_entropy": True}, "with with_entropy"),
     "distance sum": ({"with_distance_sum": True}, "with with_distance_sum"),
     "probabilities": ({"targets_hbm": np.full((3, 100), 0.01, np.float32)}, "for class probabilities"),
 }

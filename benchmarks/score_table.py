@@ -1,0 +1,111 @@
+"""Token scores beside the plain forward: ``python -m benchmarks.score_table``.
+
+Log-probability and entropy of every position, in both forms of the forward, over the loss alone with the exact maximum.
+From shapes alone, on two cores of trn2. Modelled, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from benchmarks._display import verdict
+from examples._display import heading, make_console, plain_table
+from nkilib.experimental.loss import Tiling, choose_tiling
+from nkilib.experimental.loss.profiling import profile_launch
+from nkilib.nki import NOT_SIMULATED, SIMULATED
+from nkilib.simulator import Profile
+
+# Positions and classes, and the chunk with which the plain forward with the exact maximum is fastest.
+LAUNCHES = {(512, 32768): 4096, (4096, 129280): 25856}
+# At most so many times the plain forward, by the form: with the exact maximum, and without.
+GOALS = {True: 2.4, False: 1.35}
+# All that token_scores asks for.
+SCORES = {"with_entropy": True, "with_log_sum": True}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A launch in one form.
+
+    Attributes:
+        positions, vocabulary: of the launch.
+        is_exact: it takes the exact maximum of every row.
+        found: no row computed anew.
+        plain_us: of the loss alone.
+    """
+
+    positions: int
+    vocabulary: int
+    is_exact: bool
+    found: Profile
+    plain_us: float
+
+    @property
+    def times_plain(self) -> float:
+        """The time as a multiple of the plain forward's."""
+        return self.found.time_us / self.plain_us
+
+    @property
+    def worst_us(self) -> float:
+        """With every row computed anew."""
+        return self.found.time_us if self.found.with_all_trips is None else self.found.with_all_trips.time_us
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the goal is."""
+        return self.times_plain <= GOALS[self.is_exact]
+
+
+def rows() -> Iterator[Row]:
+    """The rows of the table, one at a time."""
+    for (positions, vocabulary), chunk_size in LAUNCHES.items():
+        launch = positions, vocabulary, "bfloat16", "forward"
+        plain = profile_launch(*launch, Tiling(128, chunk_size), exact_maximum=True)
+        tiling = choose_tiling(*launch, extended=True)
+        for is_exact in GOALS:
+            found = profile_launch(*launch, tiling, extended=True, **SCORES, exact_maximum=is_exact)
+            yield Row(positions, vocabulary, is_exact, found, plain.time_us)
+
+
+def _table(found: Sequence[Row]) -> Table:
+    table = plain_table("Token scores: microseconds, modelled, not measured")
+    for column in ("N", "V", "maximum", "us", "every row anew", "plain", "times", "goal", ""):
+        table.add_column(column, justify="right")
+    for row in found:
+        sizes = (str(row.positions), str(row.vocabulary), "exact" if row.is_exact else "shift")
+        times = (f"{row.found.time_us:,.1f}", f"{row.worst_us:,.1f}", f"{row.plain_us:,.1f}")
+        table.add_row(*sizes, *times, f"{row.times_plain:.2f}", f"{GOALS[row.is_exact]:.2f}", verdict(row.is_met))
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; returns 0, 1 if a goal is missed, or 2 if there is no simulator that models."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.score_table",
+        description="Model log-probability and entropy of every position beside the loss alone, in bfloat16.",
+        epilog="The exit code is 1 if a goal is missed.",
+    )
+    parser.parse_args(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print(NOT_SIMULATED)
+        return 2
+    console.print(
+        heading(
+            "Log-probability and entropy of every position: two cores of trn2, bfloat16",
+            "Modelled, not measured. Times are those of the loss alone with the exact maximum.",
+        )
+    )
+    found = list(rows())
+    console.print(_table(found))
+    met = sum(row.is_met for row in found)
+    console.print(f"Goals met: {met} of {len(found)}.")
+    return int(met < len(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
