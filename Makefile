@@ -17,7 +17,7 @@ help:
 	@echo "make test     linters, type checker and tests"
 	@echo "make lint     linters and type checker only"
 	@echo "make sweep    the kernels over real vocabularies and many tunings (long)"
-	@echo "make bench    speed and memory of the simulation and of nkilib.torch, and what an instruction costs"
+	@echo "make bench    speed and memory of the simulation and of nkilib.torch, what an instruction and a long profile cost"
 	@echo "make profile  the kernels beside the bound of the hardware (modelled, not measured)"
 	@echo "make clean    remove the virtual environment and caches"
 
@@ -45,6 +45,7 @@ bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.bench
 	$(RUN) -m benchmarks.torch_path
 	$(RUN) -m benchmarks.instruction_cost
+	$(RUN) -m benchmarks.loop_profiles
 
 profile: $(VENV)/.installed-cli
 	$(RUN) -m benchmarks.profile_table

@@ -44,6 +44,11 @@ class Step(ABC):
         return 1
 
     @property
+    def runs_last(self) -> bool:
+        """Whether it may leave the device in a state that nobody knows."""
+        return False
+
+    @property
     def variables(self) -> Mapping[str, str]:
         """Environment variables that its launch needs beside those of every step."""
         return {}

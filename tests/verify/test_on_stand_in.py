@@ -7,23 +7,38 @@ from pathlib import Path
 
 import pytest
 
+from nkilib.verify.observation import Observation
+from nkilib.verify.verdict import Status
 from tests.neuron import machine
+from tests.verify.launch_all import steps
+
+STEPS = {step.name: (number, step) for number, step in enumerate(steps())}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "steps"),
-    [
-        (("--only", "kernels", "--step", "extended_inline"), 1),
-        pytest.param(("--only", "kernels", "probes"), None, marks=pytest.mark.sweep),
-    ],
-)
-def test_steps_are_as_expected(tmp_path: Path, arguments: tuple[str, ...], steps: int | None) -> None:
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every step gives on the stand-in, in one process."""
+    directory = tmp_path_factory.mktemp("launched")
+    done = machine.run("-m", "tests.verify.launch_all", directory)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_kernel_and_probe_is_documented_nki(name: str, launched: Path) -> None:
+    number, step = STEPS[name]
+    verdict = step.judge(Observation.load(launched / str(number)), is_device=True)
+    assert verdict.status is Status.AS_EXPECTED, verdict.text
+
+
+def test_a_launch_and_its_judge_are_processes_of_their_own(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = machine.run("-m", "nkilib", "verify", "--on", "device", "--report", report, *arguments)
+    only = ("--only", "kernels", "--step", "extended_inline")
+    done = machine.run("-m", "nkilib", "verify", "--on", "device", "--report", report, *only)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("nkilib verify on a Neuron device: ")
     read = json.loads(report.read_text())
-    assert read["summary"] == {"as expected": steps or len(read["steps"])} and read["place"] == "device"
+    assert read["summary"] == {"as expected": 1} and read["place"] == "device"
 
 
 @pytest.mark.sweep

@@ -127,7 +127,7 @@ class GatheredRows:
 
 
 @dataclass(frozen=True)
-class _SlotTables:
+class SlotTables:
     """What slots are computed with.
 
     Attributes:
@@ -143,7 +143,7 @@ class _SlotTables:
     ordinal_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, tiles: int) -> _SlotTables:
+    def make(cls, tiles: int) -> SlotTables:
         """For a list of so many tiles."""
         shape = (ROWS_OF_TILE, ROWS_OF_TILE)
         wide = (ROWS_OF_TILE, max(ROWS_OF_TILE, tiles))
@@ -195,7 +195,7 @@ class FlaggedRows:
     core: int
     rows_per_batch: int
     tiles: int
-    constants: _SlotTables
+    constants: SlotTables
     count_sbuf: nl.NkiTensor
     integer_count_sbuf: nl.NkiTensor
     list_psum: nl.NkiTensor
@@ -215,7 +215,7 @@ class FlaggedRows:
             core,
             rows_per_batch,
             tiles,
-            _SlotTables.make(tiles),
+            SlotTables.make(tiles),
             count_sbuf,
             integer_count_sbuf,
             list_psum,

@@ -5,6 +5,7 @@ Instructions are counted for each core. A tensor that the kernel makes but never
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from ..target.limits import PARTITIONS
@@ -39,13 +40,13 @@ class LiveRange:
     __slots__ = (
         "_code",
         "_dtype",
+        "_earlier",
         "_line",
         "_name",
         "_shape",
         "address",
         "area",
         "counted",
-        "earlier",
         "first",
         "last",
         "nbytes",
@@ -76,7 +77,7 @@ class LiveRange:
         self._shape, self._dtype, self._name = shape, dtype, name
         self.first = self.last = self.counted = _NEVER
         self.window = 0
-        self.earlier: list[tuple[int, int]] = []
+        self._earlier: list[tuple[int, int]] | None = None  # most have none
         frame = kernel_frame()
         self._code = None if frame is None else frame.f_code
         self._line = 0 if frame is None else frame.f_lineno
@@ -85,6 +86,10 @@ class LiveRange:
     def place(self) -> str:
         """``file:line`` of the kernel that made the tensor."""
         return "<unknown>" if self._code is None else f"{self._code.co_filename}:{self._line}"
+
+    @property
+    def earlier(self) -> Sequence[tuple[int, int]]:
+        return self._earlier or ()
 
     @property
     def is_used(self) -> bool:
@@ -99,7 +104,8 @@ class LiveRange:
     def restart(self, number: int) -> None:
         """Instruction ``number`` overwrites the whole tensor: what it held before is not needed any more."""
         if self.is_used:
-            self.earlier.append((self.first, self.last))
+            self._earlier = self._earlier or []
+            self._earlier.append((self.first, self.last))
         self.first = self.last = number
 
     def __str__(self) -> str:

@@ -81,10 +81,9 @@ def _cycles(collection: Collection) -> dict[str, float]:
     plans: dict[int, Plan] = {}
     counts: Counter[int] = Counter()
     for trace in collection.traces:
-        for note in trace.settled.notes:
-            plan = note[1]
+        for plan, count in trace.settled.notes.plans():
             plans[id(plan)] = plan
-            counts[id(plan)] += 1
+            counts[id(plan)] += count
     cycles: dict[str, float] = {}
     for key, plan in plans.items():
         if plan.cycles and not plan.others:

@@ -42,6 +42,8 @@ class Cause(NamedTuple):
     meets: bool = False
 
 
+NO_CAUSE = Cause()
+
 _Key = tuple[Waited, int, tuple[int, ...], int, int, bool]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from types import CodeType
 from typing import NamedTuple, overload
 
@@ -79,14 +80,14 @@ class Notes(Sequence[Note]):
 
     def __init__(self) -> None:
         self._numbers = array("q")
-        self._site = array("L")
+        self._site = array("I")
         self._starts = array("d")
         self._ends = array("d")
-        self._cause = array("L")
+        self._cause = array("I")
         self._sites: list[_Site] = []
         self._site_of: dict[tuple[int, str | None, int, int], int] = {}
         self._causes: list[Cause] = []
-        self._cause_of: dict[Cause, int] = {}
+        self._cause_of: dict[int, int] = {}  # by the id of a cause, of which there is one object
         self._repeats: list[Repeat] = []
 
     def add(self, number: int, plan: Plan, label: str | None, span: Span, code: CodeType | None, position: int) -> None:
@@ -97,9 +98,9 @@ class Notes(Sequence[Note]):
             site = self._site_of[key] = len(self._sites)
             self._sites.append(_Site(plan, label, code, position))
         start, end, cause = span
-        known = self._cause_of.get(cause)
+        known = self._cause_of.get(id(cause))
         if known is None:
-            known = self._cause_of[cause] = len(self._causes)
+            known = self._cause_of[id(cause)] = len(self._causes)
             self._causes.append(cause)
         self._numbers.append(number)
         self._site.append(site)
@@ -143,6 +144,20 @@ class Notes(Sequence[Note]):
         """When an instruction that was run has started and ended."""
         return self._note(bisect_left(self._numbers, number), Shift())[3]
 
+    def plans(self) -> Iterator[tuple[Plan, int]]:
+        """What instructions there are, and how many of each; a plan may come several times."""
+        counts: Counter[int] = Counter()
+        self._count(counts, 0, self.run, self._repeats, 1)
+        return ((self._sites[site].plan, count) for site, count in counts.items())
+
+    def _count(self, counts: Counter[int], first: int, end: int, repeats: Sequence[Repeat], times: int) -> None:
+        for each in repeats:
+            self._count(counts, first, each.end, each.inner, times)
+            self._count(counts, each.first, each.end, each.inner, times * each.times)
+            first = each.end
+        for site, count in Counter(self._site[first:end]).items():
+            counts[site] += times * count
+
     def again(self, first: int, last: int) -> Iterator[float]:
         """How much later that happens again, each time, which two instructions begin and end that were run."""
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
@@ -162,20 +177,30 @@ class Notes(Sequence[Note]):
 
     def __getitem__(self, at: int | slice) -> Note | list[Note]:
         if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
+            start, stop, step = at.indices(len(self))
+            if step == 1:
+                return list(islice(self._between(0, self.run, self._repeats, Shift(), start), max(0, stop - start)))
+            return [self[each] for each in range(start, stop, step)]
         count = len(self)
         position = at + count if at < 0 else at
         if not 0 <= position < count:
             raise IndexError(f"note {at} of {count}")
         return self._found(0, self._repeats, position, Shift())
 
-    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift) -> Iterator[Note]:
+    def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
+        """The notes between two positions with what is repeated there, but for the first ``skip`` ones."""
         for each in repeats:
-            yield from self._between(first, each.end, each.inner, shift)
+            inside = each.end - first + each.added_inside
+            if skip < inside:
+                yield from self._between(first, each.end, each.inner, shift, skip)
+            skip = max(0, skip - inside)
             first = each.end
-            for time in range(1, each.times + 1):
-                yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift))
-        for position in range(first, end):
+            skipped = min(each.times, skip // each.period)
+            skip -= skipped * each.period
+            for time in range(1 + skipped, 1 + each.times):
+                yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift), skip)
+                skip = 0
+        for position in range(first + skip, end):
             yield self._note(position, shift)
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:

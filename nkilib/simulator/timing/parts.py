@@ -15,7 +15,7 @@ from ..memory.byte_spans import first_meeting, spans_of
 from ..terms.layout import Layout, extent
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Part:
     """Some elements of a storage. Equal ones are one object: see :func:`part_of`.
 

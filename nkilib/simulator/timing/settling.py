@@ -11,7 +11,7 @@ from ..target.generation import Generation
 from ..terms.enums import Engine
 from ..terms.regions import MemoryRegion
 from .banks import Banks
-from .causes import Cause
+from .causes import NO_CAUSE
 from .footprints import Footprint, Form
 from .noted import Access, Noted
 from .notes import Notes
@@ -92,7 +92,7 @@ class Settling:
         if definition.engines == SEQUENCER:
             return plan, self._sequence(noted, reads, writes)
         now = self.timeline.free_ns(engine)  # a barrier of one core takes no time here
-        return plan, Span(now, now, Cause())
+        return plan, Span(now, now, NO_CAUSE)
 
     def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
         """An instruction on a register or a scalar."""
@@ -127,7 +127,7 @@ class Settling:
         plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
         plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
         now = self.timeline.free_ns(noted.engine)
-        return plan, Span(now, now, Cause())
+        return plan, Span(now, now, NO_CAUSE)
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that takes no time here: it is there for the order of what is before and after it."""

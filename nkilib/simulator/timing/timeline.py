@@ -67,27 +67,25 @@ class _Ready:
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
     def __init__(self, engine: Engine, reads: Places, writes: Places) -> None:
-        self.ns = 0.0
-        self.waited = _NOTHING
-        self.last = 0
-        self.last_access = 0
-        self.reused = 0
-        self.reads: list[int] = []
+        latest_ns, waited, last = 0.0, _NOTHING, 0
+        numbers: list[int] = []
         for place in reads:
             write = place.last_write(engine)
             if write.number:
-                self.reads.append(write.number)
+                numbers.append(write.number)
                 ready = write.own_ns if write.by is engine else write.other_ns
-                if ready > self.ns:
-                    self.ns, self.waited, self.last = ready, _DATA, write.number
-        overwritten_ns = 0.0
+                if ready > latest_ns:
+                    latest_ns, waited, last = ready, _DATA, write.number
+        overwritten_ns, last_access, reused = 0.0, 0, 0
         for place in writes:
             access, is_read = place.last_access(engine)
             ready = access.own_ns if access.by is engine else access.other_ns
             if ready > overwritten_ns:
-                overwritten_ns, self.last_access, self.reused = ready, access.number, place.storage if is_read else 0
-        if overwritten_ns > self.ns:
-            self.ns, self.waited, self.last = overwritten_ns, _REUSE, self.last_access
+                overwritten_ns, last_access, reused = ready, access.number, place.storage if is_read else 0
+        if overwritten_ns > latest_ns:
+            latest_ns, waited, last = overwritten_ns, _REUSE, last_access
+        self.ns, self.waited, self.last, self.reads = latest_ns, waited, last, numbers
+        self.last_access, self.reused = last_access, reused
 
 
 class Timeline:

@@ -302,15 +302,15 @@ class HbmPlace:
         return self._uses.storage
 
     def last_write(self, by: Engine) -> Done:
-        return _latest((use.done for use in self._uses.writes.meeting(self._part)), by)
+        return _latest(self._uses.writes.meeting(self._part), by)
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
         # As for a tile, an engine that works in order waits for others only.
         wrote, has_read = (
-            _latest((use.done for use in index.meeting(self._part) if use.done.by is _DMA or use.done.by is not by), by)
+            _latest([use for use in index.meeting(self._part) if use.done.by is _DMA or use.done.by is not by], by)
             for index in (self._uses.writes, self._uses.reads)
         )
-        is_read = has_read.ready_ns(by) > wrote.ready_ns(by)
+        is_read = has_read is not NOTHING and has_read.ready_ns(by) > wrote.ready_ns(by)
         return has_read if is_read else wrote, is_read
 
     def note_read(self, done: Done) -> None:
@@ -320,9 +320,11 @@ class HbmPlace:
         self._uses.note_write(self._part, done)
 
 
-def _latest(found: Iterable[Done], by: Engine) -> Done:
-    latest = NOTHING
-    for done in found:
-        if done.ready_ns(by) > latest.ready_ns(by):
-            latest = done
+def _latest(uses: list[Use], by: Engine) -> Done:
+    latest, latest_ns = NOTHING, 0.0
+    for use in uses:
+        done = use.done
+        ready = done.own_ns if done.by is by else done.other_ns
+        if ready > latest_ns:
+            latest, latest_ns = done, ready
     return latest

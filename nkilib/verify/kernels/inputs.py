@@ -98,9 +98,9 @@ SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size"
 
 
 def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Logits whose maximum comes late: every third row ends with one that is 200 larger, every fifth is sorted."""
+    """Logits whose maximum comes late: all rows but every fourteenth end with one 200 larger; some are sorted."""
     found = logits(positions, vocabulary, "float32")
-    found[::3, -1] += 200.0
+    found[np.arange(positions) % 14 != 0, -1] += 200.0
     found[::5].sort(axis=1)
     return found.astype(TYPES[type_name][0])
 

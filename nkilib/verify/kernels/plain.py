@@ -23,7 +23,8 @@ MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 64, "chunk_size": 300}
 _SMALL_SIZES: Final = (5, 37)
 _MIDDLE_SIZES: Final = (140, 1000)
 _ROUNDED_SIZES: Final = (20, 1000)
-_LATE_SIZES: Final = (600, 1000)
+# More than 128 rows to compute anew on each of two cores.
+_LATE_SIZES: Final = (280, 120)
 # A batch of all partitions on each core, cut up as users are advised to.
 _LONG_SIZES: Final = (256, 32128)
 
@@ -99,7 +100,7 @@ def _special(type_name: str, **options: Any) -> dict[str, Any]:
 
 def _late_maxima(type_name: str) -> dict[str, Any]:
     """Under a shift: rows that are computed anew, in more than one trip of the loop on each core."""
-    given = _forward(*_LATE_SIZES, type_name, exact_maximum=False)
+    given = _forward(*_LATE_SIZES, type_name, positions_per_batch=64, chunk_size=50, exact_maximum=False)
     return {**given, "logits_hbm": inputs.late_maxima(*_LATE_SIZES, type_name)}
 
 

@@ -359,5 +359,4 @@ FAR: Final = Probe(
 )
 
 PROBES: Final = (ROUNDED, WIDENED, REPEATED, IN_ORDER, IN_PLACE, FAR)
-# They end in an error of the device if all is well, and what that does to it is not known: after everything else.
-LAST: Final = (OUTSIDE_VIEW, OUTSIDE_TENSOR)
+BOUNDS: Final = (OUTSIDE_VIEW, OUTSIDE_TENSOR)

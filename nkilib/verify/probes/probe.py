@@ -84,6 +84,11 @@ class Probe(Step):
     def what(self) -> str:
         return self.question
 
+    @property
+    def runs_last(self) -> bool:
+        """Where all is well if the launch ends in an error."""
+        return self.readings[0].refused is not None
+
     def observe(self, is_device: bool) -> Observation:
         return observed(self.kernel, self.arguments(is_device), self.cores, self.results)
 

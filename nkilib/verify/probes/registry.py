@@ -12,9 +12,9 @@ PROBES: Final[tuple[Probe, ...]] = (
     *infinities.PROBES,
     *integers.PROBES,
     *dma.PROBES,
+    *dma.BOUNDS,
     *registers.PROBES,
     *cores.PROBES,
     *loops.PROBES,
     *frameworks.PROBES,
-    *dma.LAST,
 )

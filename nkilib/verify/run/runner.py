@@ -64,7 +64,8 @@ def run_steps(
     steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
 ) -> None:
     """Run the steps that are not in the report yet; each is written there before it starts and when it has ended."""
-    for kind, step in ((kind, step) for kind, some in steps.items() for step in some):
+    every = [(kind, step) for kind, some in steps.items() for step in some]
+    for kind, step in sorted(every, key=lambda each: each[1].runs_last):
         if step.name in report.entries:
             continue
         report.put(step.name, Entry(kind, step.what, Status.RUNNING))

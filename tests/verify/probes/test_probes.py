@@ -153,3 +153,7 @@ def test_a_framework_that_is_absent_is_not_run(monkeypatch: pytest.MonkeyPatch) 
     probe: Probe = frameworks.OPERATORS
     verdict = probe.judge(probe.observe(is_device=True), is_device=True)
     assert (verdict.status, verdict.text) == (Status.NOT_RUN, "nkilib.torch needs PyTorch")
+
+
+def test_probes_whose_launch_ends_in_an_error_run_last() -> None:
+    assert [probe for probe in PROBES if probe.runs_last] == list(dma.BOUNDS)

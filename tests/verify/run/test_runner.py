@@ -31,6 +31,10 @@ class Named(Step):
         return Stage.LAUNCH, Stage.MEASURE, Stage.JUDGE
 
     @property
+    def runs_last(self) -> bool:
+        return "last" in self.name
+
+    @property
     def what(self) -> str:
         return "a question"
 
@@ -107,3 +111,11 @@ def test_a_step_is_in_the_report_before_it_runs(log: Path, tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         run(report, "one")
     assert Report.resumed(report.path, report.header).entries["one"].status is Status.CRASHED
+
+
+def test_what_may_spoil_the_device_runs_after_everything_else(log: Path, tmp_path: Path) -> None:
+    report = Report(tmp_path / "r.json", {})
+    settings = Settings(Place(False, "here"), "trn2", 30.0)
+    some, others = [Named("last of all", True), Named("first", True)], [Named("second", True)]
+    run_steps({"probes": some, "times": others}, settings, report, lambda *_: None)
+    assert list(report.entries) == ["first", "second", "last of all"]

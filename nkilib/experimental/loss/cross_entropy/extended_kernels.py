@@ -75,8 +75,8 @@ def extended_cross_entropy_forward(
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that combine these
             instead of lse lose nothing to the rounding of large logits. Without the exact maximum m is the shift, at
             least the target's logit, and the sum at most 2^23.
-        exact_maximum: as in the plain kernel. Class probabilities, label smoothing, a cap, argmax, entropy and distance
-            sum need the maximum: with them None means True, and False is refused.
+        exact_maximum: as in the plain kernel. Class probabilities, label smoothing, a cap, a temperature, argmax,
+            entropy and distance sum need the maximum: with them None means True, and False is refused.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap.
 
     Returns:

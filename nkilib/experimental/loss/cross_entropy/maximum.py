@@ -11,7 +11,7 @@ from nkilib.nki import nl
 
 # Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). What comes with a shift takes as
 # long as is saved over so many columns of batches; in rows of fewer columns, what a batch costs by itself shows.
-_COLUMNS_OF_BATCHES = 20_000
+_COLUMNS_OF_BATCHES = 130_000
 _COLUMNS_OF_ROW = 4_000
 
 
@@ -43,6 +43,7 @@ def _obstacle(launch: Launch, options: Options) -> str:
         (options.has_probabilities, "for class probabilities"),
         (options.spread != 0.0, "with label_smoothing, which sums distances from it"),
         (options.softcap is not None, "with logit_softcap"),
+        (options.temperature != 1.0, "with temperature"),
         (wanted.argmax, "with with_argmax"),
         (wanted.entropy, "with with_entropy"),
         (wanted.distance_sum, "with with_distance_sum"),

@@ -30,12 +30,6 @@ class Model(NamedTuple):
     parameters: ModelParameters
 
     @property
-    def trigger_ns(self) -> float:
-        """From one trigger of a DMA queue to the next."""
-        asked = self.parameters.trigger_us
-        return self.generation.timing.dma.trigger_ns if asked is None else asked * _NS_PER_US
-
-    @property
     def barrier_ns(self) -> float:
         """From when the last core comes to a meeting until both go on."""
         return self.parameters.barrier_us * _NS_PER_US
@@ -75,7 +69,7 @@ class Core:
         self.number = number
         first = max(0, len(notes) - MOST_ANALYSED)
         self.is_whole = not first
-        self.notes = [notes[at] for at in range(first, len(notes))] if first else list(notes)
+        self.notes = notes[first:]
         self.lives = lives
         self.end_ns = end_ns
         self._lines = Lines()

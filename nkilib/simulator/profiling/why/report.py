@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import wrap
 
 from ...timing.causes import Waited
 from . import engines, savings, transfers
@@ -27,6 +28,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     engines.meetings,
 )
 _MOST_LINES = 5
+_WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
 
 
@@ -66,7 +68,22 @@ class Report:
         said += ["", "waits, us" + " " * 11 + " ".join(f"{cause:>10}" for cause in causes)]
         for engine, waits in self.waits_us.items():
             said.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
-        return [*said, "", "why:", *(f"- {finding}" for finding in self.findings)] if self.findings else said
+        return (
+            [*said, "", "why:", *(line for finding in self.findings for line in _wrapped(str(finding)))]
+            if self.findings
+            else said
+        )
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return wrap(
+        sentence,
+        _WIDTH,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:

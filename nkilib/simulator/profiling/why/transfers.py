@@ -32,7 +32,7 @@ def triggers(facts: Facts) -> Iterator[Finding]:
         mean_bytes = sum(one.nbytes for one in work) / len(work)
         mean_ns = sum(one.longest_ns for one in work) / len(work)
         lines = largest(facts.by_line(links))
-        trigger_ns = facts.launch.model.trigger_ns
+        trigger_ns = duration / len(links)
         enough = trigger_ns * facts.launch.model.generation.timing.dma.core_gb_per_s
         yield Finding(
             "triggers",

@@ -247,6 +247,7 @@ def test_a_shard_of_the_vocabulary() -> None:
 NEEDS_MAXIMUM = {
     "label_smoothing": ({"label_smoothing": 0.1}, "with label_smoothing, which sums distances from it"),
     "cap": ({"logit_softcap": 30.0}, "with logit_softcap"),
+    "temperature": ({"temperature": 0.5}, "with temperature"),
     "argmax": ({"with_argmax": True}, "with with_argmax"),
     "entropy": ({"with_entropy": True}, "with with_entropy"),
     "distance sum": ({"with_distance_sum": True}, "with with_distance_sum"),
@@ -300,7 +301,8 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
     ("positions", "vocabulary", "dtype", "is_shifted"),
     [
         (4096, 32128, BF16, True),
-        (512, 32768, BF16, True),
+        (512, 129280, BF16, True),
+        (512, 32768, BF16, False),
         (4096, 32128, FP32, False),
         (1, 202408, BF16, False),
         (4096, 1000, BF16, False),

@@ -10,7 +10,7 @@ import pytest
 from nkilib.experimental.loss import Tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator import AS_ISSUED, ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.profiling.why import cores
 from nkilib.simulator.profiling.why.critical import Kind, critical_path
 from nkilib.simulator.profiling.why.replay import replayed_ns
@@ -127,7 +127,7 @@ def test_a_path_by_hand() -> None:
         nisa.tensor_scalar(loaded, loaded, nl.multiply, 2.0)
         nisa.dma_copy(x[0:128], loaded)
 
-    found = of_a_kernel(kernel)
+    found = profile(nki.jit(kernel), spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
     rows = 8 * 4 * faulty.WIDE / 23 / 1000  # eight partitions an engine, 23 bytes a nanosecond
     expected = {
         "moving rows": 2 * rows,

@@ -1,4 +1,7 @@
-"""Each sentence is said of a kernel that has the fault, with its line and its figures, and of no sound kernel."""
+"""Each sentence is said of a kernel that has the fault, with its line and its figures, and of no sound kernel.
+
+Under the readings whose times are frozen.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from typing import Any
 import pytest
 
 from nkilib.nki import nki, nl
-from nkilib.simulator import Profile, profile, spec
+from nkilib.simulator import AS_ISSUED, Profile, profile, spec
 from tests.simulator.profiling.why import faulty
 
 
 @functools.cache
 def profile_of(name: str) -> Profile:
     kernel = nki.jit(getattr(faulty, name))[2 if name == "barriers" else 1]
-    return profile(kernel, spec((1024, faulty.WIDE), nl.float32))
+    return profile(kernel, spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
 
 
 def line(text: str) -> str:
@@ -100,7 +103,9 @@ def test_the_table_has_path_waits_and_findings() -> None:
     assert re.search(r"^critical path +us +share$", table, re.MULTILINE)
     assert re.search(rf"^{line('in_turns|tensor_scalar')} tensor_scalar +[\d.]+ +[\d.]+%$", table, re.MULTILINE)
     assert re.search(r"^vector +59\.5 +0\.0 +0\.0 +0\.0$", table, re.MULTILINE)
-    assert all(f"\n- {finding}" in table for finding in found.why)
+    words = " ".join(table.split())
+    assert all(f" - {finding}" in words for finding in found.why)
+    assert max(map(len, table[table.index("why:") :].splitlines())) <= 118
 
 
 def test_the_one_that_takes_most_comes_first() -> None:

@@ -46,8 +46,9 @@ _ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
 # What remains was fitted to the simulator's profiles of some two hundred launches of all sizes on trn2, in nanoseconds.
 # Logs and results of a group of batches.
 _GROUP = 3500.0
-# The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself.
-_SHIFTED_GROUP, _SHIFT = 6000.0, 700.0
+# The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself; the
+# loop over rows that are computed anew, with no trip.
+_SHIFTED_GROUP, _SHIFT, _LOOP = 6000.0, 700.0, 25000.0
 # Stores of single elements delay loads, unless two are under way.
 _SHIFTED_WITH_TWO_BUFFERS = 1.1
 # Rows that are computed anew wait for long loads: of tilings that are nearly alike, the one of smaller chunks.
@@ -356,7 +357,7 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     again = _SHARE_AGAIN * launch.batches * launch.load
     most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // chunks))
     groups = div_ceil(launch.batches - 1, most) + 1
-    return max(streams, turns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again
+    return max(streams, turns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP
 
 
 def _beside_groups(launch: _Launch) -> float:
