@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nkilib.core.rows.batches import batch_groups, batches_of_core
-from nkilib.core.rows.recomputation import TILES_PER_TRIP, FlaggedRows, GatheredRows, KeptValues, most_trips
+from nkilib.core.rows.gathered import GatheredRows, KeptValues
+from nkilib.core.rows.recomputation import TILES_PER_TRIP, FlaggedRows, most_trips
 from nkilib.nki import nisa, nl
 
 from .walk import Array, Cut, cuts, launch, vector
