@@ -41,7 +41,13 @@ def test_every_figure_of_the_page_of_the_model_is_timed() -> None:
     assert {f"time: {what}" for what in of_page} <= ALL.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "matmul" not in name and "S=32K" not in name])
+LONG = ("matmul", "S=32K", "H=16384", "4096 x 129280")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.sweep if any(part in name for part in LONG) else ()) for name in ALL],
+)
 def test_without_a_device_the_model_speaks(name: str) -> None:
     figure = ALL[name]
     verdict = figure.judge(figure.observe(is_device=False), is_device=False)
