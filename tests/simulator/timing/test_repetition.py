@@ -326,7 +326,7 @@ def test_the_numbers_of_notes_are_found_at_random() -> None:
 OPERATIONS = ("load", "store", "exp", "copy", "gpsimd", "matmul", "column", "inner")
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example([("inner", 2, False), ("inner", 2, True), ("inner", 2, True)], 37, "overlapping")
 @example([("inner", 0, True), ("load", 0, False)], 24, "as issued")
 @given(
