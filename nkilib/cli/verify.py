@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nkilib import __version__, devices
+from nkilib import devices
 
 if TYPE_CHECKING:
     from nkilib.verify.run.place import Place
@@ -123,6 +123,8 @@ def _opened(options: argparse.Namespace, place: Place) -> Report:
 
 def _header(options: argparse.Namespace, place: Place) -> dict[str, Any]:
     """What a run is of."""
+    from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
+
     return {
         "place": place.name,
         "reason": place.reason,
