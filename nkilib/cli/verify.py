@@ -141,8 +141,8 @@ def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]]
     from nkilib.verify.run.runner import Settings, run_steps
 
     total = sum(map(len, steps.values()))
-    steps = f"{total} steps" if total != 1 else "1 step"
-    print(f"{steps} for {_target(options)}, at most {options.timeout:g} s each; report: {report.path}")
+    counted = f"{total} steps" if total != 1 else "1 step"
+    print(f"{counted} for {_target(options)}, at most {options.timeout:g} s each; report: {report.path}")
     try:
         run_steps(steps, Settings(place, _target(options), options.timeout), report, _show)
     except KeyboardInterrupt:
