@@ -11,5 +11,5 @@ needs a whole row on chip. From the bottom up:
 - :mod:`.elements`: gather and scatter of one element a row;
 - :mod:`.statistics`, :mod:`.moments`, :mod:`.argmax`: what is gathered chunk by chunk, and combined a row;
 - :mod:`.shifted`: sums of exponentials that do without the maximum, and which of them are not to be trusted;
-- :mod:`.recomputation`: rows that are flagged on the device, and gone through again.
+- :mod:`.slots`, :mod:`.gathered`, :mod:`.recomputation`: rows that are flagged on the device, and gone through again.
 """

@@ -17,23 +17,22 @@ from dataclasses import dataclass, field
 
 from nkilib.core.rows.batches import BatchGroup
 from nkilib.core.rows.elements import int32_column, integer_op
+from nkilib.core.rows.gathered import GatheredRows
+from nkilib.core.rows.slots import BITS_OF_ROW, ROWS_OF_TILE, Slots, SlotTables, cut
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
-# Rows of a tile: one a partition. A power of two, so that slots are cut into tiles by their bits.
-ROWS_OF_TILE = 128
-_BITS_OF_ROW = 7
 # Tiles of a trip: between two trips all engines meet, between two tiles loads run ahead.
 TILES_PER_TRIP = 2
 # Batches of a core: their numbers are exact in bfloat16, and the list fits a bank of PSUM.
 BATCHES_MAX = 256
 # Rows of a matrix: their numbers are exact in float32, and one that is none is out of range.
+ROWS_MAX = 2**23
+_NO_ROW = 2.0**24
 # Bytes of a partition of PSUM for tiles of a group of batches.
 _PSUM_OF_SLOTS = 512
 _FLOAT32_BYTES = 4
-ROWS_MAX = 2**23
-_NO_ROW = 2.0**24
 # Of the exchange of counts between the cores.
 _PIPE = 0
 
@@ -41,139 +40,6 @@ _PIPE = 0
 def most_trips(rows: int) -> int:
     """How often the loop runs when all of so many rows of a core are computed anew."""
     return div_ceil(rows, ROWS_OF_TILE * TILES_PER_TRIP)
-
-
-@dataclass(frozen=True)
-class KeptValues:
-    """A value of each row of a core, kept in HBM for the rows that are computed anew.
-
-    A partition's values lie side by side, which a DMA engine writes at once; in a vector [N] each would be a row of
-    its own.
-
-    Attributes:
-        values_hbm: [128, batches].
-    """
-
-    values_hbm: nl.NkiTensor
-
-    @classmethod
-    def make(cls, num_batches: int, dtype: nl.DType) -> KeptValues:
-        """Not written yet."""
-        return cls(nl.ndarray((ROWS_OF_TILE, num_batches), dtype=dtype, buffer=nl.private_hbm))
-
-    def keep(self, values_sbuf: nl.NkiTensor, group: BatchGroup) -> nisa.NkiInstruction:
-        """Those of a group of batches, [rows, batches]."""
-        return nisa.dma_copy(dst=self.values_hbm[0 : group.rows, group.start : group.end], src=values_sbuf)
-
-
-@dataclass(frozen=True)
-class GatheredRows:
-    """Rows of a tile, each somewhere in a matrix of ``num_rows`` rows: int32 tiles [rows, 1].
-
-    Attributes:
-        num_rows: of the matrix.
-        number_sbuf: of each row; out of range in a slot without one.
-        readable_sbuf: the same, with the first row of the core in such a slot.
-        kept_sbuf: where its kept values are.
-        after: what has to be done before anything is read or written for the rows.
-    """
-
-    num_rows: int
-    number_sbuf: nl.NkiTensor
-    readable_sbuf: nl.NkiTensor
-    kept_sbuf: nl.NkiTensor
-    after: list[nisa.NkiInstruction]
-
-    @property
-    def rows(self) -> int:
-        """How many."""
-        return ROWS_OF_TILE
-
-    @property
-    def start(self) -> int:
-        """They are a batch by themselves."""
-        return 0
-
-    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-        """Columns ``start`` to ``end`` of the rows of a matrix, an indirect view."""
-        return matrix_hbm[:, start:end].vector_select(0, self.readable_sbuf)
-
-    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """The values of a vector [N] that belong to the rows, as a tile [rows, 1]; what was stored of it is there."""
-        return self._gathered(vector_hbm, self.readable_sbuf, dtype)
-
-    def kept(self, values: KeptValues) -> nl.NkiTensor:
-        """What was kept of the rows, as a tile [rows, 1]."""
-        return self._gathered(values.values_hbm, self.kept_sbuf, values.values_hbm.dtype)
-
-    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [rows, 1] as the values of a vector [N] that belong to the rows, over what was stored before."""
-        column_hbm = vector_hbm.reshape((self.num_rows, 1))
-        store = nisa.dma_copy(
-            dst=column_hbm.vector_select(0, self.number_sbuf), src=values_sbuf, oob_mode=nisa.oob_mode.skip
-        )
-        self._wait(store)
-        return store
-
-    def _gathered(self, values_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        values_sbuf = nl.ndarray((self.rows, 1), dtype=dtype, buffer=nl.sbuf)
-        elements = 1
-        for size in values_hbm.shape:
-            elements *= size
-        column_hbm = values_hbm.reshape((elements, 1))
-        self._wait(nisa.dma_copy(dst=values_sbuf, src=column_hbm.vector_select(0, index_sbuf)))
-        return values_sbuf
-
-    def _wait(self, transfer: nisa.NkiInstruction) -> None:
-        for earlier in self.after:
-            transfer.depends_on(earlier, kind=nisa.dependency.runtime)
-
-
-@dataclass(frozen=True)
-class SlotTables:
-    """What slots are computed with.
-
-    Attributes:
-        earlier_sbuf: 1 where row p of a batch comes after row k, bfloat16 [128 k, 128 p].
-        ones_sbuf: bfloat16 [128, 128].
-        count_to_sbuf: 0, 1, 2, ... in each partition, float32 [128, 128 or more].
-        ordinal_sbuf: 1, 2, 3, ... down the partitions, float32 [128, 1].
-    """
-
-    earlier_sbuf: nl.NkiTensor
-    ones_sbuf: nl.NkiTensor
-    count_to_sbuf: nl.NkiTensor
-    ordinal_sbuf: nl.NkiTensor
-
-    @classmethod
-    def make(cls, tiles: int) -> SlotTables:
-        """For a list of so many tiles."""
-        shape = (ROWS_OF_TILE, ROWS_OF_TILE)
-        wide = (ROWS_OF_TILE, max(ROWS_OF_TILE, tiles))
-        count_to_sbuf = nl.ndarray(wide, dtype=nl.float32, buffer=nl.sbuf)
-        ordinal_sbuf = nl.ndarray((ROWS_OF_TILE, 1), dtype=nl.float32, buffer=nl.sbuf)
-        earlier_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-        ones_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-        nisa.iota(dst=count_to_sbuf, pattern=[[1, wide[1]]], offset=0, channel_multiplier=0)
-        nisa.iota(dst=ordinal_sbuf, pattern=[[0, 1]], offset=1, channel_multiplier=1)
-        nisa.tensor_scalar(
-            dst=earlier_sbuf, data=count_to_sbuf[:, 0:ROWS_OF_TILE], op0=nl.greater_equal, operand0=ordinal_sbuf
-        )
-        nisa.memset(dst=ones_sbuf, value=1.0)
-        return cls(earlier_sbuf, ones_sbuf, count_to_sbuf, ordinal_sbuf)
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Of the rows of a group of batches, float32 [rows, batches].
-
-    Attributes:
-        row_sbuf: of its tile.
-        tile_sbuf: of the slot; -1 for a row that is not flagged.
-    """
-
-    row_sbuf: nl.NkiTensor
-    tile_sbuf: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -264,7 +130,7 @@ class FlaggedRows:
         slot_sbuf = float32_like(flags_sbuf)
         nisa.tensor_tensor(dst=slot_sbuf, data1=counts_sbuf[0:rows, :], data2=totals_psum[0:rows, :], op=nl.subtract)
         nisa.tensor_tensor(dst=slot_sbuf, data1=slot_sbuf, data2=before_psum, op=nl.add)
-        return _cut(slot_sbuf, flags_sbuf)
+        return cut(slot_sbuf, flags_sbuf)
 
     def _list(self, slots: Slots, batch: int, group: BatchGroup) -> None:
         """Put the flagged rows of a batch of the group into the list."""
@@ -330,7 +196,7 @@ class FlaggedRows:
         if others_sbuf is not None:
             integer_op(count_sbuf, count_sbuf, others_sbuf, nl.maximum)
         integer_op(count_sbuf, count_sbuf, int32_column(1, ROWS_OF_TILE - 1, 0), nl.add)
-        nisa.tensor_scalar(dst=count_sbuf, data=count_sbuf, op0=nl.right_shift, operand0=_BITS_OF_ROW)
+        nisa.tensor_scalar(dst=count_sbuf, data=count_sbuf, op0=nl.right_shift, operand0=BITS_OF_ROW)
         tiles = nisa.register_alloc()
         nisa.register_load(tiles, count_sbuf)
         return tiles
@@ -365,21 +231,6 @@ class FlaggedRows:
             kept_sbuf=cast(kept_sbuf, nl.int32),
             after=after,
         )
-
-
-def _cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> Slots:
-    """The row and the tile of slots: their low and their high bits."""
-    bits_sbuf, row_sbuf, tile_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
-    low_sbuf = nl.ndarray(bits_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=low_sbuf, data=bits_sbuf, op0=nl.bitwise_and, operand0=ROWS_OF_TILE - 1)
-    nisa.tensor_scalar(dst=bits_sbuf, data=bits_sbuf, op0=nl.right_shift, operand0=_BITS_OF_ROW)
-    nisa.tensor_copy(dst=row_sbuf, src=low_sbuf)
-    # flag * (tile + 1) - 1
-    nisa.scalar_tensor_tensor(
-        dst=tile_sbuf, data=bits_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=flags_sbuf
-    )
-    nisa.tensor_scalar(dst=tile_sbuf, data=tile_sbuf, op0=nl.subtract, operand0=1.0)
-    return Slots(row_sbuf, tile_sbuf)
 
 
 def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:

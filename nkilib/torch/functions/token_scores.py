@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -43,6 +43,7 @@ def token_scores(
     ignore_index: int = -100,
     logit_softcap: float | None = None,
     temperature: float = 1.0,
+    exact_maximum: bool | None = None,
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
     entropy: bool = True,
@@ -66,6 +67,7 @@ def token_scores(
         ignore_index: target of positions that do not count, as those of the prompt. Their ``logprob`` is 0.
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves them.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap: that of the samples, as a rule.
+        exact_maximum: as in :func:`nkilib.torch.cross_entropy`.
         num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
         entropy: False leaves it out.
         inplace: the backward writes the gradient over the memory of ``logits``.
@@ -77,18 +79,20 @@ def token_scores(
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
         ValueError: classes of ranks without a group, or a group beside a DTensor.
     """
+    recipe: dict[str, Any] = {
+        "ignore_index": ignore_index,
+        "logit_softcap": logit_softcap,
+        "temperature": temperature,
+        "exact_maximum": exact_maximum,
+    }
     whole = dtensor(logits)
     if whole is not None:
         check_tensors(_CALLER, {"target": target})
         part = local_part(_CALLER, whole, target, {}, -1, inplace)
         part = without_padding(_CALLER, part, -1, group, num_classes, shard_sizes)
-        recipe = {"ignore_index": ignore_index, "logit_softcap": logit_softcap, "temperature": temperature}
-        kept = {**recipe, "entropy": entropy, "inplace": inplace}
-        scores: TokenScores = part.call(token_scores, token_scores, **kept)
+        scores: TokenScores = part.call(token_scores, token_scores, **recipe, entropy=entropy, inplace=inplace)
         return scores
-    options = checked_options(
-        _CALLER, token_scores, ignore_index=ignore_index, logit_softcap=logit_softcap, temperature=temperature
-    )
+    options = checked_options(_CALLER, token_scores, **recipe)
     check_arguments(_CALLER, logits, target, None, options, "none", None, -1)
     if target.is_floating_point():
         raise RuntimeError(

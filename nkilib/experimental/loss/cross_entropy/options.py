@@ -33,6 +33,7 @@ class RecipeOptions(TypedDict, total=False):
     logit_softcap: float | None
     lse_square_scale: float
     temperature: float
+    exact_maximum: bool | None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class LossOptions:
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(x / c) of the logits x; None leaves them. arXiv 2408.00118.
         lse_square_scale: s from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap.
+        exact_maximum: of the forward alone: True takes the maximum of every row before its exponentials, False a shift,
+            None whichever is faster.
     """
 
     ignore_index: int = -100
@@ -52,6 +55,7 @@ class LossOptions:
     logit_softcap: float | None = None
     lse_square_scale: float = 0.0
     temperature: float = 1.0
+    exact_maximum: bool | None = None
 
 
 def check_options(function: str, options: LossOptions) -> None:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
+from nkilib.core.rows.gathered import GatheredRows, KeptValues
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.psum import PsumRing
-from nkilib.core.rows.recomputation import ROWS_OF_TILE, FlaggedRows, GatheredRows, KeptValues, Slots
+from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.shifted import SUM_MAX_BESIDE_ENTROPY, doubtful, sum_max
+from nkilib.core.rows.slots import ROWS_OF_TILE, Slots
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, Columns, Statistics, most_batches_of_group
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.tiling import div_ceil
@@ -77,7 +79,7 @@ class _ShiftedForward:
             launch,
             options,
             results,
-            KeptValues.make(len(batches), launch.dtype),
+            KeptValues.make("target_logits_hbm", len(batches), launch.dtype),
             logits,
             batch_groups(batches, most_batches_of_group(logits.num_chunks)),
             TargetFinder.make(launch.targets_hbm, rows, cores, options),

@@ -118,6 +118,8 @@ def cross_entropy(
             As in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap.
+        exact_maximum: True takes the maximum of every row before its exponentials, False does without, None chooses by
+            the modelled time (docs/kernels.md). Either form has the same bounds of errors.
         normalizer: number that replaces the divisor of the mean, for instance that of the targets on all devices. It
             may be traced; no derivative is taken by it.
         return_outputs: return :class:`CrossEntropyOutputs`.

@@ -27,6 +27,8 @@ TILE_DTYPES: Final = {jnp.dtype(jnp.bfloat16): nl.bfloat16, jnp.dtype(jnp.float3
 
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
 _FORWARD: Final = Kernel("cross_entropy_forward", extended_cross_entropy_forward)
+# Options that the backward does not have.
+_OF_FORWARD: Final = ("exact_maximum",)
 _BACKWARD: Final = Kernel("cross_entropy_backward", extended_cross_entropy_backward)
 
 
@@ -46,8 +48,14 @@ class Recipe:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The kernels' arguments; targets have one number for what is to be ignored."""
-        return {**values_of(self.options), "ignore_index": IGNORED}
+        """The arguments of both kernels; targets have one number for what is to be ignored."""
+        values = {**values_of(self.options), "ignore_index": IGNORED}
+        return {name: value for name, value in values.items() if name not in _OF_FORWARD}
+
+    @property
+    def forward_constants(self) -> dict[str, Any]:
+        """The arguments of the forward."""
+        return {**self.constants, **{name: getattr(self.options, name) for name in _OF_FORWARD}}
 
 
 def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
@@ -72,7 +80,7 @@ def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array
     return launch(
         _FORWARD,
         _arrays(rows, shared),
-        {**recipe.constants, **_cut(logits, "forward"), **constants},
+        {**recipe.forward_constants, **_cut(logits, "forward"), **constants},
         results,
         recipe.simulator,
     )

@@ -24,7 +24,10 @@ from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)
 # Options whose part in the loss soft_targets.py and vocab_parallel/autograd.py know.
-_KNOWN: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature")
+_KNOWN: Final = (
+    *("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature"),
+    "exact_maximum",  # in no formula
+)
 
 
 def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) -> LossOptions:

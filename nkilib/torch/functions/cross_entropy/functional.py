@@ -121,6 +121,8 @@ def cross_entropy(
             As in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap.
+        exact_maximum: True takes the maximum of every row before its exponentials, False does without, None chooses by
+            the modelled time (docs/kernels.md). Either form has the same bounds of errors.
         normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
             in all micro-batches or on all ranks.
         inplace: the backward writes the gradient over the memory of ``input``, which saves as much as that. Later uses
@@ -141,6 +143,7 @@ def cross_entropy(
         RuntimeError: shapes or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says; ``inplace``
             for a leaf or under torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
+        AssertionError: ``exact_maximum=False`` where the kernels need the maximum.
         NotImplementedError: another device; a DTensor of a placement without a rule; FSDP shards; integer logits; a
             derivative in forward mode.
     """

@@ -189,6 +189,7 @@ BACKWARD: Final = register(
             Input("grad_entropy", is_optional=True),
         ),
         options=(LossOptions, Columns, Sums),
+        without=("exact_maximum",),  # the backward takes no maximum
         outputs=(Output("grad_logits", None, as_first),),
         kernel=extended_cross_entropy_backward,
         arguments=_backward_arguments,

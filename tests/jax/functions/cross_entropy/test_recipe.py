@@ -123,3 +123,24 @@ def test_outputs_of_class_probabilities_have_no_logprob() -> None:
     outputs = cross_entropy(make_logits(), make_probabilities(), return_outputs=True)
     assert outputs.logprob is None
     assert outputs.lse.shape == (POSITIONS,) and outputs.z_loss == 0.0
+
+
+@pytest.mark.parametrize("exact_maximum", [True, False, None])
+def test_either_form_of_the_forward(exact_maximum: bool | None) -> None:
+    x, target = make_logits(), make_targets()
+
+    def loss_of(x: jax.Array, exact_maximum: bool | None) -> jax.Array:
+        loss = cross_entropy(x, target, reduction="sum", exact_maximum=exact_maximum)
+        assert isinstance(loss, jax.Array)
+        return loss
+
+    z, chosen = np.asarray(x, np.float64), np.eye(CLASSES)[np.asarray(target)]
+    lse = np.log(np.exp(z).sum(-1, keepdims=True))
+    loss, gradient = jax.value_and_grad(loss_of)(x, exact_maximum)
+    assert_loss(loss, (lse[:, 0] - (z * chosen).sum(-1)).sum())
+    assert_gradient(gradient, np.exp(z - lse) - chosen, scale=1.0)
+
+
+def test_a_form_that_there_is_not_is_refused_by_the_kernel() -> None:
+    with pytest.raises(Exception, match="exact_maximum must be True or None with logit_softcap, got False"):
+        cross_entropy(make_logits(), make_targets(), logit_softcap=3.0, exact_maximum=False)
