@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from nkilib import __version__
 from nkilib.ending import ending_quietly
 
 from . import doctor, profile, tune, verify
@@ -16,13 +15,24 @@ _EXIT_CODES = "Exit code: 0; 1 if that cannot be done, for the reason printed; 2
 _PROGRAM = "python -m nkilib"
 
 
+class _Version(argparse.Action):
+    """Ends with the version. It is asked for here alone: in a mixture with another nkilib, in which the doctor has to
+    run, there may be none to import."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from nkilib import __version__
+
+        print(f"nkilib {__version__}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
     top = argparse.ArgumentParser(
         prog=_PROGRAM,
         description="Cross-entropy kernels for AWS Trainium, and the simulator that runs them anywhere.",
     )
-    top.add_argument("--version", action="version", version=f"nkilib {__version__}")
+    top.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = top.add_subparsers(title="commands", metavar="command", required=True)
     _add(commands, doctor, "doctor", "which NKI was chosen and why, versions, devices")
     _add(commands, profile, "profile", "what a kernel is modelled to take on a device")

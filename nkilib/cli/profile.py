@@ -42,7 +42,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[LOOP=]N",
-        help="how often the loops of KERNEL run whose bounds only the device knows: N, none or all; LOOP=N of one loop",
+        help="how often loops run whose bounds only the device knows: N, none or all; LOOP=N of one loop (default: as "
+        "the kernel states)",
     )
     command.add_argument(
         "--cores", type=int, choices=(1, 2), help="of the launch (default: as KERNEL says, else 1; the library's: 2)"
@@ -100,8 +101,6 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse(f"the following arguments are required: {', '.join(missing)}{either}")
     if options.target == "trn1":
         options.refuse("argument --target: invalid choice: 'trn1': the library's kernels need trn2 or newer")
-    if options.trips:
-        options.refuse("--trips is for a kernel as FILE.py:KERNEL")
     if options.arg and not options.extended:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
 
@@ -109,6 +108,7 @@ def _check_form(options: argparse.Namespace) -> None:
 def _profile_of_file(options: argparse.Namespace) -> Profile:
     """That of the kernel which the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
+    from nkilib.simulator.profiling.trips import TripsRefusedError
 
     try:
         kernel = kernel_of(options.kernel)
@@ -119,7 +119,7 @@ def _profile_of_file(options: argparse.Namespace) -> Profile:
             kernel = kernel[options.cores]
         with using(target=options.target) if options.target else nullcontext():
             return profile(kernel, *args, trips=trips, **kwargs)
-    except (SourceRefusedError, ValueRefusedError, NkiValidationError) as error:
+    except (SourceRefusedError, ValueRefusedError, TripsRefusedError, NkiValidationError) as error:
         raise _RefusedError(str(error)) from error
     except Exception as error:  # whatever somebody's kernel raises
         raise _RefusedError(f"{options.kernel} raised {described(error)}") from error
@@ -144,6 +144,7 @@ def _profile_of_library(options: argparse.Namespace) -> Profile:
             target=target,
             cores=options.cores or _DEFAULT_CORES,
             extended=options.extended,
+            trips=trips_of(options.trips),
             **arguments,
         )
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nkilib import __version__, devices
+from nkilib import devices
 
 if TYPE_CHECKING:
     from nkilib.verify.run.place import Place
@@ -123,6 +123,8 @@ def _opened(options: argparse.Namespace, place: Place) -> Report:
 
 def _header(options: argparse.Namespace, place: Place) -> dict[str, Any]:
     """What a run is of."""
+    from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
+
     return {
         "place": place.name,
         "reason": place.reason,
@@ -139,7 +141,8 @@ def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]]
     from nkilib.verify.run.runner import Settings, run_steps
 
     total = sum(map(len, steps.values()))
-    print(f"{total} steps for {_target(options)}, at most {options.timeout:g} s each; report: {report.path}")
+    counted = f"{total} steps" if total != 1 else "1 step"
+    print(f"{counted} for {_target(options)}, at most {options.timeout:g} s each; report: {report.path}")
     try:
         run_steps(steps, Settings(place, _target(options), options.timeout), report, _show)
     except KeyboardInterrupt:

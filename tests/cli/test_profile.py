@@ -47,6 +47,17 @@ def test_every_option_reaches_the_profile(capsys: pytest.CaptureFixture[str]) ->
     assert (code, printed) == (0, f"positions_per_batch=16, chunk_size=700\n{expected}\n")
 
 
+def test_trips_of_the_library_s_own_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--positions", "4096", "--vocab", "32128", "--chunk-size", "16064")
+    for trips in ("all", "recompute_rows=2"):
+        code, printed, errors = command(capsys, *sizes, "--trips", trips)
+        assert (code, errors) == (0, "")
+        assert "recompute_rows (recomputation.py" in printed and "with all trips" not in printed
+        assert "target_logits_hbm" in printed
+    code, _, errors = command(capsys, *sizes, "--trips", "other=2")
+    assert code == 1 and "trips names 'other'" in errors
+
+
 def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pip install 'nkilib[plot]'")
     trace, picture = tmp_path / "trace.json", tmp_path / "picture.png"

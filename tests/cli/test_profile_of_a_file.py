@@ -132,8 +132,8 @@ def test_trips_that_are_missing_or_none(capsys: pytest.CaptureFixture[str], file
     assert code == 1 and "trips" in errors and "again" in errors
     code, _, errors = command(capsys, f"{file}:looping", *LOOPING, "--trips", "1", "--trips", "again=2")
     assert code == 1 and "--trips must be a number, none, all, or LOOP=N" in errors
-    code, _, errors = command(capsys, "--positions", "64", "--vocab", "3000", "--trips", "1")
-    assert code == 2 and "--trips is for a kernel" in errors
+    code, _, errors = command(capsys, f"{file}:looping", *LOOPING, "--trips", "all")
+    assert code == 1 and "profile: trips='all' asks" in errors and "raised" not in errors
 
 
 def test_a_module_on_the_path(capsys: pytest.CaptureFixture[str], file: str, monkeypatch: pytest.MonkeyPatch) -> None:

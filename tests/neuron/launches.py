@@ -104,9 +104,11 @@ EXTENDED: Final[dict[str, dict[str, Any]]] = {
     "shard": {"first_class": 20, "num_classes": 20 + CLASSES, "targets_hbm": _targets() + np.int32(20)},
     "probabilities": {"targets_hbm": _probabilities()},
 }
+# The form of the forward is no argument of the backward; its launches stand with the forward's.
+_FORM: Final = {"exact_maximum"}
 # An option of the recipe that has no line above gets a launch with a value of its type that is not its default.
 _SAMPLES: Final = {"bool": True, "int": 1, "float": 0.1, "float | None": 2.0}
-_LISTED: Final = {name for options in EXTENDED.values() for name in options}
+_LISTED: Final = {name for options in EXTENDED.values() for name in options} | _FORM
 EXTENDED.update(
     {each.name: {each.name: _SAMPLES[each.type]} for each in fields(LossOptions) if each.name not in _LISTED}
 )

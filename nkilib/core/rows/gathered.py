@@ -24,9 +24,9 @@ class KeptValues:
     values_hbm: nl.NkiTensor
 
     @classmethod
-    def make(cls, num_batches: int, dtype: nl.DType) -> KeptValues:
+    def make(cls, name: str, num_batches: int, dtype: nl.DType) -> KeptValues:
         """Not written yet."""
-        return cls(nl.ndarray((ROWS_OF_TILE, num_batches), dtype=dtype, buffer=nl.private_hbm))
+        return cls(nl.ndarray((ROWS_OF_TILE, num_batches), dtype=dtype, buffer=nl.private_hbm, name=name))
 
     def keep(self, values_sbuf: nl.NkiTensor, group: BatchGroup) -> nisa.NkiInstruction:
         """Those of a group of batches, [rows, batches]."""

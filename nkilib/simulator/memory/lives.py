@@ -108,5 +108,10 @@ class LiveRange:
             self._earlier.append((self.first, self.last))
         self.first = self.last = number
 
+    @property
+    def tensor(self) -> str:
+        """Its name, shape and type, and where it is."""
+        return describe(self._name, self._shape, self._dtype, self.region)
+
     def __str__(self) -> str:
-        return f"{describe(self._name, self._shape, self._dtype, self.region)}, made at {self.place}"
+        return f"{self.tensor}, made at {self.place}"

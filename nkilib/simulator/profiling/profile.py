@@ -27,7 +27,7 @@ from ..timing.trace import Trace
 from .counted import counted_bounds_us
 from .perfetto import write_trace
 from .recorded import Recorded
-from .tensors import TensorLife
+from .tensors import TensorLife, listed
 from .trips import AskedTrips, TripsToRun
 from .why.cores import Model
 from .why.finding import Finding
@@ -216,10 +216,10 @@ class Profile:
             ("PSUM", self.psum_peak_bytes_per_partition, self.psum_peak_tensors),
         ):
             lines += ["", f"{region} peak: {peak:,} bytes of a partition"]
-            lines += _with_rest([f"  {tensor.nbytes:>8,} {tensor.what}" for tensor in tensors])
-        lines += ["", f"{'instruction':<28} {'count':>8}"]
+            lines += _with_rest(listed(tensors))
+        lines += ["", f"{'instruction':<24} {'count':>12}"]
         for name, count in Counter(self.instruction_counts).most_common():
-            lines.append(f"{name:<28} {count:>8,}{'   not timed' if name in self.untimed else ''}")
+            lines.append(f"{name:<24} {count:>12,}{'   not timed' if name in self.untimed else ''}")
         if self.recorded.report.links:
             lines += ["", *self.recorded.report.lines()]
         return "\n".join(lines)
@@ -239,7 +239,7 @@ class Profile:
 def _with_rest(lines: list[str]) -> list[str]:
     """At most so many lines that a reader takes them in, and how many are left out."""
     left_out = len(lines) - _LISTED
-    return lines if left_out <= 0 else [*lines[:_LISTED], f"  and {left_out} more"]
+    return lines if left_out <= 0 else [*lines[:_LISTED], f"and {left_out} more"]
 
 
 def profile(

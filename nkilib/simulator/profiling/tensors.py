@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from ..memory.lives import LiveRange
 from ..timing.notes import Notes
@@ -19,7 +21,8 @@ class TensorLife:
     Attributes:
         core: number of the core.
         region: ``"sbuf"`` or ``"psum"``.
-        what: shape, type, name and the line that made it.
+        tensor: its name, shape and type.
+        place: ``file:line`` of the kernel that made it.
         partitions: how many it takes.
         nbytes: bytes that it takes in each of them.
         start_us, end_us: from the first instruction that touches it to the last one.
@@ -27,11 +30,17 @@ class TensorLife:
 
     core: int
     region: str
-    what: str
+    tensor: str
+    place: str
     partitions: int
     nbytes: int
     start_us: float
     end_us: float
+
+    @property
+    def what(self) -> str:
+        """The tensor, and the line that made it."""
+        return f"{self.tensor}, made at {self.place}"
 
 
 def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bool = True) -> Iterator[TensorLife]:
@@ -41,10 +50,11 @@ def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bo
             continue
         begin = life.earlier[0][0] if life.earlier else life.first
         first, last = notes.span_of(begin), notes.span_of(life.last)
-        start_ns, end_ns, what = first.start_ns, max(first.end_ns, last.end_ns), str(life)
+        start_ns, end_ns = first.start_ns, max(first.end_ns, last.end_ns)
+        what, place = life.tensor, life.place
         for later_ns in (0.0, *(notes.again(begin, life.last) if repeats else ())):
             start, end = (start_ns + later_ns) / _NS_PER_US, (end_ns + later_ns) / _NS_PER_US
-            yield TensorLife(core, str(life.region), what, life.partitions, life.nbytes, start, end)
+            yield TensorLife(core, str(life.region), what, place, life.partitions, life.nbytes, start, end)
 
 
 def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
@@ -58,3 +68,18 @@ def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
         total += sum(change for _, change in group)
         steps.append((time, total))
     return steps
+
+
+def listed(tensors: Iterable[TensorLife]) -> list[str]:
+    """A line for each kind of tensor, with bytes of a partition: those alike that one line makes stand together."""
+    counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
+    return [
+        f"{f'{count} x' if count > 1 else '':>6} {nbytes:>8,} {tensor}, made at {_nearest(place)}"
+        for (nbytes, tensor, place), count in counts.items()
+    ]
+
+
+def _nearest(place: str) -> str:
+    """A ``file:line``, from the current directory on if the file is in it."""
+    path = Path(place)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

@@ -9,6 +9,11 @@ from typing import Any, Literal
 from ..machine.trips import Stated, Trips
 from ..terms.integers import is_integer
 
+
+class TripsRefusedError(ValueError):
+    """Numbers of trips that do not fit the kernel."""
+
+
 # What ``profile(trips=)`` takes: numbers, no trip of any loop, or as many as the kernel states.
 AskedTrips = Stated | Literal["none", "all"]
 NONE, ALL = "none", "all"
@@ -34,17 +39,18 @@ class TripsToRun:
         """What the caller has asked.
 
         Raises:
-            TypeError, ValueError: if it is nothing that ``profile(trips=)`` takes, or there are data that say it.
+            TypeError, ValueError: if it is nothing that ``profile(trips=)`` takes.
+            TripsRefusedError: if there are data that say it, or all are asked for and the kernel does not state them.
         """
         if asked is not None:
             _check(asked)
             if not is_abstract:
-                raise ValueError(
-                    "profile: trips is for a profile from shapes, with a spec among the arguments; of arrays values "
+                raise TripsRefusedError(
+                    "profile: trips is for a profile from shapes, with a spec among the arguments; of arrays the "
                     "values say how often loops run: leave it out"
                 )
             if asked == ALL and most is None:
-                raise ValueError(
+                raise TripsRefusedError(
                     "profile: trips='all' asks for as many as the kernel states, and it states none; give it "
                     "nkilib.simulator.states_trips, or pass numbers"
                 )
@@ -72,7 +78,7 @@ class TripsToRun:
         """Refuse numbers for loops that the kernel does not have.
 
         Raises:
-            ValueError: naming them and the loops that there are.
+            TripsRefusedError: naming them and the loops that there are.
         """
         if not isinstance(self.asked, Mapping) or 0 in first.totals.values():  # one that did not run may hold others
             return
@@ -80,7 +86,7 @@ class TripsToRun:
         strange = [name for name in self.asked if name not in known]
         if strange:
             there = ", ".join(map(str, first.totals)) or "none"
-            raise ValueError(
+            raise TripsRefusedError(
                 f"profile: trips names {', '.join(map(repr, strange))}, and the kernel ran no such loop whose bounds "
                 f"only the device knows; it ran: {there}"
             )

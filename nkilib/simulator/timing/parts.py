@@ -27,6 +27,8 @@ class Part:
         step: from one run to the next.
         count: how many runs there are; 0 where they are not equally far apart.
         level: of like extents.
+        column, column_end: where its runs lie between two multiples of ``step``; of one run, or if a run crosses a
+            multiple, everything.
     """
 
     layout: Layout
@@ -37,9 +39,15 @@ class Part:
     step: int
     count: int
     level: int = field(init=False)
+    column: int = field(init=False)
+    column_end: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level", (self.last - self.first).bit_length())
+        column = self.first % self.step if self.step else 0
+        is_between = 0 < column + self.length <= self.step
+        object.__setattr__(self, "column", column if is_between else 0)
+        object.__setattr__(self, "column_end", column + self.length if is_between else max(1, self.step))
 
     @property
     def nbytes(self) -> int:

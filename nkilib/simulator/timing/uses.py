@@ -211,7 +211,14 @@ class _Index:
         for level, (firsts, uses) in self._levels.items():
             low = bisect_left(firsts, part.first - (1 << level))
             found += uses[low : bisect_right(firsts, part.last, low)]
-        return [use for use in found if use.part.meets(part)]
+        # Most are other columns of the same rows, which two comparisons tell.
+        step, column, column_end = part.step, part.column, part.column_end
+        return [
+            use
+            for use in found
+            if ((other := use.part).step != step or (other.column < column_end and column < other.column_end))
+            and other.meets(part)
+        ]
 
     def _sort(self) -> None:
         for use in self._unsorted:

@@ -39,6 +39,8 @@ _SHARD_FIRST: Final = 20
 _SIZES: Final = (POSITIONS, CLASSES)
 _SHARD_SIZES: Final = (POSITIONS, CLASSES - _SHARD_FIRST)
 _RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
+# How the forward computes, and not what; both forms have cases of their own.
+_FORM: Final = {"exact_maximum"}
 
 _IGNORED: Final = {"ignore_index": int(inputs.targets(POSITIONS, CLASSES)[2])}
 _WEIGHTS: Final = {"class_weight_hbm": inputs.class_weights(CLASSES)}
@@ -58,7 +60,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 # An option that has no line above gets a launch with a value of its type that is not its default.
 _SAMPLES: Final = {"bool": True, "int": 1, "float": 0.1, "float | None": 2.0}
-_LISTED: Final = {name for options in OPTIONS.values() for name in options}
+_LISTED: Final = {name for options in OPTIONS.values() for name in options} | _FORM
 OPTIONS.update(
     {each.name: {each.name: _SAMPLES[str(each.type)]} for each in fields(LossOptions) if each.name not in _LISTED}
 )
@@ -71,7 +73,7 @@ def loss_of(given: Mapping[str, Any]) -> ExtendedLoss:
 
 def has_truth(given: Mapping[str, Any]) -> bool:
     """Whether the oracle knows every option of a launch."""
-    return {each.name for each in fields(LossOptions)} & given.keys() <= _RECIPE
+    return {each.name for each in fields(LossOptions)} & given.keys() <= _RECIPE | _FORM
 
 
 def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
-from nkilib.verify.probes.arithmetic import READINGS
+from nkilib.verify.probes.arithmetic import KERNELS, READINGS
 from nkilib.verify.probes.dma import column, indices
 from nkilib.verify.probes.integers import integer_row
 from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, the_same
@@ -199,4 +199,60 @@ PRODUCT: Final = Probe(
     ],
 )
 
-PROBES: Final = (TRIPS, ROW_OF_TRIP, SKIPPED, EXCHANGED, PRODUCT)
+
+@nki.jit
+def rows_computed_anew(
+    rows_hbm: nl.NkiTensor, slots_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """The sums of rows that a loop finds in a list on chip, scattered over what was stored; and how often it ran.
+
+    Args:
+        rows_hbm: [N, columns].
+        slots_hbm: numbers of rows, int32 [slots, 2]: of a trip a column, out of range in a slot without a row.
+        trips_hbm: int32 [1, 1].
+    """
+    sums_hbm = nl.ndarray((rows_hbm.shape[0], 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    mark_sbuf, count_sbuf = tile(sums_hbm.shape), tile((1, 1))
+    nisa.memset(dst=mark_sbuf, value=_MARK)
+    nisa.memset(dst=count_sbuf, value=0.0)
+    marked = nisa.dma_copy(dst=sums_hbm, src=mark_sbuf)
+    slots_sbuf = loaded(slots_hbm)
+    trips = nisa.register_alloc()
+    nisa.register_load(trips, loaded(trips_hbm))
+
+    def body(trip: nisa.VirtualRegister) -> None:
+        number_sbuf, readable_sbuf = (tile((slots_hbm.shape[0], 1), nl.int32) for _ in range(2))
+        row_sbuf, sum_sbuf = tile((slots_hbm.shape[0], rows_hbm.shape[1])), tile((slots_hbm.shape[0], 1))
+        nisa.tensor_copy(dst=number_sbuf, src=slots_sbuf[:, nl.ds(trip, 1)])
+        nisa.tensor_scalar(dst=readable_sbuf, data=number_sbuf, op0=nl.minimum, operand0=rows_hbm.shape[0] - 1)
+        nisa.dma_copy(dst=row_sbuf, src=rows_hbm.vector_select(0, readable_sbuf))
+        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=row_sbuf, axis=1)
+        scatter = nisa.dma_copy(dst=sums_hbm.vector_select(0, number_sbuf), src=sum_sbuf, oob_mode=nisa.oob_mode.skip)
+        scatter.depends_on(marked, kind=nisa.dependency.runtime)
+        nisa.tensor_scalar(dst=count_sbuf, data=count_sbuf, op0=nl.add, operand0=1.0)
+
+    nl.fori_loop(0, trips, body)
+    return sums_hbm, stored(count_sbuf)
+
+
+# Sums 3, 30, 300 and 3000. Slots of the first trip: row 2, and none; of the second: row 0, and row 3.
+_SLOTS: Final = np.array([[2, 0], [2**24, 3]], np.int32)
+ANEW: Final = Probe(
+    "rows that a loop computes anew",
+    True,
+    "whether a loop finds rows in a list by its trip, gathers them whole, and scatters over what was stored",
+    (KERNELS, "- The loop over rows that are computed anew"),
+    "the forward without the exact maximum: the losses of rows for which the shift is not exact enough",
+    rows_computed_anew,
+    the_same(rows_hbm=_ROWS, slots_hbm=_SLOTS, trips_hbm=integer_row(2)),
+    ("sums", "trips"),
+    [
+        Reading("every row that the list names", {"sums": column(3, _MARK, 300, 3000), "trips": once(2)}),
+        Reading("those of the first trip in each", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": once(2)}),
+        Reading("those of one trip alone", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": once(1)}),
+        Reading("the stores before come after", {"sums": column(*[_MARK] * 4), "trips": once(2)}),
+        Reading("reported as out of range", {}, refused=OUT_OF_RANGE),
+    ],
+)
+
+PROBES: Final = (TRIPS, ROW_OF_TRIP, SKIPPED, EXCHANGED, PRODUCT, ANEW)

@@ -73,7 +73,7 @@ def _rates() -> Iterator[Figure]:
         )
         seconds = published.PARTITIONS * row_bytes / (_GB_PER_S * percent / 100)
         yield Figure(
-            f"time: DMA rate, rows of {row_bytes} B",
+            f"time: DMA rate of one queue, rows of {row_bytes} B",
             False,
             "a load of 128 rows, from one queue, none of which waits for another",
             many_loads,

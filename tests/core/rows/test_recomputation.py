@@ -26,7 +26,7 @@ def maxima_of_flagged(matrix_hbm: Any, offsets_hbm: Any, flags_hbm: Any, cut: Cu
     cores, core = nl.num_programs(), nl.program_id()
     batches = batches_of_core(cut.rows, cores, core, cut.rows_per_batch)
     flagged = FlaggedRows.make(cut.rows, cores, core, batches[0].rows, len(batches))
-    kept = KeptValues.make(len(batches), nl.float32)
+    kept = KeptValues.make("kept_hbm", len(batches), nl.float32)
     stores = []
     for group in batch_groups(batches, most):
         flags_sbuf, offsets_sbuf, first_sbuf = (

@@ -45,6 +45,20 @@ def test_parts_agree_with_sets_of_bytes(one: tuple[Layout, int], other: tuple[La
         assert one_bytes >= other_bytes
 
 
+@given(st.integers(1, 8), st.integers(0, 12), st.integers(1, 8), st.integers(0, 12), st.sampled_from([8, 12]))
+def test_runs_in_other_columns_share_no_byte(width: int, first: int, other: int, other_first: int, step: int) -> None:
+    one, two = part((4, width), (step, 1), first), part((3, other), (step, 1), other_first)
+    if one.step == two.step and (one.column_end <= two.column or two.column_end <= one.column):
+        assert not bytes_of(one.layout, 1) & bytes_of(two.layout, 1)
+        assert not one.meets(two)
+
+
+def test_columns_are_those_of_the_runs() -> None:
+    among_rows, over_the_edge = part((4, 3), (12, 1), 2), part((4, 6), (12, 1), 10)
+    assert (among_rows.column, among_rows.column_end) == (2, 5)
+    assert (over_the_edge.column, over_the_edge.column_end) == (0, 12)
+
+
 def test_columns_of_rows_are_a_comb() -> None:
     columns = part((4, 3), (10, 1), offset=2, width=2)
     assert (columns.first, columns.last, columns.length, columns.step, columns.count) == (4, 69, 6, 20, 4)

@@ -79,7 +79,7 @@ class _ShiftedForward:
             launch,
             options,
             results,
-            KeptValues.make(len(batches), launch.dtype),
+            KeptValues.make("target_logits_hbm", len(batches), launch.dtype),
             logits,
             batch_groups(batches, most_batches_of_group(logits.num_chunks)),
             TargetFinder.make(launch.targets_hbm, rows, cores, options),

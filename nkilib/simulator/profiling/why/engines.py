@@ -23,7 +23,7 @@ _MEETINGS_FROM = 0.05
 
 def waits(facts: Facts) -> Iterator[Finding]:
     """The busiest engine that computes, if it waits although nothing is the limit."""
-    shares = {name: facts.share(busy) for name, busy in facts.busy_ns.items()}
+    shares = facts.busy_shares
     computing = {name: share for name, share in shares.items() if name != "dma" and share}
     if not computing or max(shares.values()) >= _LIMIT_FROM:
         return
@@ -59,7 +59,7 @@ def idle_engines(facts: Facts) -> Iterator[Finding]:
     """A busy engine beside an idle one that could take some of its work."""
     if not facts.links:
         return
-    core, shares = facts.core, {name: facts.share(busy) for name, busy in facts.busy_ns.items()}
+    core, shares = facts.core, facts.busy_shares
     for busy in (name for name in ("vector", "scalar", "gpsimd") if shares.get(name, 0.0) >= _BUSY_FROM):
         could = summed(
             ((other, facts.line(core, number)), span.end_ns - span.start_ns)

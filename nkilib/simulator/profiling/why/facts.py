@@ -42,12 +42,13 @@ class Facts:
         launch: the notes.
         time_ns: what is looked at: the time of the launch, or of its last instructions.
         links: its critical path.
-        busy_ns: by engine, of the core on which it is busy longest.
+        busy_shares: by engine, of the time of the whole launch, on the core on which it is busy longest.
     """
 
     def __init__(self, launch: Launch, busy_us: Mapping[str, float]) -> None:
         self.launch = launch
-        self.busy_ns = {name: busy * NS_PER_US for name, busy in busy_us.items()}
+        whole_ns = max((core.end_ns for core in launch.cores), default=0.0)
+        self.busy_shares = {name: busy * NS_PER_US / whole_ns if whole_ns else 0.0 for name, busy in busy_us.items()}
         self.links = critical_path(launch)
         self._said: dict[tuple[str, str], str] = {}
         self.time_ns = self.links[-1].end_ns - self.links[0].start_ns if self.links else 0.0

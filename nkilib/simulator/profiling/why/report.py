@@ -28,6 +28,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     engines.meetings,
 )
 _MOST_LINES = 5
+_SHOWN_FROM_US = 0.05  # less is 0.0 in the table
 _WIDTH = 118
 _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
 
@@ -58,14 +59,19 @@ class Report:
             return []
         of_the_end = "" if self.links[0].start_ns == 0.0 else f", last {whole:,.1f} us"
         said = [f"{'critical path' + of_the_end:<52} {'us':>10} {'share':>8}"]
-        said += [f"{what:<52} {spent:>10,.1f} {spent / whole:>8.1%}" for what, spent in self.path_us.items()]
+        said += [
+            f"{what:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
+            for what, spent in self.path_us.items()
+            if spent >= _SHOWN_FROM_US
+        ]
         said += ["", f"{'critical path by line':<52} {'us':>10} {'share':>8}"]
         said += [
             f"{line:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
             for line, spent in list(self.path_us_by_line.items())[:_MOST_LINES]
         ]
         causes = [waited.name for waited in _CAUSES]
-        said += ["", "waits, us" + " " * 11 + " ".join(f"{cause:>10}" for cause in causes)]
+        if self.waits_us:
+            said += ["", "waits, us" + " " * 11 + " ".join(f"{cause:>10}" for cause in causes)]
         for engine, waits in self.waits_us.items():
             said.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
         return (

@@ -67,7 +67,7 @@ def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
     pairs = _waiting(facts, core, life.storage)
     (writer, reader), count = pairs.most_common(1)[0]
-    what = str(life).partition(", made at ")[0].removeprefix("tensor ")
+    what = life.tensor.removeprefix("tensor ")
     return Finding(
         "buffers",
         f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "

@@ -4,6 +4,9 @@ The text of ``nisa.tensor_copy`` (``nki/api/nki/isa/__init__.py``) says of ``eng
 "compiler selects best engine based on engine workload", and that of ``memset`` that the compiler selects the best one.
 Here it is the engine that is done first. GpSimd cannot access PSUM. On trn1 they stay on Vector: Scalar has no
 ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
+
+Functions of ``nki.language`` that an activation could compute stay where they are issued;
+docs/performance-model.md says why.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import AS_ISSUED, ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.profiling.why import cores
 from nkilib.simulator.profiling.why.critical import Kind, critical_path
+from nkilib.simulator.profiling.why.facts import Facts
 from nkilib.simulator.profiling.why.replay import replayed_ns
 from tests.simulator.profiling.why import faulty
 
@@ -156,6 +157,8 @@ def test_of_a_long_launch_the_end_is_looked_at(name: str, monkeypatch: pytest.Mo
     assert 0 < len(links) < len(whole)
     assert links == whole[-len(links) :]
     assert f"critical path, last {sum(found.critical_path_us.values()):,.1f} us" in str(found)
+    shares = Facts(found.recorded.launch, found.engine_busy_us).busy_shares
+    assert shares == pytest.approx(found.engine_utilisation) and max(shares.values()) <= 1.0
 
 
 def test_without_meetings_at_loops_a_loop_takes_what_it_takes_unrolled() -> None:
