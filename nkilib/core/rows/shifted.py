@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.statistics import Columns, Place
-from nkilib.core.rows.tiles import finite_limit, float32_like, scaled
+from nkilib.core.rows.tiles import clamp, float32_like, scaled
 from nkilib.nki import nisa, nl
 
 # A sum is at least 1 but for the rounding of exp(0); it is 0 where the shift had to be clamped.
@@ -118,14 +118,7 @@ class ShiftedSums:
             op1=nl.minimum,
             operand1=self.exact_neg_max_sbuf,
         )
-        nisa.tensor_scalar(
-            dst=shift_sbuf,
-            data=shift_sbuf,
-            op0=nl.minimum,
-            operand0=finite_limit(self.scale),
-            op1=nl.maximum,
-            operand1=-finite_limit(self.scale),
-        )
+        clamp(shift_sbuf, shift_sbuf, self.scale)
         if self.scale != 1.0:
             nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX, BatchGroup
-from nkilib.core.rows.tiles import finite_limit, scaled
+from nkilib.core.rows.tiles import clamp, scaled
 from nkilib.nki import nisa, nl
 
 # Columns of the tiles of per-chunk statistics, which the batches of a group share.
@@ -143,15 +143,7 @@ class Statistics:
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
-        limit = finite_limit(self.scale)
-        nisa.tensor_scalar(
-            dst=place.of(self.neg_max_sbuf),
-            data=self.exact_neg_max_sbuf,
-            op0=nl.minimum,
-            operand0=limit,
-            op1=nl.maximum,
-            operand1=-limit,
-        )
+        clamp(place.of(self.neg_max_sbuf), self.exact_neg_max_sbuf, self.scale)
         if self.scale != 1.0:
             nisa.tensor_scalar(
                 dst=place.of(self.bias_sbuf),

@@ -13,6 +13,12 @@ def finite_limit(scale: float) -> float:
     return FLOAT32_HIGHEST if scale <= 1.0 else 0.5 * FLOAT32_HIGHEST / scale
 
 
+def clamp(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scale: float) -> None:
+    """Numbers that stay finite, times ``scale`` too; ``dst_sbuf`` may be the data."""
+    limit = finite_limit(scale)
+    nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=nl.minimum, operand0=limit, op1=nl.maximum, operand1=-limit)
+
+
 def float32_like(like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """A float32 tile of the shape of another one."""
     return nl.ndarray(like_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)

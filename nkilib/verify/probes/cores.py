@@ -11,6 +11,7 @@ from nkilib.core.cores import positions_of_core, strided_rows
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import KERNELS, READINGS
+from nkilib.verify.probes.dma import column
 from nkilib.verify.probes.probe import Probe, Reading, no_arguments, the_same
 from nkilib.verify.probes.tiles import tile
 
@@ -30,11 +31,6 @@ def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
     return results[0], results[1]
 
 
-def number(value: float) -> Array:
-    """float32 [1, 1]."""
-    return np.full((1, 1), value, np.float32)
-
-
 PROGRAMS: Final = Probe(
     "programs of a launch on two cores",
     True,
@@ -45,8 +41,8 @@ PROGRAMS: Final = Probe(
     no_arguments,
     ("count", "last"),
     [
-        Reading("two", {"count": number(2), "last": number(1)}),
-        Reading("one", {"count": number(1), "last": number(0)}),
+        Reading("two", {"count": column(2), "last": column(1)}),
+        Reading("one", {"count": column(1), "last": column(0)}),
     ],
     num_cores=2,
 )

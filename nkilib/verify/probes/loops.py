@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import KERNELS, READINGS
 from nkilib.verify.probes.dma import column, indices
 from nkilib.verify.probes.integers import integer_row
@@ -41,11 +40,6 @@ def counted_loops(trips_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     return results[0], results[1]
 
 
-def once(value: float) -> Array:
-    """float32 [1, 1]."""
-    return np.full((1, 1), value, np.float32)
-
-
 TRIPS: Final = Probe(
     "loops of the device",
     True,
@@ -56,10 +50,10 @@ TRIPS: Final = Probe(
     the_same(trips_hbm=integer_row(0, 3)),
     ("none", "three"),
     [
-        Reading("as often as the register says, not at all for 0", {"none": once(0), "three": once(3)}),
-        Reading("once more often", {"none": once(1), "three": once(4)}),
-        Reading("at least once", {"none": once(1), "three": once(3)}),
-        Reading("once, whatever the register says", {"none": once(1), "three": once(1)}),
+        Reading("as often as the register says, not at all for 0", {"none": column(0), "three": column(3)}),
+        Reading("once more often", {"none": column(1), "three": column(4)}),
+        Reading("at least once", {"none": column(1), "three": column(3)}),
+        Reading("once, whatever the register says", {"none": column(1), "three": column(1)}),
     ],
 )
 
@@ -148,11 +142,6 @@ def exchanged(numbers_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     return results[0], results[1]
 
 
-def integer(value: int) -> Array:
-    """int32 [1, 1]."""
-    return np.full((1, 1), value, np.int32)
-
-
 EXCHANGED: Final = Probe(
     "an exchange of counts between the cores",
     False,
@@ -163,8 +152,8 @@ EXCHANGED: Final = Probe(
     the_same(numbers_hbm=integer_row(3, 7)),
     ("of_core_0", "of_core_1"),
     [
-        Reading("both have the larger one", {"of_core_0": integer(7), "of_core_1": integer(7)}),
-        Reading("each has its own", {"of_core_0": integer(3), "of_core_1": integer(7)}),
+        Reading("both have the larger one", {"of_core_0": integer_row(7), "of_core_1": integer_row(7)}),
+        Reading("each has its own", {"of_core_0": integer_row(3), "of_core_1": integer_row(7)}),
     ],
     num_cores=2,
 )
@@ -247,10 +236,10 @@ ANEW: Final = Probe(
     the_same(rows_hbm=_ROWS, slots_hbm=_SLOTS, trips_hbm=integer_row(2)),
     ("sums", "trips"),
     [
-        Reading("every row that the list names", {"sums": column(3, _MARK, 300, 3000), "trips": once(2)}),
-        Reading("those of the first trip in each", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": once(2)}),
-        Reading("those of one trip alone", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": once(1)}),
-        Reading("the stores before come after", {"sums": column(*[_MARK] * 4), "trips": once(2)}),
+        Reading("every row that the list names", {"sums": column(3, _MARK, 300, 3000), "trips": column(2)}),
+        Reading("those of the first trip in each", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": column(2)}),
+        Reading("those of one trip alone", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": column(1)}),
+        Reading("the stores before come after", {"sums": column(*[_MARK] * 4), "trips": column(2)}),
         Reading("reported as out of range", {}, refused=OUT_OF_RANGE),
     ],
 )

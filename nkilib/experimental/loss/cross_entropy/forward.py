@@ -6,19 +6,18 @@ from collections import deque
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
-from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.psum import PsumRing
 from nkilib.core.rows.sbuf import TileRing
 from nkilib.core.rows.statistics import Place, most_batches_of_group
-from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.rows.stream import Stream
 from nkilib.experimental.loss.cross_entropy.class_factors import ClassFactors, FactorRings
-from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
+from nkilib.experimental.loss.cross_entropy.group import Group
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
 from nkilib.experimental.loss.cross_entropy.results import Results, store_results
 from nkilib.experimental.loss.cross_entropy.shifted_forward import shifted_forward_of_core
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
-from nkilib.experimental.loss.cross_entropy.targets import TargetElements, TargetFinder
+from nkilib.experimental.loss.cross_entropy.targets import TargetFinder
 from nkilib.nki import nisa, nl
 
 
@@ -103,7 +102,7 @@ class _Forward:
                     if chunk.number == 0:
                         elements = self.finder.find(chunk.batch, group.targets.masks_of_batch(batch))
                     if chunk.number == min(1, chunks - 1):
-                        self._gather(elements, group.targets, chunk, batch)
+                        group.targets.gather(self.launch, elements, chunk.batch, batch)
                 if previous is not None and load == first:
                     self._take_logs(previous)
                 if previous is not None and load == min(first + 1, last):
@@ -117,21 +116,6 @@ class _Forward:
     def _take_logs(self, group: Group) -> None:
         group.combine(self.logits.num_chunks)
         group.statistics.take_logs()
-
-    def _gather(self, elements: TargetElements, targets: TargetValues, chunk: Chunk[Batch], batch: int) -> None:
-        """The logits at the targets of a batch, and their class weights.
-
-        DMA rounds this logit to the type of the tiles just as it rounds the chunks: no other one exceeds the maximum.
-        """
-        nisa.dma_copy(
-            dst=targets.logits_sbuf[:, batch : batch + 1],
-            src=row_elements(self.launch.logits_hbm, elements.index_sbuf, chunk.batch),
-        )
-        if targets.weights_sbuf is not None and self.launch.class_weight_hbm is not None:
-            nisa.dma_copy(
-                dst=targets.weights_sbuf[:, batch : batch + 1],
-                src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
-            )
 
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
         """Open chunk number ``load``, unless it is open, and the next one of the group where that can be done.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.argmax import Argmax
-from nkilib.core.rows.batches import BatchGroup, StoredRows
+from nkilib.core.rows.batches import Batch, BatchGroup, StoredRows
+from nkilib.core.rows.elements import row_elements, vector_elements
 from nkilib.core.rows.moments import FirstMoment, Moments, ShiftedEntropy
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Statistics
-from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
-from nkilib.nki import nl
+from nkilib.experimental.loss.cross_entropy.options import Launch, Options
+from nkilib.experimental.loss.cross_entropy.targets import TargetElements, TargetMasks
+from nkilib.nki import nisa, nl
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,21 @@ class TargetValues:
     def masks_of_batch(self, batch: int) -> TargetMasks | None:
         """The masks of one batch of the group."""
         return None if self.masks is None else self.masks.of_batch(batch)
+
+    def gather(self, launch: Launch, elements: TargetElements, rows: Batch, batch: int) -> None:
+        """The logits at the targets of one batch of the group, and their class weights.
+
+        DMA rounds this logit to the type of the tiles just as it rounds the chunks: no other one exceeds the maximum.
+        """
+        nisa.dma_copy(
+            dst=self.logits_sbuf[:, batch : batch + 1],
+            src=row_elements(launch.logits_hbm, elements.index_sbuf, rows),
+        )
+        if self.weights_sbuf is not None and launch.class_weight_hbm is not None:
+            nisa.dma_copy(
+                dst=self.weights_sbuf[:, batch : batch + 1],
+                src=vector_elements(launch.class_weight_hbm, elements.column_sbuf),
+            )
 
 
 @dataclass(frozen=True)

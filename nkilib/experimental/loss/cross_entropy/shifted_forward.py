@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
-from nkilib.core.rows.elements import int32_column, integer_op, row_elements, vector_elements
+from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.gathered import GatheredRows, KeptValues
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.psum import PsumRing
@@ -124,17 +124,8 @@ class _ShiftedForward:
     def _gather_targets(self, group: ShiftedGroup, visit: int) -> None:
         """The logits at the targets of a batch, and their class weights, before its first chunk is taken."""
         at, rows = visit - group.batches.start, self.logits.batches[visit]
-        targets = group.targets
-        elements = self.finder.find(rows, targets.masks_of_batch(at))
-        nisa.dma_copy(
-            dst=targets.logits_sbuf[:, at : at + 1],
-            src=row_elements(self.launch.logits_hbm, elements.index_sbuf, rows),
-        )
-        if targets.weights_sbuf is not None and self.launch.class_weight_hbm is not None:
-            nisa.dma_copy(
-                dst=targets.weights_sbuf[:, at : at + 1],
-                src=vector_elements(self.launch.class_weight_hbm, elements.column_sbuf),
-            )
+        elements = self.finder.find(rows, group.targets.masks_of_batch(at))
+        group.targets.gather(self.launch, elements, rows, at)
 
     @property
     def _ahead(self) -> int:
