@@ -117,11 +117,10 @@ def validated_grad_scale(
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
-    given = "none" if grad_scale is None else "both"
+    remedy = "pass grad_scale=1 / count for the mean, 1.0 for the sum"
     require(
-        (grad_scale is None) != (grad_scale_hbm is None),
-        f"{function}: one of grad_scale and grad_scale_hbm must be given, got {given}; "
-        f"pass grad_scale=1 / count for the mean, 1.0 for the sum",
+        grad_scale is None or grad_scale_hbm is None,
+        f"{function}: grad_scale and grad_scale_hbm must not both be given, got {grad_scale} and a tensor; {remedy}",
     )
     if grad_scale_hbm is not None:
         require(
@@ -133,11 +132,8 @@ def validated_grad_scale(
             f"{function}: grad_scale_hbm must be float32, got {grad_scale_hbm.dtype}; cast it to float32",
         )
         return grad_scale_hbm
-    require(
-        isinstance(grad_scale, float | int) and math.isfinite(grad_scale),
-        f"{function}: grad_scale must be a finite number, got {grad_scale}; pass 1 / count for the mean",
-    )
-    assert grad_scale is not None
+    if not isinstance(grad_scale, float | int) or not math.isfinite(grad_scale):
+        raise AssertionError(f"{function}: grad_scale must be a finite number, got {grad_scale}; {remedy}")
     return float(grad_scale)
 
 
