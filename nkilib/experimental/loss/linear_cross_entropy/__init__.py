@@ -1,1 +1,1 @@
-"""Cross-entropy fused with the output layer: the logits of hidden states are never in HBM as a whole."""
+"""Linear cross-entropy: output layer and loss in one, without a tensor of logits."""
