@@ -20,7 +20,7 @@ from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES
 from nkilib.core.rows.statistics import STATISTICS_COLUMNS, most_batches_of_group
-from nkilib.core.rows.stream import num_chunks
+from nkilib.core.rows.stream import loads_in_flight, num_chunks
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.maximum import shift_pays
 from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN
@@ -262,11 +262,6 @@ class _Launch(NamedTuple):
     all_loads: float
     per_cycle: int
 
-    @property
-    def in_flight(self) -> int:
-        """How many chunks are being loaded at a time: one buffer of three or more is left to the chunk before."""
-        return max(min(2, self.buffers), self.buffers - 1)
-
     def total(self, of_chunk: float, of_last: float) -> float:
         """The sum over all chunks of all batches, of which the last one of a row takes ``of_last``."""
         return self.batches * ((self.chunks - 1) * of_chunk + of_last)
@@ -384,7 +379,7 @@ def _stores_ns(launch: _Launch) -> float:
     chunks are on their way by then, the group before it delays none of them.
     """
     before_last = launch.batches - 1
-    if launch.chunks <= launch.in_flight + 1:
+    if launch.chunks <= loads_in_flight(launch.buffers) + 1:
         group = most_batches_of_group(launch.chunks)
         before_last = max(0, before_last - 1) // group * group
     held = min(_PARTITIONS_OF_DMA_ENGINE, launch.rows)
@@ -398,7 +393,7 @@ def _gather_ns(launch: _Launch, machine: _Machine) -> float:
     targets = _DMA_FIXED + min(_PARTITIONS_OF_DMA_ENGINE, launch.rows) * _DMA_ROW + _DMA_TO_CONSUMER
     indices = 7 * (_LEAST * machine.scalar_ns + _VECTOR_RESULT)  # GpSimd has the clock of Scalar
     gather = 3 * _DMA_FIXED + div_ceil(launch.rows, 16) * _DMA_ROW + _DMA_TO_CONSUMER
-    return launch.in_flight * max(_DMA_TRIGGER, launch.load) + targets + indices + gather - _GATHER_SLACK
+    return loads_in_flight(launch.buffers) * max(_DMA_TRIGGER, launch.load) + targets + indices + gather - _GATHER_SLACK
 
 
 def _groups_ns(launch: _Launch, machine: _Machine) -> float:
