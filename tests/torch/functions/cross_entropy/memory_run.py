@@ -1,4 +1,7 @@
-"""Run as a program: peak memory of forward and backward beyond the logits, in MiB. See test_figures."""
+"""Run as a program: peak memory of forward and backward beyond the logits, in MiB. See test_figures.
+
+The arguments are a loss by its name, and how many positions it has.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from nkilib.torch import cross_entropy
 
-POSITIONS, CLASSES = 4096, 32_000
+CLASSES = 32_000
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "pytorch": F.cross_entropy,
     "pytorch float": lambda logits, target: F.cross_entropy(logits.float(), target),
@@ -56,4 +59,4 @@ def measure(loss: Callable[[Tensor, Tensor], Tensor], positions: int) -> float:
 if __name__ == "__main__":
     chosen = LOSSES[sys.argv[1]]
     measure(chosen, 8)  # what is loaded or kept once
-    print(measure(chosen, POSITIONS))
+    print(measure(chosen, int(sys.argv[2])))
