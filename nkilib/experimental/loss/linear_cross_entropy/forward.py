@@ -91,11 +91,11 @@ class _Forward:
     def run(self, block: Block, results: Results) -> None:
         """The results of a block of positions."""
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
+        of_block = _BlockForward.make(self, block, input_sbuf)
         load_input(input_sbuf[0:1], self.launch.input_hbm, block)
         self.classes.open(self.plan.opening)
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
-        of_block = _BlockForward.make(self, block, input_sbuf)
         self.plan.run(of_block.step)
         of_block.finish(block, results)
 

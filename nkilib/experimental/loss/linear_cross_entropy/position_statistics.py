@@ -30,7 +30,7 @@ class PositionStatistics:
         group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
             the same of the other core.
         picked_sbuf: column 0 of the logits at the targets, float32 [128, tiles].
-        exchanged_sbuf: all of it, [128, statistics, tiles, columns].
+        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous.
     """
 
     window: int
@@ -44,13 +44,13 @@ class PositionStatistics:
         tiles, own = targets.logits_sbuf.shape[1], window + 1
         wanted, cores = options.wanted, nl.num_programs()
         count = 3 + 2 * options.sums_classes + wanted.entropy + 2 * wanted.argmax
-        exchanged_sbuf = nl.ndarray((PARTITIONS, count, tiles, cores * own), dtype=nl.float32, buffer=nl.sbuf)
-        parts = iter([exchanged_sbuf[:, number] for number in range(count)])
+        exchanged_sbuf = nl.ndarray((PARTITIONS, cores * own, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
         columns = Columns(PARTITIONS, tiles, cores * own)
         picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, parts)
         moments = _moments(columns, options, parts)
         argmax = _argmax(columns, options.classes.total, parts) if wanted.argmax else None
-        nisa.memset(dst=exchanged_sbuf[:, :, :, 0:own], value=0.0)
+        nisa.memset(dst=exchanged_sbuf[:, 0:own], value=0.0)
         nisa.memset(dst=statistics.neg_max_sbuf[:, :, 0:own], value=finite_limit(options.scale))
         if argmax is not None:
             nisa.memset(dst=argmax.neg_max_sbuf[:, :, 0:own], value=float("inf"))
@@ -105,13 +105,13 @@ class PositionStatistics:
     def _exchange(self, columns: int) -> None:
         other = 1 - nl.program_id()
         nisa.sendrecv(
-            src=self.exchanged_sbuf[:, :, :, 0:columns],
-            dst=self.exchanged_sbuf[:, :, :, columns : 2 * columns],
+            src=self.exchanged_sbuf[:, 0:columns],
+            dst=self.exchanged_sbuf[:, columns : 2 * columns],
             send_to_rank=other,
             recv_from_rank=other,
             pipe_id=0,
         )
-        others_sbuf = self.exchanged_sbuf[:, 0, :, columns]
+        others_sbuf = self.exchanged_sbuf[:, columns, 0]
         nisa.tensor_tensor(dst=self.picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
 
 
