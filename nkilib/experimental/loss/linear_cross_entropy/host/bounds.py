@@ -176,12 +176,9 @@ def _gradients_of_logits(
         bound = extended_gradient_bound(
             logits,
             targets,
-            given.lse,
-            given.grad_loss,
             None,
             options,
-            given.grad_lse,
-            given.grad_logprob,
+            given.received,
         )
         with np.errstate(invalid="ignore", over="ignore"):
             p = np.exp(options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis])

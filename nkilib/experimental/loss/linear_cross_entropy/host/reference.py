@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     ExtendedResults,
     Float64Array,
@@ -50,6 +51,11 @@ class Upstream:
     def of_rows(self, rows: slice) -> Upstream:
         """Of some positions."""
         return Upstream(*(None if each is None else each[rows] for each in self._vectors()))  # type: ignore[arg-type]
+
+    @property
+    def received(self) -> BackwardInputs:
+        """As the backward from logits takes them."""
+        return BackwardInputs(self.lse, self.grad_loss, self.grad_lse, self.grad_logprob)
 
     def _vectors(self) -> list[npt.NDArray[Any] | None]:
         return [getattr(self, each.name) for each in fields(self)]
@@ -137,10 +143,7 @@ def gradient_of_logits(problem: LinearProblem, upstream: Upstream, rows: slice, 
     return extended_backward_reference(
         problem.logits_of(rows, weight),
         problem.targets[rows],
-        given.lse,
-        given.grad_loss,
         None,
         problem.options,
-        given.grad_lse,
-        given.grad_logprob,
+        given.received,
     )
