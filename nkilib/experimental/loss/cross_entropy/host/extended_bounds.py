@@ -71,6 +71,27 @@ def extended_forward_bounds(
     }
 
 
+def coefficient_sizes(
+    targets: npt.NDArray[Any],
+    lse: npt.NDArray[Any],
+    grad_loss: npt.NDArray[Any],
+    options: ExtendedLoss,
+    vocabulary: int,
+    grad_lse: npt.NDArray[Any] | None = None,
+    grad_logprob: npt.NDArray[Any] | None = None,
+) -> Float64Array:
+    """S, the sum of the sizes of all terms of A, [N]: a gradient of z is A p, less what is drawn to the targets."""
+    valid, exact_lse = options.is_valid(targets), lse.astype(np.float64)
+    of_loss = np.abs(np.where(valid, grad_loss, 0.0).astype(np.float64))
+    sizes = of_loss * options.factors(targets, vocabulary).sum(axis=1)
+    sizes += np.abs(of_loss * 2.0 * options.lse_square_scale * exact_lse)
+    if grad_lse is not None:
+        sizes += np.abs(grad_lse.astype(np.float64))
+    if grad_logprob is not None:
+        sizes += np.where(valid, np.abs(grad_logprob.astype(np.float64)), 0.0)
+    return sizes
+
+
 def extended_gradient_bound(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, given: BackwardInputs
 ) -> Float64Array:
@@ -97,13 +118,14 @@ def extended_gradient_bound(
         p = np.exp(z - exact_lse)
         factors = options.factors(targets, vocabulary)
         of_loss = np.where(valid, given.grad_loss, 0.0).astype(np.float64)[:, np.newaxis]
-        of_lse, of_logprob = (
-            np.zeros((positions, 1)) if upstream is None else upstream.astype(np.float64)[:, np.newaxis]
-            for upstream in (given.grad_lse, given.grad_logprob)
+        of_logprob = (
+            np.zeros((positions, 1))
+            if given.grad_logprob is None
+            else given.grad_logprob.astype(np.float64)[:, np.newaxis]
         )
-        square = np.abs(of_loss * 2.0 * options.lse_square_scale * exact_lse)
-        sizes = np.abs(of_loss) * factors.sum(axis=1, keepdims=True) + square + np.abs(of_lse)
-        sizes += np.where(valid[:, np.newaxis], np.abs(of_logprob), 0.0)
+        sizes = coefficient_sizes(
+            targets, given.lse, given.grad_loss, options, vocabulary, given.grad_lse, given.grad_logprob
+        )[:, np.newaxis]
         drawn = np.abs(of_loss) * factors
         if targets.ndim == 1:
             rows, classes = np.flatnonzero(valid), targets[valid]

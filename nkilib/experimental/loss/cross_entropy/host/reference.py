@@ -185,7 +185,12 @@ def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
 
 
 def rounded_to(logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """A float64 copy of ``logits`` after rounding to ``dtype``, as a kernel sees them in its tiles."""
+    """A float64 copy of ``logits`` after rounding to ``dtype``, as a kernel sees them in its tiles.
+
+    None rounds nothing: for logits that no kernel is given, such as products that it takes itself.
+    """
+    if dtype is None:
+        return logits.astype(np.float64)
     with np.errstate(over="ignore"):  # float32 beyond the range of bfloat16 becomes infinite there
         return logits.astype(as_numpy_dtype(dtype), copy=False).astype(np.float64)
 
@@ -268,9 +273,9 @@ def extended_forward_reference(
     """All results of ``extended_cross_entropy_forward`` in float64, all rows at once.
 
     Args:
-        logits: [N, V], float32 or bfloat16.
+        logits: [N, V], float32 or bfloat16; float64 without ``dtype``.
         targets: [N] integers, each a class or ``options.ignore_index``; or [N, V] class probabilities.
-        dtype: type of the kernel's tiles; the logits are rounded to it first.
+        dtype: type of the kernel's tiles; the logits are rounded to it first, unless it is None.
         options: of the loss.
     """
     vocabulary = logits.shape[1]
