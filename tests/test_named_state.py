@@ -16,7 +16,7 @@ from tests.fresh_python import CHECKOUT
 
 PACKAGE = CHECKOUT / "nkilib"
 KERNELS = [*sorted((PACKAGE / "core").rglob("*.py")), *sorted((PACKAGE / "experimental").rglob("*.py"))]
-TRACED = [path for path in KERNELS if "host" not in path.parts]
+TRACED = [path for path in KERNELS if "host" not in path.relative_to(PACKAGE).parts]
 WRAPPERS = [*sorted((PACKAGE / "torch").rglob("*.py")), *sorted((PACKAGE / "jax").rglob("*.py"))]
 OTHERS = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in KERNELS and path not in WRAPPERS]
 

@@ -91,7 +91,7 @@ def extended_cross_entropy_forward(
     function = "extended_cross_entropy_forward"
     launch = Launch(function, logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype)
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
-    wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum)
+    wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, target=True)
     options = validated_options(launch, recipe, first_class, num_classes, wanted)
     validate_tiles(launch, options.forward_plan)
     options = with_form(launch, options, exact_maximum)
@@ -181,6 +181,6 @@ def extended_cross_entropy_backward(
     )
     options = validated_options(launch, recipe, first_class, num_classes)
     require_flag(function, "inplace", inplace)
-    validate_upstream(launch, options, upstream)
+    validate_upstream(function, launch.num_positions, options, upstream, "the logits")
     validate_tiles(launch, options.backward_plan)
     return backward_of_core(launch, options, upstream, inplace)

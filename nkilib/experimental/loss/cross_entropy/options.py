@@ -105,12 +105,13 @@ class Classes:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which results of the forward are asked for beside those that it always gives."""
+    """Which results of the forward are asked for beside loss and log-sum-exp; ``target`` is logit and weight."""
 
     argmax: bool = False
     entropy: bool = False
     distance_sum: bool = False
     log_sum: bool = False
+    target: bool = False
 
 
 @dataclass(frozen=True)

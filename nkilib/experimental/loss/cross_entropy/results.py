@@ -43,17 +43,17 @@ class Results:
 
     @classmethod
     def of_options(cls, num_positions: int, options: Options) -> Results:
-        """Those of the extended forward."""
+        """Those of a forward with options."""
 
-        def vector(name: str, is_wanted: bool = True, dtype: nl.DType = nl.float32) -> nl.NkiTensor | None:
+        def vector(name: str, is_wanted: bool, dtype: nl.DType = nl.float32) -> nl.NkiTensor | None:
             return new_vector(name, num_positions, dtype) if is_wanted else None
 
         wanted = options.wanted
         return cls(
             loss_hbm=new_vector("loss_hbm", num_positions, nl.float32),
             lse_hbm=new_vector("lse_hbm", num_positions, nl.float32),
-            target_logit_hbm=vector("target_logit_hbm"),
-            position_weight_hbm=vector("position_weight_hbm"),
+            target_logit_hbm=vector("target_logit_hbm", wanted.target),
+            position_weight_hbm=vector("position_weight_hbm", wanted.target),
             argmax_hbm=vector("argmax_hbm", wanted.argmax, nl.int32),
             entropy_hbm=vector("entropy_hbm", wanted.entropy),
             distance_sum_hbm=vector("distance_sum_hbm", wanted.distance_sum),

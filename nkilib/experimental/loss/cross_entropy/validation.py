@@ -43,13 +43,33 @@ def validated_options(
     validate_arrays(launch, allow_probabilities=True)
     if launch.class_weight_hbm is not None:
         require_vector(function, "class_weight_hbm", launch.class_weight_hbm, launch.vocab_size, "the logits")
-    classes = _validated_classes(launch, first_class, num_classes)
+    classes = validated_classes(function, launch.vocab_size, "the columns", first_class, num_classes)
+    wanted = wanted or Wanted()
+    validate_recipe(function, recipe)
+    validate_wanted(function, wanted, classes)
+    is_weighted = launch.class_weight_hbm is not None
+    return Options(classes, False, is_weighted, has_probabilities, recipe, wanted)
+
+
+def validate_recipe(function: str, recipe: LossOptions) -> None:
+    """Refuse options of the loss that are out of range.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
     require(
         isinstance(recipe.ignore_index, int) and INT32_MIN <= recipe.ignore_index <= INT32_MAX,
         f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {recipe.ignore_index}",
     )
     check_options(function, recipe)
-    wanted = wanted or Wanted()
+
+
+def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
+    """Refuse results that a forward does not give.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
     for each in fields(wanted):
         require_flag(function, f"with_{each.name}", getattr(wanted, each.name))
     require(
@@ -57,8 +77,6 @@ def validated_options(
         f"{function}: with_argmax must be False for more than {ARGMAX_COLUMNS_MAX} classes, which are counted in "
         f"float32, got {classes.total} classes; take the argmax elsewhere",
     )
-    is_weighted = launch.class_weight_hbm is not None
-    return Options(classes, False, is_weighted, has_probabilities, recipe, wanted)
 
 
 def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
@@ -79,7 +97,7 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
         )
         require_float_type(function, "targets_hbm.dtype of class probabilities", launch.targets_hbm.dtype)
     else:
-        _validate_class_targets(launch)
+        validate_class_targets(function, launch.targets_hbm, launch.num_positions, "logits_hbm", "the logits")
     require_float_type(function, "dtype", launch.dtype)
 
 
@@ -116,17 +134,25 @@ def validate_lse(launch: Launch, lse_state_hbm: nl.NkiTensor) -> None:
     require_float_type(function, "lse_state_hbm.dtype", lse_state_hbm.dtype)
 
 
-def validate_upstream(launch: Launch, options: Options, upstream: PositionUpstream) -> None:
-    """Refuse upstream gradients and statistics that do not fit each other, the logits or the options.
+def validate_upstream(
+    function: str, num_positions: int, options: Options, upstream: PositionUpstream, like: str
+) -> None:
+    """Refuse upstream gradients and statistics that do not fit each other, the positions or the options.
+
+    Args:
+        function: that is named in errors.
+        num_positions: N.
+        options: of the kernel.
+        upstream: what it was given.
+        like: what the vectors are flattened as, in words.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
-    function = launch.function
     for name in _VECTORS:
         vector_hbm = getattr(upstream, f"{name}_hbm")
         if vector_hbm is not None or name in ("lse", "grad_loss"):
-            require_vector(function, f"{name}_hbm", vector_hbm, launch.num_positions, "the logits")
+            require_vector(function, f"{name}_hbm", vector_hbm, num_positions, like)
     require(
         (upstream.maximum_hbm is None) == (upstream.log_sum_hbm is None),
         f"{function}: maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
@@ -145,6 +171,52 @@ def validate_upstream(launch: Launch, options: Options, upstream: PositionUpstre
     )
     if options.classes.is_shard:
         _validate_sums_of_shards(function, options, upstream)
+
+
+def validate_class_targets(
+    function: str, targets_hbm: nl.NkiTensor, num_positions: int, matrix: str, like: str
+) -> None:
+    """Refuse all but one int32 for each position, a row of ``matrix``; ``like`` is what they are flattened as.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    require(
+        tuple(targets_hbm.shape) == (num_positions,),
+        f"{function}: targets_hbm must have shape ({num_positions},), one class for each row of {matrix}, "
+        f"got {targets_hbm.shape}; flatten the targets as {like}",
+    )
+    require(
+        targets_hbm.dtype == nl.int32,
+        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
+    )
+
+
+def validated_classes(function: str, vocab_size: int, held: str, first_class: int, num_classes: int | None) -> Classes:
+    """The classes of a launch that holds ``vocab_size`` of them; ``held`` is what stands for a class, in words.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    require(
+        isinstance(first_class, int) and first_class >= 0,
+        f"{function}: first_class must be an integer of at least 0, got {first_class}",
+    )
+    last = INDEX_LIMIT if num_classes is None else num_classes
+    require(
+        isinstance(last, int) and last <= INDEX_LIMIT,
+        f"{function}: num_classes must be an integer of at most {INDEX_LIMIT} or None, got {num_classes}",
+    )
+    require(
+        num_classes is not None or first_class == 0,
+        f"{function}: first_class must be 0 without num_classes, got {first_class}; pass num_classes of all shards",
+    )
+    require(
+        first_class + vocab_size <= last,
+        f"{function}: {held} must be classes below num_classes = {last}, got classes {first_class} to "
+        f"{first_class + vocab_size - 1}; pass num_classes of all shards",
+    )
+    return Classes(first_class, vocab_size, vocab_size if num_classes is None else num_classes)
 
 
 def _validate_sums_of_shards(function: str, options: Options, upstream: PositionUpstream) -> None:
@@ -178,40 +250,3 @@ def _validate_logits(function: str, logits_hbm: nl.NkiTensor) -> None:
         shape[1] <= INDEX_LIMIT,
         f"{function}: vocab_size must be at most {INDEX_LIMIT}, the reach of an int32 index, got {shape[1]}",
     )
-
-
-def _validate_class_targets(launch: Launch) -> None:
-    """One int32 for each position."""
-    function, num_positions, targets_hbm = launch.function, launch.num_positions, launch.targets_hbm
-    require(
-        tuple(targets_hbm.shape) == (num_positions,),
-        f"{function}: targets_hbm must have shape ({num_positions},), one class for each row of logits_hbm, "
-        f"got {targets_hbm.shape}; flatten the targets as the logits",
-    )
-    require(
-        targets_hbm.dtype == nl.int32,
-        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
-    )
-
-
-def _validated_classes(launch: Launch, first_class: int, num_classes: int | None) -> Classes:
-    function, vocab_size = launch.function, launch.vocab_size
-    require(
-        isinstance(first_class, int) and first_class >= 0,
-        f"{function}: first_class must be an integer of at least 0, got {first_class}",
-    )
-    last = INDEX_LIMIT if num_classes is None else num_classes
-    require(
-        isinstance(last, int) and last <= INDEX_LIMIT,
-        f"{function}: num_classes must be an integer of at most {INDEX_LIMIT} or None, got {num_classes}",
-    )
-    require(
-        num_classes is not None or first_class == 0,
-        f"{function}: first_class must be 0 without num_classes, got {first_class}; pass num_classes of all shards",
-    )
-    require(
-        first_class + vocab_size <= last,
-        f"{function}: the columns must be classes below num_classes = {last}, got classes {first_class} to "
-        f"{first_class + vocab_size - 1}; pass num_classes of all shards",
-    )
-    return Classes(first_class, vocab_size, vocab_size if num_classes is None else num_classes)

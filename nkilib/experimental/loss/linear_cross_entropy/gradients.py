@@ -1,0 +1,52 @@
+"""The gradients that a kernel returns, in HBM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients
+from nkilib.nki import nl
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Tensors in HBM, in the order in which a kernel returns them; None for what is not wanted.
+
+    Attributes:
+        input_hbm: dX, [N, D], in the dtype of X.
+        weight_hbm: dW in the layout and dtype of W; with ``adds_to_weight`` the caller's float32 sum.
+        bias_hbm: db, [V], float32.
+        adds_to_weight: dW is added to what ``weight_hbm`` holds.
+    """
+
+    input_hbm: nl.NkiTensor | None
+    weight_hbm: nl.NkiTensor | None
+    bias_hbm: nl.NkiTensor | None
+    adds_to_weight: bool = False
+
+    @classmethod
+    def of_launch(
+        cls, launch: LinearLaunch, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
+    ) -> Gradients:
+        """New tensors, but for a sum that the caller has."""
+
+        def like(name: str, tensor_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+            return nl.ndarray(tuple(tensor_hbm.shape), dtype=dtype, buffer=nl.shared_hbm, name=name)
+
+        weight_hbm = weight_sum_hbm
+        if wanted.weight and weight_sum_hbm is None:
+            weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.dtype)
+        bias_hbm = None
+        if wanted.bias and launch.bias_hbm is not None:
+            bias_hbm = like("grad_bias_hbm", launch.bias_hbm, nl.float32)
+        return cls(
+            input_hbm=like("grad_input_hbm", launch.input_hbm, launch.dtype) if wanted.input else None,
+            weight_hbm=weight_hbm,
+            bias_hbm=bias_hbm,
+            adds_to_weight=weight_sum_hbm is not None,
+        )
+
+    def returned(self) -> tuple[nl.NkiTensor, ...]:
+        """What a kernel returns."""
+        every = (self.input_hbm, self.weight_hbm, self.bias_hbm)
+        return tuple(tensor_hbm for tensor_hbm in every if tensor_hbm is not None)

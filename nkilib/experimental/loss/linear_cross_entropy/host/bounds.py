@@ -1,0 +1,189 @@
+"""How far the kernels may be from the float64 truth of the very inputs, derived, and how far they are.
+
+Notation: u = 2^-24, the unit roundoff of float32; r that of the dtype of X and W (2^-8 for bfloat16, 2^-11 for float16,
+u for float32); K = ceil(size / 128) of what a product is summed over, which adds 128 products in the array and then one
+such sum after another in float32.
+
+- A logit: K + 127 additions, and a product of float32 that is rounded, so (K + 128) u sum |x w|; the bias adds u (|z| +
+  |b|). That is dz. No logit is rounded to 16 bits.
+- Loss and statistics: those of cross-entropy for exact logits (``cross_entropy.host.extended_bounds``), and what a
+  change of every logit by its dz makes of them: of lse at most the largest dz, of the loss twice that.
+- A logit's gradient G: that of cross-entropy for exact logits; p is off by expm1(dz + max dz) more, for the logit and
+  for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. Then G is rounded once, r |G|. Of float16, which
+  has subnormals, it carries a power of two that brings the largest coefficient to at least 1: 2^-25 of that is lost.
+- dX: sum over the classes of what G is off by, times |W|; (K + 135) u sum |G| |W| for the additions, those of blocks
+  and cores among them; the result is rounded once, r |dX|. dW likewise over the positions. db is a sum of G.
+
+They hold for the simulator; hardware was never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.host.bounds import SMALLEST_NORMAL
+from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
+    coefficient_sizes,
+    extended_forward_bounds,
+    extended_gradient_bound,
+)
+from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearGradients,
+    LinearProblem,
+    Upstream,
+    gradient_of_logits,
+)
+
+ROUNDOFF: Final = 2.0**-24
+_LANES: Final = 128
+# Additions of a sum beyond those of its tiles: within the array, and of blocks, cores and what was there before.
+_OF_LOGIT, _OF_SUM = 128.0, 135.0
+# The least that float16 tells apart, over what the largest coefficient is brought to, and half of it is lost.
+_FLOAT16_FLOOR: Final = 2.0**-25
+
+
+class Roundoff(NamedTuple):
+    """What rounding to a type costs.
+
+    Attributes:
+        relative: of the value.
+        floor: of the largest coefficient, where small values underflow.
+    """
+
+    relative: float
+    floor: float
+
+
+_ROUNDOFF: Final = {
+    np.dtype(np.float32): Roundoff(ROUNDOFF, 0.0),
+    np.dtype(ml_dtypes.bfloat16): Roundoff(2.0**-8, 0.0),
+    np.dtype(np.float16): Roundoff(2.0**-11, _FLOAT16_FLOOR),
+}
+
+
+class _Block(NamedTuple):
+    """Some positions: their G, and how far it may be off before it is rounded."""
+
+    rows: slice
+    gradient: Float64Array
+    off: Float64Array
+
+
+def logit_bounds(problem: LinearProblem, rows: slice, weight: Float64Array) -> Float64Array:
+    """dz, [R, V]: how far a logit before the cap may be off; 0 where the bias is infinite."""
+    terms = np.abs(problem.input[rows].astype(np.float64)) @ np.abs(weight).T
+    bounds: Float64Array = (div_ceil(weight.shape[1], _LANES) + _OF_LOGIT) * ROUNDOFF * terms
+    if problem.bias is not None:
+        bias = np.abs(problem.bias.astype(np.float64))
+        bounds += ROUNDOFF * (np.abs(problem.logits_of(rows, weight)) + bias)
+        bounds[:, np.isinf(bias)] = 0.0
+    return bounds
+
+
+def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
+    """Largest accepted errors by name of a result, [N] each, for rows whose results are finite.
+
+    ``maximum`` and ``log_sum``, which lse is the sum of, have bounds as well.
+    """
+    weight = problem.classes_first
+    found = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
+    return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
+
+
+def linear_gradient_bounds(problem: LinearProblem, upstream: Upstream) -> LinearGradients:
+    """Largest accepted errors of every element of dX, dW (in its layout) and db.
+
+    For lse as the kernel received it, or as it computed it itself.
+    """
+    weight, roundoff = problem.classes_first, _ROUNDOFF[problem.input.dtype]
+    sizes = coefficient_sizes(
+        problem.targets,
+        upstream.lse,
+        upstream.grad_loss,
+        problem.options,
+        problem.vocab_size,
+        upstream.grad_lse,
+        upstream.grad_logprob,
+    )
+    floor = roundoff.floor * float(sizes.max(initial=0.0))
+    of_input = np.empty(problem.input.shape, np.float64)
+    of_weight, of_bias = np.zeros_like(weight), np.zeros(len(weight))
+    exact_weight, exact_bias = np.zeros_like(weight), np.zeros(len(weight))
+    of_classes = (div_ceil(len(weight), _LANES) + _OF_SUM) * ROUNDOFF
+    of_positions = (div_ceil(len(problem.input), _LANES) + _OF_SUM) * ROUNDOFF
+    for rows, gradient, off in _gradients_of_logits(problem, upstream, sizes, weight):
+        values = np.abs(problem.input[rows].astype(np.float64))
+        off += roundoff.relative * (np.abs(gradient) + off) + floor
+        size = np.abs(gradient) + off
+        of_input[rows] = (off + of_classes * size) @ np.abs(weight)
+        of_input[rows] += roundoff.relative * (np.abs(gradient @ weight) + of_input[rows])
+        of_weight += (off + of_positions * size).T @ values
+        of_bias += (off + of_positions * size).sum(axis=0)
+        exact_weight += gradient.T @ problem.input[rows].astype(np.float64)
+        exact_bias += gradient.sum(axis=0)
+    of_weight += roundoff.relative * (np.abs(exact_weight) + of_weight)
+    of_bias += ROUNDOFF * (np.abs(exact_bias) + of_bias)
+    least = SMALLEST_NORMAL if roundoff.floor == 0.0 else 2.0 * _FLOAT16_FLOOR
+    is_first = problem.weight_layout == "vd"
+    return LinearGradients(
+        of_input + least, (of_weight if is_first else of_weight.T) + least, of_bias + SMALLEST_NORMAL
+    )
+
+
+def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
+    """Of some positions."""
+    options, targets = problem.options, problem.targets[rows]
+    logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight)
+    found = extended_forward_bounds(logits, targets, None, options)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        z = options.scores(logits, None)
+        maximum = z.max(axis=1)
+        lse = maximum + np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1))
+        log_p = z - lse[:, np.newaxis]
+        p = np.exp(log_p)
+        entropy = -np.where(p == 0.0, 0.0, p * log_p).sum(axis=1)
+        most = off.max(axis=1)
+        factors, weights = options.factors(targets, len(weight)), options.weights(len(weight))
+        spread = np.where(p == 0.0, 0.0, p * np.abs(log_p + entropy[:, np.newaxis]) * off).sum(axis=1)
+    valid = options.is_valid(targets)
+    at_target = np.where(valid, off[np.arange(len(z)), np.where(valid, targets, 0)], 0.0)
+    found["loss"] = found["loss"] + 2.0 * most * factors.sum(axis=1)
+    found["loss"] += options.lse_square_scale * (2.0 * np.abs(lse) + most) * most
+    found["lse"] = found["lse"] + most
+    found["target_logit"] = found["target_logit"] + at_target
+    found["entropy"] = found["entropy"] + 2.0 * spread + np.square(most)
+    found["distance_sum"] = found["distance_sum"] + (weights * (off + most[:, np.newaxis])).sum(axis=1)
+    found["maximum"] = most + found["lse"]
+    found["log_sum"] = most + found["lse"]
+    return found
+
+
+def _gradients_of_logits(
+    problem: LinearProblem, upstream: Upstream, sizes: Float64Array, weight: Float64Array
+) -> Iterator[_Block]:
+    """Blocks that cover the positions."""
+    options, cap = problem.options, problem.options.logit_softcap
+    for rows in problem.row_blocks():
+        given, targets = upstream.of_rows(rows), problem.targets[rows]
+        logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight)
+        gradient = gradient_of_logits(problem, upstream, rows, weight)
+        bound = extended_gradient_bound(
+            logits,
+            targets,
+            None,
+            options,
+            given.received,
+        )
+        with np.errstate(invalid="ignore", over="ignore"):
+            p = np.exp(options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis])
+            of_p = sizes[rows, np.newaxis] * p * np.expm1(off + off.max(axis=1, keepdims=True))
+            if cap is not None:
+                tangents = np.tanh(logits / cap)
+                of_p = of_p * (1.0 - np.square(tangents)) + np.abs(gradient) * 2.0 * np.abs(tangents) * off / cap
+        yield _Block(rows, gradient, bound + of_p)

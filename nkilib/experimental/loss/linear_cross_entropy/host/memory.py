@@ -1,0 +1,118 @@
+"""Bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
+
+- The forward takes none.
+- The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
+  of one class block for each core, of at most 64 MiB.
+- Loss and gradients in one launch keep the float32 logits of a block of positions and the sums of dX, and where there
+  are several blocks a float32 sum of dW.
+
+No form keeps logits of all positions and classes unless that is the smallest thing to keep.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nkilib.core.tiling import div_ceil
+
+# What one launch may take for logits, unless it is told otherwise.
+SCRATCH_BYTES = 512 * 2**20
+# What the backward may take for dW of a class block, a core.
+WEIGHT_SCRATCH_BYTES = 64 * 2**20
+
+_FLOAT32_BYTES = 4
+_TILE = 128
+
+
+class LogitsBlocks(NamedTuple):
+    """How one launch cuts up the positions.
+
+    Attributes:
+        positions: of a block, whole tiles of 128 but for the last one.
+        number: of blocks.
+    """
+
+    positions: int
+    number: int
+
+
+class FormBytes(NamedTuple):
+    """Bytes beyond inputs and outputs.
+
+    Attributes:
+        two_launches: of forward and backward apart: the larger of the two.
+        one_launch: of both in one.
+    """
+
+    two_launches: int
+    one_launch: int
+
+    @property
+    def one_launch_is_smaller(self) -> bool:
+        """One launch takes less, or as much."""
+        return self.one_launch <= self.two_launches
+
+
+def logits_blocks(
+    num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES
+) -> LogitsBlocks:
+    """The blocks of positions whose logits one launch keeps.
+
+    One block where its logits take no more than ``scratch_bytes`` and the sum of dW that several blocks need; else the
+    fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be.
+
+    Args:
+        num_positions: N.
+        num_features: D.
+        vocab_size: V.
+        scratch_bytes: at least the logits of 128 positions.
+    """
+    of_position = _FLOAT32_BYTES * vocab_size
+    if num_positions * of_position <= scratch_bytes + _FLOAT32_BYTES * vocab_size * num_features:
+        return LogitsBlocks(num_positions, 1)
+    tiles = div_ceil(num_positions, _TILE)
+    blocks = div_ceil(tiles, max(1, scratch_bytes // of_position // _TILE))
+    of_block = div_ceil(tiles, blocks)
+    return LogitsBlocks(of_block * _TILE, div_ceil(tiles, of_block))
+
+
+def one_launch_bytes(
+    num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES, cores: int = 2
+) -> int:
+    """What ``linear_cross_entropy_forward_backward`` takes; arguments as in :func:`logits_blocks`, and its cores."""
+    blocks = logits_blocks(num_positions, num_features, vocab_size, scratch_bytes)
+    logits = blocks.positions * vocab_size
+    weight_sum = vocab_size * num_features if blocks.number > 1 else 0
+    return _FLOAT32_BYTES * (cores * num_positions * num_features + logits + weight_sum)
+
+
+def backward_bytes(
+    num_positions: int, num_features: int, position_block: int, class_block: int, *, cores: int = 2
+) -> int:
+    """What ``linear_cross_entropy_backward`` takes at most.
+
+    Args:
+        num_positions: N.
+        num_features: D.
+        position_block, class_block: of its tiling.
+        cores: of the launch.
+    """
+    weight_sum = class_block * num_features if num_positions > position_block else 0
+    return _FLOAT32_BYTES * cores * (num_positions * num_features + 2 * weight_sum)
+
+
+def form_bytes(
+    num_positions: int,
+    num_features: int,
+    vocab_size: int,
+    position_block: int,
+    class_block: int,
+    *,
+    scratch_bytes: int = SCRATCH_BYTES,
+    cores: int = 2,
+) -> FormBytes:
+    """Both forms beside each other; arguments as in :func:`backward_bytes` and :func:`logits_blocks`."""
+    return FormBytes(
+        backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
+        one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),
+    )

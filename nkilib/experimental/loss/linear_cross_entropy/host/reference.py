@@ -1,0 +1,149 @@
+"""Linear cross-entropy and its gradients in float64, from the very inputs: what the kernels are held against.
+
+Products, loss and gradients are float64 throughout; loss and gradient of logits are those of
+:mod:`nkilib.experimental.loss.cross_entropy.host.reference`. Rows are taken in blocks, so that no [N, V] stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
+    ExtendedLoss,
+    ExtendedResults,
+    Float64Array,
+    extended_backward_reference,
+    extended_forward_reference,
+)
+
+# Elements of a block of logits: 16 MiB in float64.
+_BLOCK_ELEMENTS = 1 << 21
+
+
+class LinearGradients(NamedTuple):
+    """float64 gradients, or their bounds: of the input [N, D], of the weight in its layout, of the bias [V]."""
+
+    input: Float64Array
+    weight: Float64Array
+    bias: Float64Array
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What comes to the backward, [N] each, as the kernel received it; None for 0.
+
+    Attributes:
+        lse: log-sum-exp.
+        grad_loss, grad_lse, grad_logprob: gradients.
+    """
+
+    lse: npt.NDArray[Any]
+    grad_loss: npt.NDArray[Any]
+    grad_lse: npt.NDArray[Any] | None = None
+    grad_logprob: npt.NDArray[Any] | None = None
+
+    def of_rows(self, rows: slice) -> Upstream:
+        """Of some positions."""
+        return Upstream(*(None if each is None else each[rows] for each in self._vectors()))  # type: ignore[arg-type]
+
+    @property
+    def received(self) -> BackwardInputs:
+        """As the backward from logits takes them."""
+        return BackwardInputs(self.lse, self.grad_loss, self.grad_lse, self.grad_logprob)
+
+    def _vectors(self) -> list[npt.NDArray[Any] | None]:
+        return [getattr(self, each.name) for each in fields(self)]
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """Inputs and options of a launch.
+
+    Attributes:
+        input: X, [N, D], of any float type.
+        weight: W, [V, D], or [D, V] by ``weight_layout``.
+        targets: [N] integers, each a class or the index of positions that do not count.
+        bias: [V], or None.
+        options: of the loss; class weights among them.
+        weight_layout: ``"vd"`` or ``"dv"``.
+    """
+
+    input: npt.NDArray[Any]
+    weight: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    bias: npt.NDArray[Any] | None = None
+    options: ExtendedLoss = field(default_factory=ExtendedLoss)
+    weight_layout: str = "vd"
+
+    @property
+    def classes_first(self) -> Float64Array:
+        """W as [V, D]."""
+        weight = self.weight.astype(np.float64)
+        return weight if self.weight_layout == "vd" else weight.T
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.weight.shape[0 if self.weight_layout == "vd" else 1]
+
+    def row_blocks(self) -> Iterator[slice]:
+        """Slices that cover the positions in order."""
+        step = max(1, _BLOCK_ELEMENTS // self.vocab_size)
+        for start in range(0, len(self.input), step):
+            yield slice(start, min(start + step, len(self.input)))
+
+    def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
+        """X W^T and the bias of some positions, before a cap; ``weight`` is ``classes_first``."""
+        logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
+        return logits if self.bias is None else logits + self.bias.astype(np.float64)
+
+
+def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
+    """All results of ``linear_cross_entropy_forward``.
+
+    PyTorch equivalent, in float64: the extended cross-entropy of ``F.linear(input, weight, bias)``.
+    """
+    weight = problem.classes_first
+    found = [
+        extended_forward_reference(problem.logits_of(rows, weight), problem.targets[rows], None, problem.options)
+        for rows in problem.row_blocks()
+    ]
+    return ExtendedResults(
+        *(np.concatenate([getattr(block, each.name) for block in found]) for each in fields(ExtendedResults))
+    )
+
+
+def linear_backward_reference(problem: LinearProblem, upstream: Upstream) -> LinearGradients:
+    """All gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
+
+    PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
+
+        torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
+    """
+    weight = problem.classes_first
+    of_input = np.empty(problem.input.shape, np.float64)
+    of_weight, of_bias = np.zeros_like(weight), np.zeros(len(weight))
+    for rows in problem.row_blocks():
+        gradient = gradient_of_logits(problem, upstream, rows, weight)
+        of_input[rows] = gradient @ weight
+        of_weight += gradient.T @ problem.input[rows].astype(np.float64)
+        of_bias += gradient.sum(axis=0)
+    return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
+
+
+def gradient_of_logits(problem: LinearProblem, upstream: Upstream, rows: slice, weight: Float64Array) -> Float64Array:
+    """G, [R, V]: the gradient with respect to X W^T of some positions; ``weight`` is ``classes_first``."""
+    given = upstream.of_rows(rows)
+    return extended_backward_reference(
+        problem.logits_of(rows, weight),
+        problem.targets[rows],
+        None,
+        problem.options,
+        given.received,
+    )

@@ -1,0 +1,149 @@
+"""What the kernels work on, whatever the tiling: from it the performance model knows how fast hardware could be.
+
+For host code, not for kernels. Every operand and every result crosses HBM once; logits do not. A product of all logits
+takes N V D multiply-adds, and so does each of dX and dW.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from nkilib.work import Work
+
+_FLOAT32_BYTES = 4
+
+
+def linear_forward_work(
+    input_hbm: Any,
+    weight_hbm: Any,
+    targets_hbm: Any,
+    bias_hbm: Any = None,
+    class_weight_hbm: Any = None,
+    logit_softcap: Any = None,
+    with_argmax: bool = False,
+    with_target: bool = False,
+    with_entropy: bool = False,
+    with_distance_sum: bool = False,
+    with_log_sum: bool = False,
+    **_: Any,
+) -> Work:
+    """The work of ``linear_cross_entropy_forward``, whose parameters it takes."""
+    positions, features = input_hbm.shape
+    elements = positions * prod(weight_hbm.shape) // features
+    results = 2 + 2 * with_target + with_argmax + with_entropy + with_distance_sum + 2 * with_log_sum
+    return Work(
+        hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
+        + results * _FLOAT32_BYTES * positions,
+        exponentials=_exponentials(elements, logit_softcap),
+        maxima=elements if with_argmax else 0,
+        multiply_adds=elements * features,
+        dtype=_dtype(input_hbm),
+    )
+
+
+def linear_backward_work(
+    input_hbm: Any,
+    weight_hbm: Any,
+    targets_hbm: Any,
+    lse_hbm: Any,
+    grad_loss_hbm: Any,
+    bias_hbm: Any = None,
+    class_weight_hbm: Any = None,
+    grad_lse_hbm: Any = None,
+    grad_logprob_hbm: Any = None,
+    logit_softcap: Any = None,
+    target_weight_hbm: Any = None,
+    maximum_hbm: Any = None,
+    log_sum_hbm: Any = None,
+    grad_input_wanted: bool = True,
+    grad_weight_wanted: bool = True,
+    grad_bias_wanted: bool | None = None,
+    grad_weight_sum_hbm: Any = None,
+    **_: Any,
+) -> Work:
+    """The work of ``linear_cross_entropy_backward``, whose parameters it takes."""
+    vectors = (lse_hbm, grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm, target_weight_hbm, maximum_hbm, log_sum_hbm)
+    features = input_hbm.shape[1]
+    elements = input_hbm.shape[0] * prod(weight_hbm.shape) // features
+    return Work(
+        hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, *vectors)
+        + _gradient_bytes(
+            input_hbm,
+            weight_hbm,
+            bias_hbm,
+            grad_input_wanted,
+            grad_weight_wanted,
+            grad_bias_wanted,
+            grad_weight_sum_hbm,
+        ),
+        exponentials=_exponentials(elements, logit_softcap),
+        multiply_adds=(1 + bool(grad_input_wanted) + bool(grad_weight_wanted)) * elements * features,
+        dtype=_dtype(input_hbm),
+    )
+
+
+def linear_forward_backward_work(
+    input_hbm: Any,
+    weight_hbm: Any,
+    targets_hbm: Any,
+    bias_hbm: Any = None,
+    class_weight_hbm: Any = None,
+    logit_softcap: Any = None,
+    grad_input_wanted: bool = True,
+    grad_weight_wanted: bool = True,
+    grad_bias_wanted: bool | None = None,
+    **_: Any,
+) -> Work:
+    """The work of ``linear_cross_entropy_forward_backward``, whose parameters it takes.
+
+    An exponential for the sum of a row and one for its softmax; the scratch of logits is a choice, and no work.
+    """
+    positions, features = input_hbm.shape
+    elements = positions * prod(weight_hbm.shape) // features
+    return Work(
+        hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
+        + _gradient_bytes(
+            input_hbm, weight_hbm, bias_hbm, grad_input_wanted, grad_weight_wanted, grad_bias_wanted, None
+        )
+        + 2 * _FLOAT32_BYTES * positions,
+        exponentials=elements + _exponentials(elements, logit_softcap),
+        multiply_adds=(1 + bool(grad_input_wanted) + bool(grad_weight_wanted)) * elements * features,
+        dtype=_dtype(input_hbm),
+    )
+
+
+def _gradient_bytes(
+    input_hbm: Any,
+    weight_hbm: Any,
+    bias_hbm: Any,
+    input_wanted: bool,
+    weight_wanted: bool,
+    bias_wanted: bool | None,
+    weight_sum_hbm: Any,
+) -> int:
+    """Of the gradients that are wanted; a sum that is there already is read and written."""
+    found = _bytes(input_hbm) if input_wanted else 0
+    if weight_wanted:
+        found += _bytes(weight_hbm) if weight_sum_hbm is None else 2 * _bytes(weight_sum_hbm)
+    if bias_hbm is not None and bias_wanted in (None, True):
+        found += prod(bias_hbm.shape) * _FLOAT32_BYTES
+    return found
+
+
+def _exponentials(elements: int, logit_softcap: Any) -> int:
+    """A cap is one more activation function an element."""
+    return elements if logit_softcap is None else 2 * elements
+
+
+def _bytes(*arrays: Any) -> int:
+    """Bytes of arrays in HBM, none for None."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
+
+
+def _dtype(array: Any) -> Any:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return as_dtype(array.dtype)

@@ -1,0 +1,85 @@
+"""What is known of a launch when its kernel is traced; the flags of the loss are those of cross-entropy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
+
+# [classes, features], as PyTorch has the weight of a Linear, and its transpose.
+CLASSES_FIRST, FEATURES_FIRST = "vd", "dv"
+WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
+
+FEATURES_MIN, FEATURES_MAX = 16, 16384
+# Positions beyond it belong into another launch: what is kept of each takes SBUF.
+POSITIONS_MAX = 65536
+# Classes of a shard are counted in float32 where they are compared with a target.
+CLASSES_MAX = 2**24
+
+
+@dataclass(frozen=True)
+class LinearLaunch:
+    """The arguments that all kernels share.
+
+    Attributes:
+        function: that is named in errors.
+        input_hbm: X, [N, D].
+        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
+        targets_hbm: [N], int32.
+        bias_hbm: [V], or None.
+        class_weight_hbm: [V], or None.
+        weight_layout: ``"vd"`` or ``"dv"``.
+    """
+
+    function: str
+    input_hbm: nl.NkiTensor
+    weight_hbm: nl.NkiTensor
+    targets_hbm: nl.NkiTensor
+    bias_hbm: nl.NkiTensor | None
+    class_weight_hbm: nl.NkiTensor | None
+    weight_layout: str
+
+    @property
+    def num_positions(self) -> int:
+        """N."""
+        return self.input_hbm.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return self.input_hbm.shape[1]
+
+    @property
+    def has_classes_first(self) -> bool:
+        """W is [V, D]."""
+        return self.weight_layout == CLASSES_FIRST
+
+    @property
+    def vocab_size(self) -> int:
+        """V: the classes that W has."""
+        return self.weight_hbm.shape[0 if self.has_classes_first else 1]
+
+    @property
+    def dtype(self) -> nl.DType:
+        """Of X and W, and of what is multiplied with them."""
+        return self.input_hbm.dtype
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of 128 positions."""
+        return div_ceil(self.num_positions, nl.tile_size.pmax)
+
+
+@dataclass(frozen=True)
+class WantedGradients:
+    """Which gradients a kernel returns; the others cost nothing."""
+
+    input: bool = True
+    weight: bool = True
+    bias: bool = False
+
+    @classmethod
+    def of(cls, input_wanted: bool, weight_wanted: bool, bias_wanted: bool | None, bias_hbm: object) -> WantedGradients:
+        """As a kernel is asked; None stands for what there is a bias for."""
+        return cls(input_wanted, weight_wanted, bias_hbm is not None if bias_wanted is None else bias_wanted)

@@ -1,0 +1,96 @@
+"""The bounds: values worked out by hand, that plain arithmetic keeps them, and that wrong results do not."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
+    linear_forward_bounds,
+    linear_gradient_bounds,
+    logit_bounds,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearGradients,
+    LinearProblem,
+    Upstream,
+    gradient_of_logits,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+
+from ..linear_inputs import BF16, FP16, FP32, OPTIONS, PROBLEMS, Sizes, problem_of, upstream_of, with_options
+
+
+def _ratios(found: LinearGradients, problem: LinearProblem, upstream: Upstream) -> list[float]:
+    exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    return [float(error_over_bound(*each).max()) for each in zip(found, exact, bounds, strict=True)]
+
+
+def _rounded(problem: LinearProblem, upstream: Upstream) -> LinearGradients:
+    """As a kernel computes them: G and the results rounded to the dtype, sums in float32."""
+    dtype, weight = problem.input.dtype, problem.classes_first.astype(np.float32)
+    exact = gradient_of_logits(problem, upstream, slice(0, len(problem.input)), problem.classes_first)
+    power = 2.0 ** np.floor(-np.log2(np.abs(upstream.grad_loss).max(initial=1e-30)) + 8) if dtype == FP16 else 1.0
+    g = (exact * power).astype(dtype).astype(np.float32) / np.float32(power)
+    return LinearGradients(
+        (g @ weight).astype(dtype), (g.T @ problem.input.astype(np.float32)).astype(dtype), g.sum(axis=0)
+    )
+
+
+def test_a_logit_is_off_by_its_additions() -> None:
+    problem = LinearProblem(np.full((1, 256), 2.0, BF16), np.full((3, 256), 0.5, BF16), np.zeros(1, np.int32))
+    bounds = logit_bounds(problem, slice(0, 1), problem.classes_first)
+    np.testing.assert_allclose(bounds, (2 + 128) * 2.0**-24 * 256.0)
+
+
+@pytest.mark.parametrize("kind", [name for name in PROBLEMS if name != "all ignored"])
+def test_float32_logits_keep_the_bounds_of_the_forward(kind: str) -> None:
+    problem = problem_of(kind, Sizes(64, 512, 300))
+    z = problem.input.astype(np.float32) @ problem.classes_first.astype(np.float32).T
+    z = z if problem.bias is None else z + problem.bias
+    exact, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
+    maximum = z.max(axis=1)
+    log_sum = np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1))
+    counts = problem.targets != -100
+    at_target = z[np.arange(len(z)), np.where(counts, problem.targets, 0)]
+    loss = np.where(counts, log_sum + (maximum - at_target), 0.0).astype(np.float32)
+    for name, found in (("loss", loss), ("lse", maximum + log_sum)):
+        assert error_over_bound(found, getattr(exact, name), bounds[name]).max() <= 1.0, name
+        assert error_over_bound(found * np.float32(1.001), getattr(exact, name), bounds[name]).max() > 1.0, name
+
+
+@pytest.mark.parametrize("kind", [name for name in PROBLEMS if name != "all ignored"])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_rounded_gradients_keep_the_bounds_and_wrong_ones_do_not(
+    dtype: np.dtype[ml_dtypes.bfloat16], kind: str
+) -> None:
+    problem = problem_of(kind, Sizes(64, 64, 64, dtype))
+    lse = linear_forward_reference(problem).lse.astype(np.float32)
+    upstream = upstream_of(problem, lse)
+    found = _rounded(problem, upstream)
+    assert max(_ratios(found, problem, upstream)) <= 1.0
+    for wrong in (
+        LinearGradients(*(0 * each for each in found)),
+        LinearGradients(*(-each for each in found)),
+        LinearGradients(found.input.T, found.weight.T, found.bias[::-1]),
+    ):
+        assert min(_ratios(wrong, problem, upstream)) > 1.0
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_with_options_keep_the_bounds(name: str) -> None:
+    problem = with_options(problem_of("30% ignored", Sizes(40, 64, 90)), name)
+    lse = linear_forward_reference(problem).lse.astype(np.float32)
+    upstream = upstream_of(problem, lse, further=True)
+    assert max(_ratios(_rounded(problem, upstream), problem, upstream)) <= 1.0
+
+
+def test_bfloat16_is_allowed_its_rounding_and_little_more() -> None:
+    """In norm: a sum grants every term its rounding, of which those of both signs cancel in the sum."""
+    problem = problem_of("normal", Sizes(64, 512, 300))
+    upstream = upstream_of(problem, linear_forward_reference(problem).lse)
+    exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    assert np.linalg.norm(bounds.weight) / np.linalg.norm(exact.weight) < 16 * 2.0**-8

@@ -1,0 +1,63 @@
+"""The reference against float64 autograd of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nkilib.experimental.loss.linear_cross_entropy.host.reference as reference
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearProblem,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+
+from ..linear_inputs import FP32, OPTIONS, Array, Sizes, in_layout, problem_of, upstream_of, with_options
+
+SIZES = Sizes(23, 20, 50, FP32)
+
+
+def _tensor(values: Array) -> Any:
+    return torch.from_numpy(values.astype(np.float64)).requires_grad_()
+
+
+def _losses(problem: LinearProblem, z: Any) -> Any:
+    options, lse = problem.options, torch.logsumexp(z, dim=1)
+    weight = None if options.class_weight is None else torch.from_numpy(options.class_weight).double()
+    smoothing = options.label_smoothing
+    targets = torch.from_numpy(problem.targets).long()
+    loss = F.cross_entropy(z, targets, weight, label_smoothing=smoothing, reduction="none")
+    return loss + torch.where(targets != -100, options.lse_square_scale * lse.square(), 0.0), lse
+
+
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_losses_and_gradients_are_those_of_autograd(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_BLOCK_ELEMENTS", 5 * SIZES.classes)  # several blocks of rows, the last one short
+    problem = in_layout(with_options(problem_of("30% ignored", SIZES), name), layout)
+    x, w = _tensor(problem.input), _tensor(problem.weight)
+    b = _tensor(np.zeros(SIZES.classes) if problem.bias is None else problem.bias)
+    z = F.linear(x, w if layout == "vd" else w.t(), b)
+    cap = problem.options.logit_softcap
+    z = z if cap is None else cap * torch.tanh(z / cap)
+    loss, lse = _losses(problem, z)
+    found = linear_forward_reference(problem)
+    np.testing.assert_allclose(found.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.lse, lse.detach().numpy(), rtol=1e-12)
+
+    upstream = upstream_of(problem, found.lse, further=True)
+    assert upstream.grad_lse is not None and upstream.grad_logprob is not None
+    targets = torch.from_numpy(np.where(problem.targets == -100, 0, problem.targets)).long()
+    logprob = torch.where(torch.from_numpy(problem.targets) != -100, z[torch.arange(len(z)), targets] - lse, 0.0)
+    total = sum(
+        (value * torch.from_numpy(gradient)).sum()
+        for value, gradient in ((loss, upstream.grad_loss), (lse, upstream.grad_lse), (logprob, upstream.grad_logprob))
+    )
+    total.backward()  # type: ignore[union-attr]
+    gradients = linear_backward_reference(problem, upstream)
+    for gradient, tensor in zip(gradients, (x, w, b), strict=True):
+        np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-10, atol=1e-13)
