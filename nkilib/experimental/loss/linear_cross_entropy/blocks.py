@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 
 # A loop of fewer trips costs more than it saves.
 _FEWEST_TRIPS = 2
@@ -37,6 +37,16 @@ class Span(NamedTuple):
 
     first: int
     size: int
+
+    @property
+    def end(self) -> int:
+        """The row after the last one."""
+        return self.first + self.size
+
+
+def cut(size: int, most: int) -> list[Span]:
+    """``size`` rows in pieces of ``most``; the last one may be smaller."""
+    return [Span(first, min(most, size - first)) for first in range(0, size, most)]
 
 
 def shares_of_cores(size: int, cores: int) -> list[Span]:
@@ -70,7 +80,7 @@ class Block:
         size: how many.
     """
 
-    first: int | nl.NkiScalar
+    first: int | nisa.NkiScalar
     size: int
 
     def part(self, start: int, count: int) -> Block:
@@ -150,11 +160,11 @@ class BlockPlan:
             following = Block(*self.rest[number + 1]) if number + 1 < len(self.rest) else None
             body(Step(Block(*span), done + number, self._loaded_of_rest(number), following))
 
-    def _trip(self, body: Callable[[Step], None]) -> Callable[[nl.NkiScalar], None]:
+    def _trip(self, body: Callable[[Step], None]) -> Callable[[nisa.NkiScalar], None]:
         """The body of the loop: ``blocks_per_trip`` blocks."""
         over_an_edge = self._loaded_of_rest(0)
 
-        def trip(first: nl.NkiScalar) -> None:
+        def trip(first: nisa.NkiScalar) -> None:
             block, loaded = Block(first, self.size), over_an_edge
             for number in range(self.blocks_per_trip):
                 is_last = number + 1 == self.blocks_per_trip
@@ -197,7 +207,7 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
     return BlockPlan(share.first, each * PARTITIONS, blocks_per_trip, trips, tuple(_rest(rest, each)))
 
 
-def _block_or_none(first: int | nl.NkiScalar, size: int) -> Block | None:
+def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
     return Block(first, size) if size > 0 else None
 
 
