@@ -50,9 +50,9 @@ def cut(size: int, most: int) -> list[Span]:
 
 
 def shares_of_cores(size: int, cores: int) -> list[Span]:
-    """``size`` rows split over the cores in tiles of 128, as evenly as these can be; a core may have none."""
+    """``size`` rows split over the cores in tiles of 128, as evenly as these can be; the last cores may have none."""
     tiles = div_ceil(size, PARTITIONS)
-    edges = [min(size, tiles * core // cores * PARTITIONS) for core in range(cores + 1)]
+    edges = [min(size, div_ceil(tiles * core, cores) * PARTITIONS) for core in range(cores + 1)]
     return [Span(first, last - first) for first, last in pairwise(edges)]
 
 
