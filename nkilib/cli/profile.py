@@ -8,8 +8,10 @@ file may import nki or nkilib.nki, and the kernel may be a plain function. Of th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
 from .kernel_values import ValueRefusedError, arguments_of, trips_of
@@ -18,6 +20,7 @@ from .output_files import output_file, picture_file
 
 if TYPE_CHECKING:
     from nkilib.simulator import Profile
+    from nkilib.simulator.profiling.trips import AskedTrips
 
 _TARGETS = ("trn1", "trn2", "trn3")
 _DEFAULT_CORES = 2
@@ -68,8 +71,9 @@ def main(options: argparse.Namespace) -> int:
         return fail("profile", reason)
     if options.plot and not _has_matplotlib():
         return fail("profile", "--plot needs matplotlib: pip install 'nkilib[plot]'")
+    given = _given(options)
     try:
-        found = _profile_of_file(options) if options.kernel else _profile_of_library(options)
+        found = _profile_of_file(options, given) if options.kernel else _profile_of_library(options, given)
     except _RefusedError as error:
         return fail("profile", str(error))
     print(found)
@@ -85,6 +89,14 @@ def main(options: argparse.Namespace) -> int:
 
 class _RefusedError(Exception):
     """No profile can be made; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What ``--arg`` and ``--trips`` stand for."""
+
+    arguments: dict[str, Any]
+    trips: AskedTrips | None
 
 
 def _check_form(options: argparse.Namespace) -> None:
@@ -105,27 +117,34 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
 
 
-def _profile_of_file(options: argparse.Namespace) -> Profile:
+def _given(options: argparse.Namespace) -> _Given:
+    """The values of the command line; ends the process if one is none."""
+    refuse: Callable[[str], NoReturn] = options.refuse
+    try:
+        return _Given(arguments_of(options.arg), trips_of(options.trips))
+    except ValueRefusedError as error:
+        refuse(str(error))
+
+
+def _profile_of_file(options: argparse.Namespace, given: _Given) -> Profile:
     """That of the kernel which the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
     from nkilib.simulator.profiling.trips import TripsRefusedError
 
     try:
         kernel = kernel_of(options.kernel)
-        arguments = arguments_of(options.arg)
-        args, kwargs = bound_arguments(kernel, arguments)
-        trips = trips_of(options.trips)
+        args, kwargs = bound_arguments(kernel, given.arguments)
         if options.cores:
             kernel = kernel[options.cores]
         with using(target=options.target) if options.target else nullcontext():
-            return profile(kernel, *args, trips=trips, **kwargs)
-    except (SourceRefusedError, ValueRefusedError, TripsRefusedError, NkiValidationError) as error:
+            return profile(kernel, *args, trips=given.trips, **kwargs)
+    except (SourceRefusedError, TripsRefusedError, NkiValidationError) as error:
         raise _RefusedError(str(error)) from error
     except Exception as error:  # whatever somebody's kernel raises
         raise _RefusedError(f"{options.kernel} raised {described(error)}") from error
 
 
-def _profile_of_library(options: argparse.Namespace) -> Profile:
+def _profile_of_library(options: argparse.Namespace, given: _Given) -> Profile:
     """That of a kernel of this library; prints its tiling."""
     from nkilib.experimental.loss import Tiling, choose_tiling
     from nkilib.experimental.loss.profiling import profile_launch
@@ -133,7 +152,6 @@ def _profile_of_library(options: argparse.Namespace) -> Profile:
 
     launch, target = launch_of(options), options.target or "trn2"
     try:
-        arguments = arguments_of(options.arg)
         chosen = choose_tiling(*launch, target, extended=options.extended)
         tiling = Tiling(
             options.positions_per_batch or chosen.positions_per_batch, options.chunk_size or chosen.chunk_size
@@ -144,8 +162,8 @@ def _profile_of_library(options: argparse.Namespace) -> Profile:
             target=target,
             cores=options.cores or _DEFAULT_CORES,
             extended=options.extended,
-            trips=trips_of(options.trips),
-            **arguments,
+            trips=given.trips,
+            **given.arguments,
         )
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator
         raise _RefusedError(str(error)) from error

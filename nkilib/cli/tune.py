@@ -7,10 +7,10 @@ what its choice is among.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from .kernel_values import arguments_of
+from .kernel_values import ValueRefusedError, arguments_of
 from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the tilings; returns 0, or 1 if the kernel takes none of them."""
+    refuse: Callable[[str], NoReturn] = options.refuse
     if options.arg and not options.extended:
-        options.refuse("--arg gives the options of the extended kernels: add --extended")
+        refuse("--arg gives the options of the extended kernels: add --extended")
     reason = reason_against_profiles()
     if reason:
         return fail("tune", reason)
@@ -66,6 +67,9 @@ def main(options: argparse.Namespace) -> int:
 
     try:
         arguments = arguments_of(options.arg)
+    except ValueRefusedError as error:
+        refuse(str(error))
+    try:
         chosen = choose_tiling(*launch_of(options), options.target, extended=options.extended)
     except ValueError as error:
         return fail("tune", str(error))

@@ -84,7 +84,6 @@ def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("softcap=30.0", "did you mean 'logit_softcap'?"),
         ("label_smoothing=2.0", "label_smoothing must be a number from 0 to 1, got 2.0"),
-        ("label_smoothing", "--arg must be NAME=VALUE"),
         ("chunk_size=700", "chunk_size"),
     ],
 )
@@ -94,6 +93,12 @@ def test_options_that_the_extended_kernels_do_not_take(
     code, lines, errors = command(capsys, "--positions", "64", "--vocab", "3000", "--extended", "--arg", argument)
     assert (code, lines) == (1, [])
     assert len(errors.splitlines()) == 1 and said in errors
+
+
+def test_values_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(capsys, "--positions", "64", "--vocab", "3000", "--extended", "--arg", "label_smoothing")
+    assert "--arg must be NAME=VALUE" in capsys.readouterr().err
 
 
 def test_options_of_the_extended_kernels_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,11 @@ class BlockPlan:
         return self.size if self.trips else max((span.size for span in self.rest), default=0)
 
     @property
+    def sizes(self) -> set[int]:
+        """Of the blocks."""
+        return {span.size for span in self.rest} | ({self.size} if self.trips else set())
+
+    @property
     def opening(self) -> Block | None:
         """What is loaded before the first step, its :attr:`Step.loaded` rows; None where there is none."""
         return _block_or_none(self.first, self._loaded_of_rest(0)) if self.rest else None
