@@ -10,6 +10,8 @@ from __future__ import annotations
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
@@ -21,6 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_wanted_gradients,
     validated_grad_scale,
     validated_linear_options,
+    validated_plan,
     validated_tiling,
 )
 from nkilib.nki import nl
@@ -191,9 +194,10 @@ def linear_cross_entropy_backward(
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    tiling = validated_tiling(launch, BACKWARD, position_block, class_block)
+    sizes = BackwardSizes.of_launch(launch, options, upstream, grad_weight_sum_hbm is not None)
+    plan = validated_plan(launch, sizes, validated_tiling(launch, BACKWARD, position_block, class_block))
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
-    backward_of_core(launch, options, tiling, upstream, gradients)
+    backward_of_core(launch, options, upstream, plan, gradients)
     return gradients.returned()
 
 
@@ -265,11 +269,6 @@ def linear_cross_entropy_forward_backward(
     gradients = Gradients.of_launch(launch, wanted)
     one_launch(launch, options, tiling, scale, scratch_bytes, results, gradients)
     return (*results.returned(), *gradients.returned())
-
-
-def backward_of_core(*_: object) -> None:
-    """Not there yet."""
-    raise NotImplementedError("linear_cross_entropy_backward")
 
 
 def one_launch(*_: object) -> None:
