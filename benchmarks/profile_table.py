@@ -40,16 +40,12 @@ READINGS = {"N": False, "N/2": True}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A profile, and what it is of."""
+class Modelled:
+    """A launch, how it is cut up, and its profile."""
 
     vocabulary: int
-    dtype: str
-    direction: str
-    reading: str
     tiling: Tiling
     found: Profile
-    goal: float
 
     @property
     def times_bound(self) -> float:
@@ -57,6 +53,16 @@ class Row:
         fraction = self.found.fraction_of_bound
         assert fraction is not None
         return fraction
+
+
+@dataclass(frozen=True)
+class Row(Modelled):
+    """A kernel on logits of one type, in one reading of the documentation."""
+
+    dtype: str
+    direction: str
+    reading: str
+    goal: float
 
     @property
     def traffic(self) -> float:
@@ -85,20 +91,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class ShiftedRow:
-    """The forward without the exact maximum beside the forward with it, each with the tiling that is chosen."""
+class ShiftedRow(Modelled):
+    """The forward without the exact maximum, whose bound is that of Scalar and DMA, beside the forward with it."""
 
-    vocabulary: int
-    tiling: Tiling
-    found: Profile
     exact_us: float
-
-    @property
-    def times_bound(self) -> float:
-        """The modelled time as a multiple of the bound, of Scalar and DMA."""
-        fraction = self.found.fraction_of_bound
-        assert fraction is not None
-        return fraction
 
     @property
     def all_anew_us(self) -> float:
@@ -143,7 +139,7 @@ def _row(vocabulary: int, dtype: str, direction: str, reading: str, target: str)
     parameters = ModelParameters(halves_bf16_max=READINGS[reading])
     exact = {"exact_maximum": True} if direction == "forward" else {}
     found = profile_launch(*launch, tiling, target=target, parameters=parameters, **exact)
-    return Row(vocabulary, dtype, direction, reading, tiling, found, GOALS[target])
+    return Row(vocabulary, tiling, found, dtype, direction, reading, GOALS[target])
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

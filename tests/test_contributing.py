@@ -10,10 +10,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "contributing.md"
+SECTIONS = ("Adding a loss", "Adding an option")
+# The loss is public, and the tests that are named pass.
+TESTS = """
+import sys
+import pytest
+from nkilib.torch import squared_error
+assert callable(squared_error)
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 COPIED = ("nkilib", "tests", "docs", "pyproject.toml", "README.md", "constraints.txt")
 
 
@@ -71,33 +78,39 @@ def run(root: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copy_to(root: Path) -> Path:
     """A copy of the code."""
     for name in COPIED:
         source = CHECKOUT / name
         if source.is_dir():
-            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(source, tmp_path / name)
-    return tmp_path
+            root.mkdir(exist_ok=True)
+            shutil.copy(source, root / name)
+    return root
 
 
-def applied(section: str, root: Path) -> list[str]:
-    """Apply a section's diffs, check the code with ruff, and run the tests that changed; returns the paths."""
-    changes = changes_of(section)
-    for change in changes:
-        change.apply(root)
-    paths = [change.path for change in changes]
-    sources = [path for path in paths if path.endswith(".py")]
-    run(root, "-m", "ruff", "check", "--quiet", *sources)
-    run(root, "-m", "ruff", "format", "--quiet", "--check", *sources)
-    run(root, "-m", "pytest", "-q", "-x", *(path for path in paths if path.startswith("tests")))
-    return paths
+def paths_of(section: str) -> list[str]:
+    return [change.path for change in changes_of(section)]
 
 
-def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row(copied: Path) -> None:
-    paths = applied("Adding a loss", copied)
+def test_both_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
+    """Each applies alone; checked and run together, since a process that runs tests of torch takes its time."""
+    sources: list[str] = []
+    both = copy_to(tmp_path / "both")
+    for section in SECTIONS:
+        alone = copy_to(tmp_path / section)
+        for change in changes_of(section):
+            change.apply(alone)
+            change.apply(both)
+        sources += [path for path in paths_of(section) if path.endswith(".py")]
+    run(both, "-m", "ruff", "check", "--quiet", *sources)
+    run(both, "-m", "ruff", "format", "--quiet", "--check", *sources)
+    run(both, "-c", TESTS, "-q", "-x", *(path for path in sources if path.startswith("tests")))
+
+
+def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
+    paths = paths_of("Adding a loss")
     assert {path.rpartition("/")[0] for path in paths if "experimental" in path} == {
         "nkilib/experimental/loss/squared_error"
     }
@@ -108,11 +121,10 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row(copied: Path
         "docs/torch.md",
         "tests/torch/functions/test_squared_error.py",
     ]
-    run(copied, "-c", "from nkilib.torch import squared_error; assert callable(squared_error)")
 
 
-def test_an_option_takes_at_most_five_files_and_no_code_of_torch(copied: Path) -> None:
-    paths = applied("Adding an option", copied)
+def test_an_option_takes_at_most_five_files_and_no_code_of_torch() -> None:
+    paths = paths_of("Adding an option")
     assert len(paths) == len(set(paths)) <= 5
     assert not [path for path in paths if path.startswith("nkilib/torch")]
     assert [path for path in paths if path.startswith("tests")] and "docs/torch.md" in paths

@@ -45,7 +45,7 @@ def test_python_block_runs(source: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(source, encoding="utf-8")
     done = run_script(script)
-    assert done.returncode == 0, done.error
+    assert done.returncode == 0, done.output
 
 
 @pytest.mark.parametrize("source", [block for block in blocks("python") if _is_for_any_nki(block.values[0])])

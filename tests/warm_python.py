@@ -25,11 +25,11 @@ class Ended:
 
     Attributes:
         returncode: 0 if it came to its end.
-        error: what it wrote on standard error.
+        output: what it wrote, on standard error too.
     """
 
     returncode: int
-    error: str
+    output: str
 
 
 def _run(script: str, output: str) -> None:

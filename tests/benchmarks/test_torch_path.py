@@ -15,6 +15,7 @@ from examples._display import make_console
 from nkilib.torch import cross_entropy
 
 CASE = Case(12, 400, "fp32")
+MEASURED = TORCH_IN_PLACE, Tuning(0, 0)
 
 
 @pytest.mark.parametrize("dtype_name", ["bf16", "fp32"])
@@ -44,8 +45,9 @@ def test_a_step_is_that_of_pytorch(way: str) -> None:
 
 
 def test_memory_of_a_fresh_process() -> None:
+    """With what the command asks for, see the next test."""
     case = Case(300, 20_000, "fp32")
-    use = measure_memory(case, TORCH_IN_PLACE, Tuning(0, 0))
+    use = measure_memory(case, *MEASURED)
     assert use.arrays == case.logits_bytes + case.rows * 4
     assert case.logits_bytes <= use.growth, "the logits are resident at the end"
     assert torch_path.meets_memory(case, use)
@@ -53,15 +55,23 @@ def test_memory_of_a_fresh_process() -> None:
 
 
 def test_the_quick_form_prints_every_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of one size in both dtypes: each case takes a new process, which has to load torch."""
+    """Of one size in both dtypes. What a new process measures, which has to load torch, is tested above."""
     cases = torch_path.cases(quick=True)
     assert [case.dtype_name for case in cases[:2]] == ["bf16", "fp32"] and len(cases) == 4
     monkeypatch.setattr(torch_path, "cases", lambda quick: cases[:2] if quick else pytest.fail("not quick"))
+    asked: list[Any] = []
+
+    def measured(case: Case, *how: Any) -> MemoryUse:
+        asked.append((case, *how))
+        return MemoryUse(case.logits_bytes, case.logits_bytes)
+
+    monkeypatch.setattr(torch_path, "measure_memory", measured)
     threads = torch.get_num_threads()
     try:
         assert torch_path.main(["--quick", "--runs", "1"]) == 0
     finally:
         torch.set_num_threads(threads)
+    assert asked == [(case, *MEASURED) for case in cases[:2]]
     shown = capsys.readouterr().out
     assert "not hardware" in shown and "\x1b" not in shown
     for case in cases[:2]:

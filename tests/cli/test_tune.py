@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nkilib.cli.main import main
-from nkilib.experimental.loss import Tiling, choose_tiling, cross_entropy_forward
+from nkilib.experimental.loss import Tiling, choose_linear_tiling, choose_tiling, cross_entropy_forward
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
@@ -84,7 +84,6 @@ def test_the_extended_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("softcap=30.0", "did you mean 'logit_softcap'?"),
         ("label_smoothing=2.0", "label_smoothing must be a number from 0 to 1, got 2.0"),
-        ("label_smoothing", "--arg must be NAME=VALUE"),
         ("chunk_size=700", "chunk_size"),
     ],
 )
@@ -96,7 +95,26 @@ def test_options_that_the_extended_kernels_do_not_take(
     assert len(errors.splitlines()) == 1 and said in errors
 
 
+def test_values_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(capsys, "--positions", "64", "--vocab", "3000", "--extended", "--arg", "label_smoothing")
+    assert "--arg must be NAME=VALUE" in capsys.readouterr().err
+
+
 def test_options_of_the_extended_kernels_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command(capsys, "--positions", "64", "--vocab", "3000", "--arg", "label_smoothing=0.1")
     assert "add --extended" in capsys.readouterr().err
+
+
+def test_the_linear_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--positions", "256", "--features", "128", "--vocab", "1500", "--dtype", "float32")
+    tilings = ("--position-block", "128", "256", "--class-block", "128", "256", "640")
+    code, lines, errors = command(capsys, *sizes, *tilings)
+    assert (code, errors) == (0, "")
+    assert lines[0] == "linear_cross_entropy_forward on 2 cores of trn2: modelled, not measured"
+    tried = {(int(row[0]), int(row[1])) for row in rows(lines)}
+    chosen = choose_linear_tiling(256, 128, 1500, "float32", "forward")
+    assert tried == {(128, 128), (128, 256), (256, 128), (256, 256), tuple(chosen)}
+    assert [row[:2] for row in rows(lines) if row[-1] == "choose_linear_tiling"] == [[str(size) for size in chosen]]
+    assert lines[-1].endswith("tilings modelled, 2 not accepted by the kernel")

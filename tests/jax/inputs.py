@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from nkilib.experimental.loss.reference import ExtendedLoss, extended_backward_reference, extended_forward_reference
+from nkilib.experimental.loss.reference import (
+    BackwardInputs,
+    ExtendedLoss,
+    extended_backward_reference,
+    extended_forward_reference,
+)
 
 POSITIONS, CLASSES = 6, 11
 DTYPES = [jnp.float32, jnp.bfloat16]
@@ -78,4 +83,4 @@ def of_reference(
     loss = ExtendedLoss(None if weight is None else np.asarray(weight), **options)
     results = extended_forward_reference(x, t, x.dtype, loss)
     grads = np.broadcast_to(np.asarray(upstream, np.float64), x.shape[:1])
-    return Exact(results.loss, extended_backward_reference(x, t, results.lse, grads, x.dtype, loss))
+    return Exact(results.loss, extended_backward_reference(x, t, x.dtype, loss, BackwardInputs(results.lse, grads)))

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import pydoc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import nkilib.torch
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.torch import CrossEntropyLoss, cross_entropy, vocab_parallel_cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
-from tests.fresh_python import CHECKOUT, run_fresh
+from tests.fresh_python import CHECKOUT
+from tests.warm_python import run_script
 
 HOME = CHECKOUT / "nkilib" / "torch"
 MODULES = [
@@ -31,16 +33,16 @@ def test_no_module_has_a_public_name() -> None:
 
 
 @pytest.mark.parametrize("are_first", [False, True])
-def test_names_are_functions_whatever_is_imported_before_or_after(are_first: bool) -> None:
+def test_names_are_functions_whatever_is_imported_before_or_after(are_first: bool, tmp_path: Path) -> None:
     exported = ", ".join(nkilib.torch.__all__)
     names = f"from nkilib.torch import {exported}"
     modules = "\n".join(f"import {module}" for module in MODULES)
     check = f"import types\nassert not any(isinstance(value, types.ModuleType) for value in ({exported}))\n"
     code = "\n".join([names, modules, check] if are_first else [modules, names, check])
-    outcome = run_fresh(
-        f"{code}\nimport nkilib.torch\nassert nkilib.torch.cross_entropy is cross_entropy\nprint('yes')"
-    )
-    assert (outcome.output, outcome.error) == ("yes", "")
+    script = tmp_path / "script.py"
+    script.write_text(f"{code}\nimport nkilib.torch\nassert nkilib.torch.cross_entropy is cross_entropy\n")
+    done = run_script(script)
+    assert done.returncode == 0, done.output
 
 
 FUNCTIONS: list[Callable[..., Any]] = [

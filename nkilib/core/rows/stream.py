@@ -17,6 +17,15 @@ def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
     return 1 + div_ceil(max(0, columns - first_size), chunk_size)
 
 
+def loads_in_flight(buffers: int) -> int:
+    """How many chunks are being loaded at a time.
+
+    Of three or more buffers, one is left to the chunk before, which is still computed on or stored: a load that waits
+    for it would hold up whatever its queue has to do next.
+    """
+    return max(min(2, buffers), buffers - 1)
+
+
 @dataclass(frozen=True)
 class Chunk(Generic[Rows]):
     """Some columns of the rows of a batch.
@@ -52,28 +61,36 @@ class Stream(Generic[Rows]):
         matrix_hbm: [N, columns].
         batches: of the core, in the order of its visits; a batch may be visited more than once.
         buffers_sbuf: one or more tiles [rows, columns of a chunk].
-        is_first_halved: the first chunk of a row has half as many columns: what waits for it starts earlier.
+        chunk_size: columns of a chunk but for the first and the last one of a row, which may have fewer.
+        first_size: columns of the first chunk of a row, if the row has as many.
+        num_chunks: of a row.
     """
 
     matrix_hbm: nl.NkiTensor
     batches: list[Rows]
     buffers_sbuf: list[nl.NkiTensor]
-    is_first_halved: bool = False
+    chunk_size: int
+    first_size: int
+    num_chunks: int
 
-    @property
-    def chunk_size(self) -> int:
-        """Columns of a chunk but for the first and the last one of a row, which may have fewer."""
-        return self.buffers_sbuf[0].shape[1]
+    @classmethod
+    def make(
+        cls,
+        matrix_hbm: nl.NkiTensor,
+        batches: list[Rows],
+        buffers_sbuf: list[nl.NkiTensor],
+        is_first_halved: bool = False,
+    ) -> Stream[Rows]:
+        """In chunks of a buffer's columns.
 
-    @property
-    def first_size(self) -> int:
-        """Columns of the first chunk of a row, if the row has as many."""
-        return div_ceil(self.chunk_size, 2) if self.is_first_halved else self.chunk_size
-
-    @property
-    def num_chunks(self) -> int:
-        """Of a row."""
-        return num_chunks(self.matrix_hbm.shape[1], self.first_size, self.chunk_size)
+        Args:
+            matrix_hbm, batches, buffers_sbuf: as the attributes.
+            is_first_halved: the first chunk of a row has half as many columns: what waits for it starts earlier.
+        """
+        chunk_size = buffers_sbuf[0].shape[1]
+        first_size = div_ceil(chunk_size, 2) if is_first_halved else chunk_size
+        chunks = num_chunks(matrix_hbm.shape[1], first_size, chunk_size)
+        return cls(matrix_hbm, batches, buffers_sbuf, chunk_size, first_size, chunks)
 
     @property
     def loads(self) -> int:
@@ -83,15 +100,12 @@ class Stream(Generic[Rows]):
     def chunk(self, load: int) -> Chunk[Rows]:
         """Chunk number ``load`` of the core, counted over all batches."""
         visit, number = divmod(load, self.num_chunks)
-        end = min(self.first_size + number * self.chunk_size, self.matrix_hbm.shape[1])
-        start = 0 if number == 0 else self.first_size + (number - 1) * self.chunk_size
-        return Chunk(load, self.batches[visit], number, start, end)
+        end = self.first_size + number * self.chunk_size
+        start = max(0, end - self.chunk_size)
+        return Chunk(load, self.batches[visit], number, start, min(end, self.matrix_hbm.shape[1]))
 
     def loaded(self, load: int) -> nl.NkiTensor:
-        """A chunk on chip; also issues the loads of later ones, for which there are buffers.
-
-        The chunks take the buffers in turn. Of three or more, one is left to the chunk before, which is still computed
-        on or stored: a load that waits for it would hold up whatever its queue has to do next.
+        """A chunk on chip; also issues the loads of later ones, for which there are buffers: they take them in turn.
 
         Args:
             load: which one; to be called with 0, 1, 2, ...
@@ -99,8 +113,7 @@ class Stream(Generic[Rows]):
         Returns:
             tile [rows, columns of the chunk].
         """
-        buffers = len(self.buffers_sbuf)
-        in_flight = max(min(2, buffers), buffers - 1)
+        in_flight = loads_in_flight(len(self.buffers_sbuf))
         first = 0 if load == 0 else load + in_flight - 1
         for number in range(first, min(load + in_flight, self.loads)):
             nisa.dma_copy(dst=self.on_chip(number), src=self.chunk(number).of(self.matrix_hbm))

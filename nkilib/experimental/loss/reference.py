@@ -1,6 +1,7 @@
 """What the kernels should give, in float64 from the very inputs that they get: numpy only, for host code."""
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     ExtendedResults,
     Float64Array,
@@ -19,6 +20,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
 )
 
 __all__ = [
+    "BackwardInputs",
     "ExtendedLoss",
     "ExtendedResults",
     "Float64Array",

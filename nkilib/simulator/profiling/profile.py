@@ -20,7 +20,7 @@ from ..target.generation import Generation
 from ..target.limits import generation
 from ..target.options import current_options, preferring
 from ..terms.spec import Spec
-from ..timing.collect import collecting
+from ..timing.collect import Collection, collecting
 from ..timing.event import Event
 from ..timing.parameters import ModelParameters
 from ..timing.trace import Trace
@@ -301,7 +301,7 @@ def profile(
             bounds = counted_bounds_us(collection, generation)
         else:
             bounds = bounds_us(known, len(collection.traces), generation, assumed)
-        found = _profile_of(single.__name__, generation, collection.traces, record, bounds, assumed)
+        found = _profile_of(single.__name__, generation, collection, record, bounds, assumed)
         found = replace(found, is_bound_automatic=known is None)
         return replace(found, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
 
@@ -315,12 +315,13 @@ def profile(
 def _profile_of(
     name: str,
     generation: Generation,
-    traces: Sequence[Trace],
+    collection: Collection,
     record: Record,
     bounds: dict[str, float],
     assumed: ModelParameters,
 ) -> Profile:
     """What the cores of a launch did."""
+    traces = collection.traces
     busy = _busy(traces)
     read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
     return Profile(
@@ -338,7 +339,7 @@ def _profile_of(
         sbuf_peak_bytes_per_partition=record.sbuf_peak_bytes,
         psum_peak_bytes_per_partition=record.psum_peak_bytes,
         parameters=assumed,
-        recorded=Recorded(traces, Model(generation, assumed), busy),
+        recorded=Recorded(collection, Model(generation, assumed), busy),
         untimed=dict(sum((trace.settled.untimed for trace in traces), Counter())),
     )
 

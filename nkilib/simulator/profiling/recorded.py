@@ -8,9 +8,11 @@ from typing import Any
 
 from ..memory.lives import LiveRange
 from ..terms.regions import MemoryRegion
+from ..timing.collect import Collection
 from ..timing.event import Event, events_of
 from ..timing.notes import Notes
 from ..timing.trace import Trace
+from .division import stored_by_every_core
 from .tensors import TensorLife, lives_of
 from .why.cores import Core, Launch, Model
 from .why.report import Report, report_of
@@ -25,11 +27,13 @@ class Recorded:
     What was noted is kept, not the traces: those hold the tensors in HBM.
     """
 
-    def __init__(self, traces: Sequence[Trace], model: Model, busy_us: Mapping[str, float]) -> None:
+    def __init__(self, collection: Collection, model: Model, busy_us: Mapping[str, float]) -> None:
+        traces = collection.traces
         self._cores: Sequence[_Core] = [(trace.core, trace.settled.notes, trace.lives.ranges) for trace in traces]
         self._ends_ns = [trace.settled.timeline.end_ns for trace in traces]
         self._model = model
         self._busy_us = busy_us
+        self._stored_by_every_core = stored_by_every_core(collection)
         self._peaks = {region: _highest(traces, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum)}
 
     @cached_property
@@ -41,7 +45,7 @@ class Recorded:
     def launch(self) -> Launch:
         """The cores, for an analysis of what they waited for."""
         cores = [Core(*core, end_ns) for core, end_ns in zip(self._cores, self._ends_ns, strict=True)]
-        return Launch(cores, self._model)
+        return Launch(cores, self._model, self._stored_by_every_core)
 
     @cached_property
     def report(self) -> Report:

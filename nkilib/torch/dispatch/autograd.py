@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.launch import as_tuple
 from nkilib.torch.dispatch.native import registrar
-from nkilib.torch.dispatch.operator import Call, Operator
+from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
@@ -26,11 +26,14 @@ class Derivative:
         backward: its inputs are named as inputs and results of the forward, which autograd saves, or ``grad_<result>``;
             its outputs are ``grad_<input>``. Results that it takes no gradient of are constants.
         others: gradients of further inputs, which something else computes.
+        adding: does what ``backward`` does, and adds one gradient to the input of the forward that it writes to, where
+            the call has that.
     """
 
     forward: Operator
     backward: Operator
     others: Others | None = None
+    adding: Operator | None = None
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """The forward; if ``inplace``, its backward writes the gradient over the first input."""
@@ -49,6 +52,8 @@ class Derivative:
         kept = [each for each in self.backward.inputs if not each.name.startswith("grad_")]
         ctx.save_for_backward(*(each.saved(call, results) if each.saved else known[each.name] for each in kept))
         ctx.options = call.options
+        # Not saved: micro-batches between this forward and its backward write to it too.
+        ctx.written = {name: call.tensors[name] for name in self.adding.writes} if self.adding else {}
         self.mark_constants(ctx, call, results, needed)
 
     def mark_constants(self, ctx: Any, call: Call, results: Mapping[str, Tensor], needed: Mapping[str, bool]) -> None:
@@ -91,59 +96,93 @@ class Derivative:
         upstream, needed = self.upstream(call, of_results), self.needed(needs)
         call = call.replaced(upstream)
         found = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
-        named = [each.name.removeprefix("grad_") for each in self.backward.outputs]
-        if upstream and any(needed[name] for name in named):
-            found.update(zip(named, self.run(call, inplace), strict=True))
+        wanted = [each for each in self.backward.outputs if needed[differentiated(each.name)]]
+        if upstream and wanted:
+            requests = {each.request: each in wanted for each in self.backward.outputs}
+            backward, call = self.chosen_backward(call.replaced({}, **requests), ctx.written, wanted)
+            results = self.run(call, inplace, backward)
+            found.update(zip((differentiated(each.name) for each in backward.outputs), results, strict=True))
         return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
 
-    def run(self, call: Call, inplace: bool) -> tuple[Tensor, ...]:
-        """The results of the backward, with those of its options that the call has."""
+    def chosen_backward(
+        self, call: Call, written: Mapping[str, Tensor | None], wanted: Sequence[Output]
+    ) -> tuple[Operator, Call]:
+        """The operator that adds where there is something to add to and the gradient is wanted, with that tensor."""
+        names = [each.name for each in wanted]
+        if self.adding is None or not any(
+            written[name] is not None and result in names for name, result in self.adding.writes.items()
+        ):
+            return self.backward, call
+        refuse_graph_of_inplace(self.backward)
+        return self.adding, call.replaced(written)
+
+    def run(self, call: Call, inplace: bool, backward: Operator | None = None) -> tuple[Tensor, ...]:
+        """The results of the backward, or of the one that adds, with those of its options that the call has."""
+        backward = backward or self.backward
         results = {f"grad_{each.name}": each for each in self.forward.outputs}
         tensors = []
-        for each in self.backward.inputs:
+        for each in backward.inputs:
             tensor = call.tensors.get(each.name)
             is_missing = tensor is None and not each.is_optional
             tensors.append(results[each.name].new(call, 0.0) if is_missing else tensor)
-        options = {each.name: call.options[each.name] for each in self.backward.keywords if each.name in call.options}
+        options = {each.name: call.options[each.name] for each in backward.keywords if each.name in call.options}
         if not inplace:
-            return as_tuple(self.backward.op(call.first.device)(*tensors, **options))
+            return as_tuple(backward.op(call.first.device)(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
-        overwrite = self.backward.op(overwritten.device, overwrites=True)
+        overwrite = backward.op(overwritten.device, overwrites=True)
         return overwritten, *as_tuple(overwrite(overwritten, *tensors[1:], **options))
 
 
-def differentiate(forward: Operator, backward: Operator, others: Others | None = None) -> Derivative:
-    """Register the derivative of ``forward``, and that ``backward`` has none, wherever they are registered."""
-    derivative = Derivative(forward, backward, others)
+def differentiated(gradient: str) -> str:
+    """The name of the input whose gradient has a name."""
+    return gradient.removeprefix("grad_")
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-        derivative.save(ctx, forward.call(inputs, keyword_only_inputs), output, derivative.needed(ctx.needs_input_grad))
+
+def differentiate(
+    forward: Operator, backward: Operator, others: Others | None = None, adding: Operator | None = None
+) -> Derivative:
+    """Register the derivative of ``forward``, and that ``backward`` has none, wherever they are registered."""
+    derivative = Derivative(forward, backward, others, adding)
+
+    def setup(ctx: Any, call: Call, returned: Any) -> None:
+        derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad))
 
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return derivative.gradients(ctx, grads, ctx.needs_input_grad)
+        return derivative.gradients(ctx, grads, ctx.needs_input_grad[: len(forward.inputs)])
 
-    torch.library.register_autograd(forward.qualified(), gradients, setup_context=setup)
-    torch.library.register_autograd(backward.qualified(), lambda ctx, *grads: refuse_second(backward))
-    if registrar.nki_op is not None:
-        try:
-            _differentiate_natively(derivative)
-        except Exception as error:  # whatever it raises
-            registrar.give_up(f"the derivative of {forward.qualified_natively()}", error)
+    register_formula(forward, setup, gradients)
+    register_formula(backward, lambda *_: None, lambda ctx, *grads: refuse_second(backward))
     return derivative
 
 
-def _differentiate_natively(derivative: Derivative) -> None:
-    """Register it for the operators of ``nki_op``, all of whose arguments are positional: options have no gradient."""
-    forward, backward = derivative.forward, derivative.backward
+def register_formula(
+    operator: Operator, setup: Callable[[Any, Call, Any], None], gradients: Callable[..., Sequence[Tensor | None]]
+) -> None:
+    """Register the derivative of an operator wherever the operator is registered.
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        derivative.save(ctx, forward.call(inputs, {}), output, derivative.needed(ctx.needs_input_grad))
+    Args:
+        operator: that writes to none of its inputs.
+        setup: keeps what the backward takes, from the context, the call and what was returned.
+        gradients: of the inputs, from the context and the gradients of the results.
+    """
 
-    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *derivative.gradients(ctx, grads, ctx.needs_input_grad), *[None] * len(forward.keywords)
+    def setup_by_keyword(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+        setup(ctx, operator.call(inputs, keyword_only_inputs), output)
 
-    torch.library.register_autograd(forward.qualified_natively(), gradients, setup_context=setup)
-    torch.library.register_autograd(backward.qualified_natively(), lambda ctx, *grads: refuse_second(backward))
+    def setup_by_position(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup(ctx, operator.call(inputs, {}), output)
+
+    def gradients_and_none(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *gradients(ctx, *grads), *[None] * len(operator.keywords)  # options have no gradient
+
+    torch.library.register_autograd(operator.qualified(), gradients, setup_context=setup_by_keyword)
+    if registrar.nki_op is None:
+        return
+    native = operator.qualified_natively()
+    try:  # there, all arguments are positional
+        torch.library.register_autograd(native, gradients_and_none, setup_context=setup_by_position)
+    except Exception as error:  # whatever it raises
+        registrar.give_up(f"the derivative of {native}", error)
 
 
 def refuse_second(backward: Operator) -> NoReturn:

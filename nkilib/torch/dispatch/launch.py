@@ -47,9 +47,9 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
 
     Raises:
         TypeError: number of dimensions or dtype.
-        ValueError: the one to be overwritten is not contiguous.
+        ValueError: one that is written to is not contiguous.
     """
-    name, first = operator.qualified(overwrites), operator.inputs[0].name
+    name = operator.qualified(overwrites)
     for each in operator.inputs:
         tensor = call.tensors[each.name]
         if tensor is None:
@@ -61,10 +61,12 @@ def check_inputs(operator: Operator, call: Call, overwrites: bool) -> None:
                 f"{name}: {each.name} must be {', '.join(kinds)}, got {tensor.dtype} of shape {tuple(tensor.shape)}; "
                 f"reshape and cast it"
             )
-    if overwrites and not call.first.is_contiguous():
-        raise ValueError(
-            f"{name}: {first} must be contiguous, got strides {call.first.stride()}; pass a contiguous copy"
-        )
+    for written in operator.written(overwrites):
+        tensor = call.tensors[written]
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(
+                f"{name}: {written} must be contiguous, got strides {tensor.stride()}; pass a contiguous copy"
+            )
 
 
 def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) -> list[Tensor]:
@@ -74,10 +76,12 @@ def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) ->
     keywords = _kernel_keywords(operator, call, results)
     if operator.may_overwrite:
         keywords["inplace"] = overwrites
-    returned = [name for name in results if name not in operator.on_request or keywords.get(f"with_{name}", False)]
+    requests = operator.on_request
+    returned = [name for name in results if name not in requests or keywords.get(requests[name], False)]
     found = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
-    if overwrites:
-        _write_over(keywords[operator.inputs[0].of_kernel], found[operator.outputs[0].name], place)
+    of_kernel = {each.name: each.of_kernel for each in operator.inputs}
+    for name, result in operator.written(overwrites).items():
+        _write_over(keywords[of_kernel[name]], found[result], place)
     return [_result(each, call, found) for each in operator.returned(overwrites)]
 
 
@@ -98,14 +102,14 @@ def _write_over(given: Tensor, result: Tensor, place: Place) -> None:
 def _kernel_keywords(operator: Operator, call: Call, results: Sequence[str]) -> dict[str, Any]:
     """What the kernel gets: tensors dense and without autograd, and of the options those that are its own.
 
-    An option ``with_<output>`` is the operator's alone where the kernel has no such result.
+    An option that asks for an output is the operator's alone where the kernel has no such result.
     """
     keywords = dict(operator.arguments(call)) if operator.arguments else {}
     for each in operator.inputs:
-        if each.of_kernel not in keywords:
+        if each.of_kernel not in keywords and not each.is_for_backward:
             tensor = call.tensors[each.name]
             keywords[each.of_kernel] = None if tensor is None else tensor.detach().contiguous()
-    own = {f"with_{each.name}" for each in operator.outputs if each.name not in results}
+    own = {each.request for each in operator.outputs if each.name not in results}
     return {**{name: value for name, value in call.options.items() if name not in own}, **keywords}
 
 

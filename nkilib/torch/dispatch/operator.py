@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from string import ascii_lowercase
 from typing import Any, Final
 
 import torch
@@ -81,6 +82,7 @@ class Input:
         dtypes: those accepted; none for all.
         saved: of an input of a backward, what autograd saves for it: from the call of the forward and its results by
             name. None for the input or result of the same name.
+        is_for_backward: of an input of a forward, that its kernel gets none: the backward writes to it.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Input:
     dimensions: int | None = None
     dtypes: Sequence[torch.dtype] = ()
     saved: Callable[[Call, Mapping[str, Tensor]], Tensor | None] | None = None
+    is_for_backward: bool = False
 
     @property
     def of_kernel(self) -> str:
@@ -101,13 +104,15 @@ class Output:
     """A tensor that an operator returns.
 
     Attributes:
-        name: of the result; an option ``with_<name>`` says whether it is asked for. One that is not is empty, [0].
+        name: of the result.
         dtype: None for that of the first input.
         shape: from the call.
         exists: what must hold beside ``with_<name>`` for it not to be empty.
         fill: what it holds where the first input has no elements, so that no kernel runs.
         computed: from the call and the kernel's results by name, if the kernel does not return it itself.
         depends_on: inputs by which it has a derivative; None for all.
+        requested_by: the option that says whether it is asked for; None for ``with_<name>``, if there is one. What is
+            not asked for is empty, [0].
     """
 
     name: str
@@ -117,10 +122,16 @@ class Output:
     fill: float | Callable[[Call], float] = 0.0
     computed: Callable[[Call, Mapping[str, Tensor]], Tensor] | None = None
     depends_on: Sequence[str] | None = None
+    requested_by: str | None = None
+
+    @property
+    def request(self) -> str:
+        """The name of the option that would ask for it."""
+        return self.requested_by or f"with_{self.name}"
 
     def is_given(self, call: Call) -> bool:
         """Whether a call returns it; it is empty otherwise."""
-        return bool(call.options.get(f"with_{self.name}", True)) and (self.exists is None or self.exists(call))
+        return bool(call.options.get(self.request, True)) and (self.exists is None or self.exists(call))
 
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
         """A tensor of its shape, type and device, uninitialized or filled."""
@@ -143,11 +154,12 @@ class Operator:
         options: dataclasses whose fields are its keywords.
         without: fields of them that are none.
         results: the names of what the kernel returns, in order; empty for those of the outputs.
-        on_request: those of them that it returns only if its argument ``with_<name>`` is true.
+        on_request: those of them that it returns only if an argument is true, and the name of that.
         arguments: further keywords of the kernel, or others in the place of inputs and options: tiling, dtype, what is
             prepared. It must not look at values.
         may_overwrite: there is a second operator, ``<name>_``, which writes the first output over the first input
             instead of returning it. The kernel is told which by its argument ``inplace``.
+        writes: inputs that the kernel always writes to, and for each the name of its result that is the new value.
         check_values: raises where values are out of range. For the CPU alone: elsewhere looking would wait.
         instead: the function of PyTorch to name where this operator is of no use.
     """
@@ -159,9 +171,10 @@ class Operator:
     options: Sequence[type[Dataclass]] = ()
     without: Sequence[str] = ()
     results: Sequence[str] = ()
-    on_request: Sequence[str] = ()
+    on_request: Mapping[str, str] = field(default_factory=dict)
     arguments: Callable[[Call], Mapping[str, Any]] | None = None
     may_overwrite: bool = False
+    writes: Mapping[str, str] = field(default_factory=dict)
     check_values: Callable[[Call], None] | None = None
     instead: str = "the function of torch.nn.functional"
 
@@ -188,6 +201,10 @@ class Operator:
         namespace = NATIVE_NAMESPACE if registrar.serves(device, name) else NAMESPACE
         return getattr(getattr(torch.ops, namespace), name)
 
+    def written(self, overwrites: bool = False) -> Mapping[str, str]:
+        """Inputs that the first or the second operator writes to, and what to: names of results."""
+        return {self.inputs[0].name: self.outputs[0].name} if overwrites else self.writes
+
     def returned(self, overwrites: bool = False) -> Sequence[Output]:
         """What the first or the second operator returns."""
         return self.outputs[1:] if overwrites else self.outputs
@@ -195,8 +212,10 @@ class Operator:
     def schema(self, overwrites: bool = False) -> str:
         """As ``torch.library`` takes it. Inputs default to None where all that follow do."""
         arguments = []
+        written = list(self.written(overwrites))
         for at, each in enumerate(self.inputs):
-            kind = "Tensor(a!)" if overwrites and at == 0 else f"Tensor{'?' if each.is_optional else ''}"
+            alias = f"({ascii_lowercase[written.index(each.name)]}!)" if each.name in written else ""
+            kind = f"Tensor{alias}{'?' if each.is_optional else ''}"
             has_default = all(further.is_optional for further in self.inputs[at:])
             arguments.append(f"{kind} {each.name}{'=None' if has_default else ''}")
         options = ["*", *(each.schema for each in self.keywords)] if self.keywords else []

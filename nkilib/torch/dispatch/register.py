@@ -72,8 +72,8 @@ def _define(name: str, overwrites: bool) -> None:
     def implementation(place: Place) -> Callable[..., Any]:
         return lambda *args, **options: run(OPERATORS[name], place, overwrites, *args, **options)
 
-    mutated = [operator.inputs[0].name] if overwrites else []
-    definition = torch.library.custom_op(qualified, refuse, mutates_args=mutated, schema=operator.schema(overwrites))
+    schema, mutated = operator.schema(overwrites), tuple(operator.written(overwrites))
+    definition = torch.library.custom_op(qualified, refuse, mutates_args=mutated, schema=schema)
     definition.register_fake(lambda *args, **options: shapes(OPERATORS[name], overwrites, *args, **options))
     definition.register_kernel("cpu")(implementation(CPU))
     for dispatch_key in ("XLA", "PrivateUse1"):
@@ -88,9 +88,8 @@ def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
     """
     made = {}
     for overwrites in (False, True) if operator.may_overwrite else (False,):
-        mutated = {operator.inputs[0].name} if overwrites else set()
         function = typed_function(operator, overwrites, _native_body(operator.name, overwrites))
-        decorate = nki_op(operator.qualified_natively(overwrites), mutates_args=mutated)
+        decorate = nki_op(operator.qualified_natively(overwrites), mutates_args=set(operator.written(overwrites)))
         made[operator.unqualified(overwrites)] = decorate(function)
     registrar.definitions.update(made)
 

@@ -17,7 +17,12 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     extended_gradient_bound,
 )
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.experimental.loss.reference import ExtendedLoss, extended_backward_reference, extended_forward_reference
+from nkilib.experimental.loss.reference import (
+    BackwardInputs,
+    ExtendedLoss,
+    extended_backward_reference,
+    extended_forward_reference,
+)
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths
 
@@ -119,12 +124,11 @@ def backward_truths(given: Mapping[str, Any]) -> Truths:
     if not has_truth(given):
         return {}
     logits, dtype, options = given["logits_hbm"], given["dtype"], loss_of(given)
-    inputs_of_gradient = (given["lse_hbm"], given["grad_loss_hbm"], dtype, options)
-    further = tuple(given.get(name) for name in _FURTHER)
+    received = BackwardInputs(given["lse_hbm"], given["grad_loss_hbm"], *(given.get(name) for name in _FURTHER))
     result = logits.dtype if given.get("inplace") else inputs.TYPES[str(dtype)][0]
     with np.errstate(all="ignore"):
-        exact = extended_backward_reference(logits, given["targets_hbm"], *inputs_of_gradient, *further)
-        bound = extended_gradient_bound(logits, given["targets_hbm"], *inputs_of_gradient, *further)
+        exact = extended_backward_reference(logits, given["targets_hbm"], dtype, options, received)
+        bound = extended_gradient_bound(logits, given["targets_hbm"], dtype, options, received)
         if "bfloat16" in (result.name, str(dtype)):
             bound = bound + bfloat16_allowance(exact)
     return {"gradient": Truth(exact, bound)}

@@ -26,7 +26,9 @@ def copied(matrix_hbm: Any, cut: Cut, buffers: int = 3, dtype: Any = nl.float32)
     batches = batches_of_core(cut.rows, nl.num_programs(), nl.program_id(), cut.rows_per_batch)
     if batches:
         shape = (batches[0].rows, cut.chunk_size)
-        stream = Stream(matrix_hbm, batches, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(buffers)])
+        stream = Stream.make(
+            matrix_hbm, batches, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(buffers)]
+        )
         for load in range(stream.loads):
             nisa.dma_copy(dst=stream.chunk(load).of(result_hbm), src=stream.loaded(load))
     return result_hbm
@@ -66,7 +68,7 @@ def test_every_chunk_is_loaded_once_and_as_many_ahead_as_there_are_buffers(
 
     def kernel(matrix_hbm: Any) -> None:
         tiles = [nl.ndarray((2, 3), dtype=nl.float32, buffer=nl.sbuf) for _ in range(buffers)]
-        stream = Stream(matrix_hbm, batches_of_core(5, 1, 0, 2), tiles)
+        stream = Stream.make(matrix_hbm, batches_of_core(5, 1, 0, 2), tiles)
         assert (stream.chunk_size, stream.num_chunks, stream.loads) == (3, 4, 12)
         for load in range(stream.loads):
             stream.loaded(load)
@@ -78,7 +80,7 @@ def test_every_chunk_is_loaded_once_and_as_many_ahead_as_there_are_buffers(
 
 
 def test_chunks_say_where_they_are() -> None:
-    stream = Stream(
+    stream = Stream.make(
         nkilib.simulator.spec((5, 10), "float32"),  # type: ignore[arg-type]
         batches_of_core(5, 1, 0, 2),
         [nkilib.simulator.spec((2, 4), "float32")],  # type: ignore[list-item]

@@ -99,7 +99,7 @@ def stream_of(matrix_hbm: Any, cut: Cut, dtype: Any = nl.float32, visits: int = 
     order = [batch for batch in batches for _ in range(visits)]
     loads = len(order) * div_ceil(cut.columns, cut.chunk_size)
     sbuf = SbufPlan(SMALL_BYTES).divided(batches[0].rows, cut.chunk_size, dtype, loads)
-    return Stream(matrix_hbm, order, sbuf.buffers())
+    return Stream.make(matrix_hbm, order, sbuf.buffers())
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def described(kernel: Any, name: str = "test_described") -> Operator:
             Output("count", torch.int32, exists=lambda call: call.tensors["bias_row"] is not None),
         ),
         results=("result", "total", "maximum", "count"),
-        on_request=("maximum",),
+        on_request={"maximum": "with_maximum"},
         kernel=kernel,
         arguments=lambda call: {"chunk": 7, "power": 2 * call.options["power"]},
         may_overwrite=True,

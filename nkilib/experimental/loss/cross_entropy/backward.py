@@ -94,7 +94,7 @@ class _Backward:
         sbuf = launch.divided(options.backward_plan, batches)
         of_exponentials, squares = sbuf.ring(not options.is_plain), sbuf.ring(options.softcap is not None)
         rings = FactorRings.make(sbuf, options)
-        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers())
         factors = ClassFactors.make(launch, options, logits, rings, _what_is_summed(options, upstream))
         has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         pieces = PsumRing.make(sbuf.rows, sbuf.chunk_size) if has_entropy else None

@@ -64,11 +64,11 @@ class ClassFactors:
             visits = [batch for batch in visits for _ in range(2)]
         streams = []
         if options.has_probabilities:
-            streams.append(Stream(launch.targets_hbm, visits, rings.probabilities.tiles_sbuf))
+            streams.append(Stream.make(launch.targets_hbm, visits, rings.probabilities.tiles_sbuf))
         if options.needs_class_weights and launch.class_weight_hbm is not None:
             # The same row for every position: a DMA reads it with stride 0 for all partitions.
             rows_hbm = launch.class_weight_hbm.expand_dim(0).broadcast(0, launch.num_positions)
-            streams.append(Stream(rows_hbm, visits, rings.weights.tiles_sbuf))
+            streams.append(Stream.make(rows_hbm, visits, rings.weights.tiles_sbuf))
         return cls(options, logits.batches, sums, logits.num_chunks, streams)
 
     def loaded(self, load: int) -> nl.NkiTensor | None:

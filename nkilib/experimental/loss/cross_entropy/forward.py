@@ -75,7 +75,7 @@ class _Forward:
         rings = FactorRings.make(sbuf, options)
         products = sbuf.ring(options.sums_classes)
         exponentials = PsumRing.make(sbuf.rows, sbuf.chunk_size) if options.wanted.entropy else None
-        logits = Stream(launch.logits_hbm, batches, sbuf.buffers())
+        logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers())
         factors = ClassFactors.make(launch, options, logits, rings)
         finder = None
         if not options.has_probabilities:

@@ -69,7 +69,7 @@ class _ShiftedForward:
         batches = launch.batches()
         # Rows that are computed anew take the same buffers, one a partition.
         sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_OF_TILE)
-        logits = Stream(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
+        logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
         flagged = FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches))
         exponentials = None
@@ -186,7 +186,7 @@ class _ShiftedForward:
 
     def _recompute(self, tiles: list[GatheredRows]) -> None:
         """Loss and log-sum-exp of rows, under their maximum; their other results stay as they are."""
-        logits = Stream(self.launch.logits_hbm, tiles, self._smaller_buffers())
+        logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
         groups: list[Group] = []

@@ -148,7 +148,14 @@ class Core:
 
 
 class Launch(NamedTuple):
-    """What a launch left."""
+    """What a launch left.
+
+    Attributes:
+        cores: what each of them noted.
+        model: what the times come from.
+        stored_by_every_core: what all cores store, if they do the same work; see :mod:`..division`.
+    """
 
     cores: Sequence[Core]
     model: Model
+    stored_by_every_core: Sequence[str] = ()

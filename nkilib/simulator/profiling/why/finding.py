@@ -11,7 +11,8 @@ class Finding:
 
     Attributes:
         about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"buffers"``, ``"loops"``, ``"waits"``,
-            ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"`` or ``"meetings"``.
+            ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``, ``"meetings"`` or
+            ``"same work"``.
         text: what, where in the kernel, with figures, and what to do.
         time_us: the part of the time that it is about; parts of several findings may be the same.
         place: ``file:line`` of the kernel, of where most of it is.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from ...timing.causes import Waited
-from . import engines, savings, transfers
+from . import division, engines, savings, transfers
 from .cores import Launch
 from .critical import Kind, Link
 from .facts import NS_PER_US, Facts
@@ -26,6 +26,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     engines.latency,
     engines.activation_tables,
     engines.meetings,
+    division.same_work,
 )
 _MOST_LINES = 5
 _SHOWN_FROM_US = 0.05  # less is 0.0 in the table

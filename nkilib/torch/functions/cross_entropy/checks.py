@@ -91,9 +91,12 @@ def check_arguments(
     if target.shape == input.shape:
         _check_probabilities(caller, target, options)
     else:
-        _check_indices(caller, input, target, class_dim)
+        are_last = class_dim == 1 and target.shape == input.shape[:-1]
+        remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
+        expected = rows_shape(input, class_dim) if input.dim() else ()
+        check_indices(caller, tuple(input.shape), expected, target, remedy)
     checks.check_tile_dtype(caller, input)
-    _check_normalizer(caller, normalizer, reduction, input.device)
+    check_normalizer(caller, normalizer, reduction, input.device)
 
 
 def check_class_dim(caller: Caller, class_dim: int) -> None:
@@ -123,11 +126,7 @@ def check_inplace(caller: Caller, input: Tensor, class_dim: int) -> None:
 
 
 def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -> None:
-    if not target.is_floating_point():
-        raise RuntimeError(
-            f"{caller}: Expected floating point type for target with class probabilities, got {target.dtype}; class "
-            f"indices have the shape of {caller.input} without the classes"
-        )
+    check_floating(caller, target)
     if options.ignore_index >= 0:
         raise RuntimeError(
             f"{caller}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
@@ -135,21 +134,45 @@ def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -
         )
 
 
-def _check_indices(caller: Caller, input: Tensor, target: Tensor, class_dim: int) -> None:
-    """In the order of PyTorch, whose error for several faults is that of the first."""
-    expected = rows_shape(input, class_dim) if input.dim() else ()
-    fits = target.shape == expected or (input.dim() == 1 and target.shape == (1,))
-    batch, given = (input.shape[0] if input.dim() > 1 else 1), (target.shape[0] if target.dim() else 0)
-    if not fits and batch != given and (input.dim() > 1 or target.dim() <= 1):
+def check_floating(caller: Caller, target: Tensor) -> None:
+    """Refuse class probabilities of another type.
+
+    Raises:
+        RuntimeError: always then.
+    """
+    if not target.is_floating_point():
+        raise RuntimeError(
+            f"{caller}: Expected floating point type for target with class probabilities, got {target.dtype}; class "
+            f"indices have the shape of the logits without the classes"
+        )
+
+
+def check_indices(
+    caller: Caller, logits: tuple[int, ...], expected: tuple[int, ...], target: Tensor, remedy: str = ""
+) -> None:
+    """Refuse class indices of another shape or type, in the order of PyTorch: the error is that of the first fault.
+
+    Args:
+        caller: who is named in errors.
+        logits: their shape.
+        expected: that of the targets.
+        target: of the caller's arguments.
+        remedy: to be added where the shape is another.
+
+    Raises:
+        ValueError: batch sizes differ.
+        RuntimeError: another shape; or no integers.
+    """
+    fits = target.shape == expected or (len(logits) == 1 and target.shape == (1,))
+    batch, given = (logits[0] if len(logits) > 1 else 1), (target.shape[0] if target.dim() else 0)
+    if not fits and batch != given and (len(logits) > 1 or target.dim() <= 1):
         raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({given}).")
     if target.dtype not in INDEX_DTYPES:
         raise RuntimeError(
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
-            f"the shape of {caller.input}, {tuple(input.shape)}"
+            f"the shape of the logits, {logits}"
         )
     if not fits:
-        are_last = class_dim == 1 and target.shape == input.shape[:-1]
-        remedy = "; the classes of the logits seem to be last: pass class_dim=-1" if are_last else ""
         raise RuntimeError(f"{caller}: Expected target size {list(expected)}, got {list(target.shape)}{remedy}")
 
 
@@ -190,7 +213,14 @@ def check_outputs(caller: Caller, classes: int) -> None:
         )
 
 
-def _check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
+def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
+    """Refuse a divisor of the mean that does not fit.
+
+    Raises:
+        ValueError: there is no mean; it has dimensions.
+        TypeError: complex.
+        RuntimeError: on another device than ``device`` and the CPU.
+    """
     if normalizer is None:
         return
     if reduction != "mean":

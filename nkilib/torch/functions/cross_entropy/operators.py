@@ -100,7 +100,7 @@ def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tenso
 _LOGITS: Final = Input("logits", dimensions=2, dtypes=tuple(TILE_DTYPES))
 _TARGET: Final = Input("target", keyword="targets_hbm")
 _CLASS_WEIGHT: Final = Input("class_weight", is_optional=True)
-_ON_REQUEST: Final = ("argmax", "entropy", "distance_sum")
+_ON_REQUEST: Final = {name: f"with_{name}" for name in ("argmax", "entropy", "distance_sum")}
 _RESULTS: Final = ("loss", "lse", "target_logit", "position_weight", *_ON_REQUEST, "maximum", "log_sum")
 
 

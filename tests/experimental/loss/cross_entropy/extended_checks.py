@@ -12,6 +12,7 @@ from nkilib.experimental.loss import extended_cross_entropy_backward, extended_c
 from nkilib.experimental.loss.cross_entropy.host.bounds import bfloat16_allowance, error_over_bound
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import extended_forward_bounds, extended_gradient_bound
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     extended_backward_reference,
     extended_forward_reference,
@@ -147,9 +148,9 @@ def assert_gradient(
     entropy: Array | None = None,
 ) -> None:
     """Errors of a gradient are within ``extended_gradient_bound``."""
-    inputs = (logits, targets, lse, upstream.loss, dtype, options, upstream.lse, upstream.logprob)
-    truth = extended_backward_reference(*inputs, entropy, upstream.entropy)
-    bounds = extended_gradient_bound(*inputs, entropy, upstream.entropy)
+    given = BackwardInputs(lse, upstream.loss, upstream.lse, upstream.logprob, entropy, upstream.entropy)
+    truth = extended_backward_reference(logits, targets, dtype, options, given)
+    bounds = extended_gradient_bound(logits, targets, dtype, options, given)
     if BF16 in (dtype, gradient.dtype):
         bounds = bounds + bfloat16_allowance(truth)
     ratio = error_over_bound(gradient, truth, bounds).max()

@@ -16,6 +16,7 @@ from nkilib.experimental.loss.cross_entropy.host.bounds import (
     error_over_bound,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     extended_backward_reference,
     extended_forward_reference,
@@ -89,7 +90,9 @@ def _error_over_bound(gradient: Array, logits: Array, targets: Array, upstream: 
     z = options.scores(logits, logits.dtype)
     lse = extended_forward_reference(logits, targets, logits.dtype, options).lse
     more = (upstream.lse, None if targets.ndim == 2 else upstream.logprob)
-    exact = extended_backward_reference(logits, targets, lse, upstream.loss, logits.dtype, options, *more)
+    exact = extended_backward_reference(
+        logits, targets, logits.dtype, options, BackwardInputs(lse, upstream.loss, *more)
+    )
     factors = options.factors(targets, VOCABULARY)
     size = np.abs(upstream.loss) * (factors.sum(axis=1) + 2.0 * options.lse_square_scale * np.abs(lse))
     size = (size + sum(np.abs(given) for given in more if given is not None))[:, np.newaxis]

@@ -9,6 +9,7 @@ import pytest
 
 import nkilib.simulator
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     extended_backward_reference,
     extended_forward_reference,
@@ -110,7 +111,9 @@ def _combined(found: list[dict[str, Array]], factors: list[Any]) -> tuple[Array,
 def _check_gradients(logits: Array, targets: Array, lse: Array, options: ExtendedLoss, launch: Launch) -> None:
     rng = np.random.default_rng(1)
     loss, of_lse, of_logprob = rng.standard_normal((3, POSITIONS)).astype(np.float32)
-    truth = extended_backward_reference(logits, targets, lse, loss, launch.dtype, options, of_lse, of_logprob)
+    truth = extended_backward_reference(
+        logits, targets, launch.dtype, options, BackwardInputs(lse, loss, of_lse, of_logprob)
+    )
     weights = options.weights(VOCABULARY)
     valid = options.is_valid(targets)
     given = np.where(valid, weights[np.where(valid, targets, 0)], np.nan).astype(np.float32)
@@ -141,7 +144,7 @@ def test_shards_of_probabilities() -> None:
     truth = extended_forward_reference(logits, y, FP32, options)
     loss = np.random.default_rng(1).standard_normal(POSITIONS).astype(np.float32)
     lse = truth.lse.astype(np.float32)
-    expected = extended_backward_reference(logits, y, lse, loss, FP32, options)
+    expected = extended_backward_reference(logits, y, FP32, options, BackwardInputs(lse, loss))
     found = []
     for start, end in SHARDS:
         part = _part(options, start, end)

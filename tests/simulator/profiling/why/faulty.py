@@ -15,8 +15,12 @@ def tile(columns: int = WIDE) -> Any:
 
 def sound(x: Any) -> Any:
     """New tiles in each step, 32 KiB a row: DMA is the limit."""
+    return _blocks(x, 0, 1)
+
+
+def _blocks(x: Any, core: Any, cores: int) -> Any:
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
-    for first in range(0, x.shape[0], 128):
+    for first in range(core * 128, x.shape[0], cores * 128):
         loaded, scaled = tile(), tile()
         nisa.dma_copy(loaded, x[first : first + 128])
         nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
@@ -117,3 +121,49 @@ def barriers(x: Any) -> None:
         loaded = tile(2048)
         nisa.dma_copy(loaded, x[0:128, 0:2048])
         nisa.core_barrier(x, cores=[0, 1])
+
+
+def undivided(x: Any) -> Any:
+    """As ``sound``, whatever the number of the core."""
+    return sound(x)
+
+
+def divided(x: Any) -> Any:
+    """As ``sound``, each core every second block of rows."""
+    return _blocks(x, nl.program_id(0), nl.num_programs(0))
+
+
+def summed_by_halves(x: Any) -> Any:
+    """Each core sums a half of the columns, and both store the sum of both."""
+    result = nl.ndarray((128, 1), x.dtype, nl.shared_hbm)
+    loaded, mine, theirs = tile(WIDE // 2), tile(1), tile(1)
+    core = nl.program_id(0)
+    nisa.dma_copy(loaded, x[0:128, core * (WIDE // 2) : (core + 1) * (WIDE // 2)])
+    nisa.tensor_reduce(mine, nl.add, loaded, axis=1)
+    nisa.sendrecv(mine, theirs, 1 - core, 1 - core, pipe_id=0)
+    nisa.tensor_tensor(mine, mine, theirs, nl.add)
+    nisa.dma_copy(result, mine)
+    return result
+
+
+def scattered(x: Any) -> Any:
+    """Each core stores to rows of its own, which an index chooses."""
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    loaded, rows = tile(), nl.ndarray((128, 1), nl.int32)
+    nisa.dma_copy(loaded, x[0:128])
+    nisa.iota(rows, [[1, 1]], offset=nl.program_id(0), channel_multiplier=2)
+    nisa.dma_copy(result.ap([[WIDE, 128], [1, WIDE]], vector_offset=rows), loaded)
+    return result
+
+
+def looped(x: Any) -> Any:
+    """A loop of the device that both cores run whole, and of which most iterations are alike."""
+    result = nl.ndarray((128, 512), x.dtype, nl.shared_hbm)
+    loaded = tile(512)
+
+    def body(_: Any) -> None:
+        nisa.dma_copy(loaded, x[0:128, 0:512])
+        nisa.dma_copy(result, loaded)
+
+    nl.fori_loop(0, 100, body)
+    return result

@@ -16,10 +16,12 @@ from nkilib.nki import nki, nl
 from nkilib.simulator import AS_ISSUED, Profile, profile, spec
 from tests.simulator.profiling.why import faulty
 
+ON_TWO_CORES = {"barriers", "undivided", "divided", "summed_by_halves", "scattered", "looped"}
+
 
 @functools.cache
 def profile_of(name: str) -> Profile:
-    kernel = nki.jit(getattr(faulty, name))[2 if name == "barriers" else 1]
+    kernel = nki.jit(getattr(faulty, name))[2 if name in ON_TWO_CORES else 1]
     return profile(kernel, spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
 
 
@@ -57,6 +59,7 @@ FAULTS = [
     ("chain", "latency", "chain|tensor_scalar", ["64 times", "9.6 us", "(36%)"]),
     ("two_functions", "activation tables", "two_functions|nl.tanh", ["16 times", "20.5 us", "exp at", "tanh at"]),
     ("barriers", "meetings", "barriers|core_barrier", ["The cores meet 4 times", "8.0 us", "(34%)"]),
+    ("undivided", "same work", "_blocks|dma_copy", ["store the same parts of [1024, 8192]", "96.9 us of 193.7 us"]),
 ]
 
 
@@ -88,6 +91,24 @@ def test_no_fault_is_said_of_a_kernel_that_has_another(kernel: str) -> None:
     own = {about for name, about, *_ in FAULTS if name == kernel}
     more = {about for name, about in ALSO if name == kernel}
     assert {finding.about for finding in profile_of(kernel).why} == own | more
+
+
+@pytest.mark.parametrize("kernel", ["divided", "summed_by_halves", "scattered", "barriers"])
+def test_cores_that_do_different_work_are_not_said_to_do_the_same(kernel: str) -> None:
+    """One half each; loads of their own and one result; rows that an index chooses; nothing that is stored."""
+    assert "same work" not in {finding.about for finding in profile_of(kernel).why}
+
+
+def test_iterations_that_are_alike_are_the_same_work_too() -> None:
+    (found,) = [finding for finding in profile_of("looped").why if finding.about == "same work"]
+    assert profile_of("looped").recorded._cores[0][1].repeats
+    assert found.time_us == pytest.approx(profile_of("looped").time_us / 2)
+
+
+def test_half_of_the_work_on_each_core_takes_what_was_said() -> None:
+    (found,) = [finding for finding in profile_of("undivided").why if finding.about == "same work"]
+    saved = profile_of("undivided").time_us - profile_of("divided").time_us
+    assert 0.8 * found.time_us <= saved <= found.time_us
 
 
 def test_a_second_buffer_gives_what_was_said() -> None:

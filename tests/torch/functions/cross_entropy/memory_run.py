@@ -1,8 +1,7 @@
-"""Run as a program: peak memory of forward and backward beyond the logits, in MiB. See test_figures."""
+"""Peak memory of forward and backward beyond the logits, in a process of its own. See test_figures."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from nkilib.torch import cross_entropy
 
-POSITIONS, CLASSES = 4096, 32_000
+CLASSES = 32_000
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "pytorch": F.cross_entropy,
     "pytorch float": lambda logits, target: F.cross_entropy(logits.float(), target),
@@ -53,7 +52,8 @@ def measure(loss: Callable[[Tensor, Tensor], Tensor], positions: int) -> float:
     return peak_of(lambda: torch.autograd.grad(loss(logits, target), logits))
 
 
-if __name__ == "__main__":
-    chosen = LOSSES[sys.argv[1]]
+def print_memory(loss: str, positions: int) -> None:
+    """In MiB."""
+    chosen = LOSSES[loss]
     measure(chosen, 8)  # what is loaded or kept once
-    print(measure(chosen, POSITIONS))
+    print(measure(chosen, positions))

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT
-from .reference import ExtendedLoss, Float64Array, extended_forward_reference
+from .reference import BackwardInputs, ExtendedLoss, Float64Array, extended_forward_reference
 
 CAP_UNITS = 4.0
 
@@ -93,16 +93,7 @@ def coefficient_sizes(
 
 
 def extended_gradient_bound(
-    logits: npt.NDArray[Any],
-    targets: npt.NDArray[Any],
-    lse: npt.NDArray[Any],
-    grad_loss: npt.NDArray[Any],
-    dtype: Any,
-    options: ExtendedLoss,
-    grad_lse: npt.NDArray[Any] | None = None,
-    grad_logprob: npt.NDArray[Any] | None = None,
-    entropy: npt.NDArray[Any] | None = None,
-    grad_entropy: npt.NDArray[Any] | None = None,
+    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, given: BackwardInputs
 ) -> Float64Array:
     """Largest accepted errors of a float32 gradient, [N, V].
 
@@ -123,14 +114,18 @@ def extended_gradient_bound(
         z = options.scores(logits, dtype)
         positions, vocabulary = z.shape
         valid = options.is_valid(targets)
-        exact_lse = lse.astype(np.float64)[:, np.newaxis]
+        exact_lse = given.lse.astype(np.float64)[:, np.newaxis]
         p = np.exp(z - exact_lse)
         factors = options.factors(targets, vocabulary)
-        of_loss = np.where(valid, grad_loss, 0.0).astype(np.float64)[:, np.newaxis]
+        of_loss = np.where(valid, given.grad_loss, 0.0).astype(np.float64)[:, np.newaxis]
         of_logprob = (
-            np.zeros((positions, 1)) if grad_logprob is None else grad_logprob.astype(np.float64)[:, np.newaxis]
+            np.zeros((positions, 1))
+            if given.grad_logprob is None
+            else given.grad_logprob.astype(np.float64)[:, np.newaxis]
         )
-        sizes = coefficient_sizes(targets, lse, grad_loss, options, vocabulary, grad_lse, grad_logprob)[:, np.newaxis]
+        sizes = coefficient_sizes(
+            targets, given.lse, given.grad_loss, options, vocabulary, given.grad_lse, given.grad_logprob
+        )[:, np.newaxis]
         drawn = np.abs(of_loss) * factors
         if targets.ndim == 1:
             rows, classes = np.flatnonzero(valid), targets[valid]
@@ -142,10 +137,10 @@ def extended_gradient_bound(
         cap, t = options.logit_softcap or 0.0, options.temperature
         exponent = (np.abs(z - exact_lse) + np.abs(exact_lse)) * (1.0 if t == 1.0 else 2.0) + 4.0 * cap / t
         of_entropy = np.zeros_like(z)
-        if entropy is not None and grad_entropy is not None:
-            of_log_p = np.abs(z - exact_lse + entropy[:, np.newaxis])
-            terms = of_log_p * (12.0 + exponent) + 4.0 * (exponent + np.abs(entropy[:, np.newaxis]) + 1.0)
-            of_entropy = np.abs(grad_entropy[:, np.newaxis]) * p * terms
+        if given.entropy is not None and given.grad_entropy is not None:
+            of_log_p = np.abs(z - exact_lse + given.entropy[:, np.newaxis])
+            terms = of_log_p * (12.0 + exponent) + 4.0 * (exponent + np.abs(given.entropy[:, np.newaxis]) + 1.0)
+            of_entropy = np.abs(given.grad_entropy[:, np.newaxis]) * p * terms
         units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + exponent) + of_entropy)
         units += 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)
         return UNIT * units / t + SMALLEST_NORMAL

@@ -305,43 +305,50 @@ def extended_forward_reference(
     return ExtendedResults(loss, lse, target_logit, position_weight, argmax, entropy, distance_sum)
 
 
+@dataclass(frozen=True)
+class BackwardInputs:
+    """What the extended backward receives beside logits and targets, [N] each.
+
+    Attributes:
+        lse: the log-sum-exp that the kernel received, in the precision that it had there.
+        grad_loss, grad_lse, grad_logprob, grad_entropy: upstream gradients; None for 0.
+        entropy: likewise as the kernel received it; None without a gradient of it.
+    """
+
+    lse: npt.NDArray[Any]
+    grad_loss: npt.NDArray[Any]
+    grad_lse: npt.NDArray[Any] | None = None
+    grad_logprob: npt.NDArray[Any] | None = None
+    entropy: npt.NDArray[Any] | None = None
+    grad_entropy: npt.NDArray[Any] | None = None
+
+
 def extended_backward_reference(
-    logits: npt.NDArray[Any],
-    targets: npt.NDArray[Any],
-    lse: npt.NDArray[Any],
-    grad_loss: npt.NDArray[Any],
-    dtype: Any,
-    options: ExtendedLoss,
-    grad_lse: npt.NDArray[Any] | None = None,
-    grad_logprob: npt.NDArray[Any] | None = None,
-    entropy: npt.NDArray[Any] | None = None,
-    grad_entropy: npt.NDArray[Any] | None = None,
+    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, given: BackwardInputs
 ) -> Float64Array:
     """The gradient of ``extended_cross_entropy_backward`` in float64, all rows at once.
 
     Args:
         logits, targets, dtype, options: as in :func:`extended_forward_reference`.
-        lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
-        grad_loss, grad_lse, grad_logprob, grad_entropy: [N], upstream gradients; None for 0.
-        entropy: [N], likewise as the kernel received it; None without a gradient of it.
+        given: what else the kernel received.
     """
     positions, vocabulary = logits.shape
     z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
     valid = options.is_valid(targets)
-    exact_lse = np.where(np.isfinite(lse), lse.astype(np.float64), np.nan)
-    of_loss = np.where(valid, grad_loss, 0.0).astype(np.float64)
-    of_lse = np.zeros(positions) if grad_lse is None else grad_lse.astype(np.float64)
+    exact_lse = np.where(np.isfinite(given.lse), given.lse.astype(np.float64), np.nan)
+    of_loss = np.where(valid, given.grad_loss, 0.0).astype(np.float64)
+    of_lse = np.zeros(positions) if given.grad_lse is None else given.grad_lse.astype(np.float64)
     drawn = of_loss[:, np.newaxis] * factors
-    if grad_logprob is not None:
-        of_logprob = np.where(valid, grad_logprob, 0.0).astype(np.float64)
+    if given.grad_logprob is not None:
+        of_logprob = np.where(valid, given.grad_logprob, 0.0).astype(np.float64)
         drawn[np.flatnonzero(valid), targets[valid]] -= of_logprob[valid]
     square = np.where(of_loss == 0.0, 0.0, of_loss * 2.0 * options.lse_square_scale * exact_lse)
     every = drawn.sum(axis=1) + square + of_lse
     log_p = z - exact_lse[:, np.newaxis]
     p = np.exp(log_p)
     gradient = every[:, np.newaxis] * p - drawn
-    if entropy is not None and grad_entropy is not None:
-        of_entropy, known = grad_entropy.astype(np.float64), entropy.astype(np.float64)
+    if given.entropy is not None and given.grad_entropy is not None:
+        of_entropy, known = given.grad_entropy.astype(np.float64), given.entropy.astype(np.float64)
         with np.errstate(invalid="ignore"):
             terms = p * (log_p + known[:, np.newaxis])
         gradient -= of_entropy[:, np.newaxis] * np.where(p == 0.0, 0.0, terms)  # p log p goes to 0 with p

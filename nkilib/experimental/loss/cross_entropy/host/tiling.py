@@ -15,13 +15,12 @@ from operator import index
 from typing import Any, NamedTuple
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.rows.batches import GROUP_BATCHES_MAX
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import MAX_CHUNK_BUFFERS, SCRATCH_BYTES
-from nkilib.core.rows.statistics import STATISTICS_COLUMNS
-from nkilib.core.rows.stream import num_chunks
+from nkilib.core.rows.statistics import STATISTICS_COLUMNS, most_batches_of_group
+from nkilib.core.rows.stream import loads_in_flight, num_chunks
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.maximum import shift_pays
 from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN, PLAIN_PLAN, SHIFTED_PLAN
@@ -40,6 +39,10 @@ _PARTITIONS_OF_DMA_ENGINE = 8
 # byte to the consumer; between two triggers; loading an activation table; a result until another engine can use it.
 _DMA_ROW, _DMA_FIXED, _DMA_TO_CONSUMER, _DMA_TRIGGER = 58.0, 1000.0, 300.0, 600.0
 _TABLE, _VECTOR_RESULT, _SCALAR_RESULT, _SYNC = 1280.0, 150.0, 300.0, 60.0
+# How many times longer a row takes that is a single element of a result.
+_SMALL_STORE = 2.0
+# What the forward stores for every position: loss and log-sum-exp.
+_RESULTS = 2
 # Cycles: between two instructions; the least that one takes; reading a sum out of the accumulators.
 _ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
 
@@ -313,7 +316,7 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
     # Of the last chunk but one: a short last chunk may have to wait for it.
     vector_before, scalar_before = (vector, scalar) if launch.loads > 1 else (0.0, 0.0)
     latency = _DMA_FIXED + _DMA_TO_CONSUMER
-    loads = max(launch.all_loads, _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
+    loads = max(launch.all_loads + _stores_ns(launch), _DMA_TRIGGER * (launch.loads - 1) + launch.last_load)
     after_loads = max(
         launch.last_load + vector_last + scalar_last,
         vector_before + max(vector_last, scalar_before) + scalar_last,
@@ -359,8 +362,7 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     turns = div_ceil(launch.batches * chunks, launch.buffers) * turn + vector
     few = _SHIFTED_WITH_TWO_BUFFERS if launch.buffers < min(3, launch.loads) else 1.0
     again = _SHARE_AGAIN * launch.batches * launch.load
-    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // chunks))
-    groups = div_ceil(launch.batches - 1, most) + 1
+    groups = div_ceil(launch.batches - 1, most_batches_of_group(chunks)) + 1
     return max(streams, turns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP
 
 
@@ -370,21 +372,33 @@ def _beside_groups(launch: _Launch) -> float:
     return _GROUP_BESIDE_ONE_CHUNK if launch.chunks == 1 else _GROUP_BESIDE_MANY
 
 
+def _stores_ns(launch: _Launch) -> float:
+    """What the results of groups of batches keep the DMA engines from loads.
+
+    Those of a group are stored after the second chunk of the next one. The last batch is a group of its own: if all its
+    chunks are on their way by then, the group before it delays none of them.
+    """
+    before_last = launch.batches - 1
+    if launch.chunks <= loads_in_flight(launch.buffers) + 1:
+        group = most_batches_of_group(launch.chunks)
+        before_last = max(0, before_last - 1) // group * group
+    held = min(_PARTITIONS_OF_DMA_ENGINE, launch.rows)
+    return before_last * _RESULTS * held * _SMALL_STORE * _DMA_ROW
+
+
 def _gather_ns(launch: _Launch, machine: _Machine) -> float:
     """When the targets' logits of a single batch must be there: its targets are loaded after its first chunks."""
     if launch.batches > 1:
         return 0.0
-    in_flight = max(min(2, launch.buffers), launch.buffers - 1)
     targets = _DMA_FIXED + min(_PARTITIONS_OF_DMA_ENGINE, launch.rows) * _DMA_ROW + _DMA_TO_CONSUMER
     indices = 7 * (_LEAST * machine.scalar_ns + _VECTOR_RESULT)  # GpSimd has the clock of Scalar
     gather = 3 * _DMA_FIXED + div_ceil(launch.rows, 16) * _DMA_ROW + _DMA_TO_CONSUMER
-    return in_flight * max(_DMA_TRIGGER, launch.load) + targets + indices + gather - _GATHER_SLACK
+    return loads_in_flight(launch.buffers) * max(_DMA_TRIGGER, launch.load) + targets + indices + gather - _GATHER_SLACK
 
 
 def _groups_ns(launch: _Launch, machine: _Machine) -> float:
     """What combines chunks: the more chunks a row has, the fewer batches share it."""
-    most = max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // launch.chunks))
-    groups = div_ceil(launch.batches - 1, most) + 1
+    groups = div_ceil(launch.batches - 1, most_batches_of_group(launch.chunks)) + 1
     columns = min(launch.chunks, STATISTICS_COLUMNS)
     of_vector = 2 * max(_LEAST, columns) + 2 * max(_LEAST, 2 * columns)
     combined = of_vector * machine.vector_ns + max(_LEAST, columns) * machine.scalar_ns

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     extended_backward_reference,
     extended_forward_reference,
@@ -57,18 +58,9 @@ def test_losses_and_gradients_are_those_of_autograd(name: str, is_probable: bool
     np.testing.assert_allclose(found.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.lse, lse.detach().numpy(), rtol=1e-12)
     np.testing.assert_allclose(found.entropy, entropy.detach().numpy(), rtol=1e-12)
-    gradient = extended_backward_reference(
-        logits,
-        targets,
-        found.lse,
-        upstream.loss,
-        FP32,
-        options,
-        upstream.lse,
-        None if is_probable else upstream.logprob,
-        found.entropy,
-        upstream.entropy,
-    )
+    of_logprob = None if is_probable else upstream.logprob
+    given = BackwardInputs(found.lse, upstream.loss, upstream.lse, of_logprob, found.entropy, upstream.entropy)
+    gradient = extended_backward_reference(logits, targets, FP32, options, given)
     assert x.grad is not None
     np.testing.assert_allclose(gradient, x.grad.numpy(), rtol=1e-10, atol=1e-12)
 

@@ -19,7 +19,7 @@ from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
 from nkilib.experimental.loss.cross_entropy.options import PLAIN_PLAN, Launch
 from nkilib.experimental.loss.cross_entropy.validation import validate_arrays, validate_lse, validate_tiles
 from nkilib.nki import nl
-from nkilib.simulator import spec, using
+from nkilib.simulator import ModelParameters, spec, using
 from nkilib.simulator.target.limits import generation
 from nkilib.simulator.terms.enums import Engine
 
@@ -159,6 +159,7 @@ def test_constants_are_those_of_the_simulator(target: str) -> None:
     dma = timing.dma
     shared = (tiling._DMA_ROW, tiling._DMA_FIXED, tiling._DMA_TO_CONSUMER, tiling._DMA_TRIGGER)
     assert shared == (dma.row_ns, dma.fixed_ns, dma.to_consumer_ns, dma.trigger_ns)
+    assert ModelParameters().small_store_factor == tiling._SMALL_STORE
     results = timing.result_ns[Engine.vector], timing.result_ns[Engine.scalar], timing.sync_ns
     assert results == (tiling._VECTOR_RESULT, tiling._SCALAR_RESULT, tiling._SYNC)
     assert (timing.activation_table_ns, timing.issue_cycles) == (tiling._TABLE, tiling._ISSUE)

@@ -1,0 +1,133 @@
+"""What the gradient of the loss is made of, a number a position: the terms of :mod:`.coefficients`, from the upstream.
+
+Tiles may hold one column of positions, or all positions of a launch in several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nkilib.core.rows.tiles import float32_like, scaled, selected
+from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.nki import nisa, nl
+
+
+class LoadedPositions(Protocol):
+    """Positions whose values are loaded together."""
+
+    def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """The values of a vector [N] that belong to the positions, as a tile [rows, columns]."""
+
+
+@dataclass(frozen=True)
+class TargetTerms:
+    """Of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
+
+    Attributes:
+        own_sbuf: A - D, what the target alone takes.
+        rest_sbuf: D.
+        spread_sbuf: g * e / V, what class factors are multiplied with.
+    """
+
+    own_sbuf: nl.NkiTensor
+    rest_sbuf: nl.NkiTensor | None
+    spread_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(
+        cls,
+        options: Options,
+        upstream: PositionUpstream,
+        positions: LoadedPositions,
+        lse_sbuf: nl.NkiTensor,
+        grad_loss_sbuf: nl.NkiTensor,
+        valid_sbuf: nl.NkiTensor,
+        weights_sbuf: nl.NkiTensor | None,
+        weight_sum: float | nl.NkiTensor,
+    ) -> TargetTerms:
+        """From what was loaded of the positions.
+
+        Args:
+            options: of the kernel.
+            upstream: the vectors; those that a term needs are loaded here.
+            positions: which ones.
+            lse_sbuf: log-sum-exp.
+            grad_loss_sbuf: as :func:`loaded_gradient` gives it.
+            valid_sbuf: uint32, 1 for a target that is not ignored.
+            weights_sbuf: class weights of the targets; None without any, or where the upstream has them.
+            weight_sum: the sum of all class weights.
+        """
+        grad_loss_sbuf = selected(grad_loss_sbuf, valid_sbuf)
+        spread_sbuf = rest_sbuf = None
+        if options.spread != 0.0:
+            spread_sbuf = scaled(grad_loss_sbuf, options.spread)
+            rest_sbuf = scaled(spread_sbuf, weight_sum)
+        terms_sbuf = rest_terms(upstream, positions, lse_sbuf, grad_loss_sbuf, options)
+        if rest_sbuf is None and terms_sbuf:
+            rest_sbuf, *terms_sbuf = terms_sbuf
+        own_sbuf = _own(options, upstream, positions, grad_loss_sbuf, weights_sbuf, valid_sbuf)
+        if rest_sbuf is not None:
+            rest_sbuf = summed(rest_sbuf, terms_sbuf)
+        return cls(own_sbuf, rest_sbuf, spread_sbuf)
+
+
+def loaded_gradient(positions: LoadedPositions, gradient_hbm: nl.NkiTensor, options: Options) -> nl.NkiTensor:
+    """An upstream gradient of the positions, over the temperature: times dz, it is the gradient of the logits."""
+    gradient_sbuf = positions.loaded(gradient_hbm)
+    return gradient_sbuf if options.temperature == 1.0 else scaled(gradient_sbuf, 1.0 / options.temperature)
+
+
+def rest_terms(
+    upstream: PositionUpstream,
+    positions: LoadedPositions,
+    lse_sbuf: nl.NkiTensor,
+    grad_loss_sbuf: nl.NkiTensor,
+    options: Options,
+) -> list[nl.NkiTensor]:
+    """What is added up to D, but for what class factors add to it."""
+    terms_sbuf = []
+    if options.square != 0.0:
+        square_sbuf = float32_like(lse_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=square_sbuf,
+            data=grad_loss_sbuf,  # first, so that an ignored position stays 0 however large its lse is
+            op0=nl.multiply,
+            operand0=2.0 * options.square,
+            op1=nl.multiply,
+            operand1=lse_sbuf,
+        )
+        terms_sbuf.append(square_sbuf)
+    if upstream.grad_lse_hbm is not None:
+        terms_sbuf.append(loaded_gradient(positions, upstream.grad_lse_hbm, options))
+    return terms_sbuf
+
+
+def summed(first_sbuf: nl.NkiTensor, others_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
+    """The sum of all of them, in place of the first."""
+    for other_sbuf in others_sbuf:
+        nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)
+    return first_sbuf
+
+
+def _own(
+    options: Options,
+    upstream: PositionUpstream,
+    positions: LoadedPositions,
+    grad_loss_sbuf: nl.NkiTensor,
+    weights_sbuf: nl.NkiTensor | None,
+    valid_sbuf: nl.NkiTensor,
+) -> nl.NkiTensor:
+    """A - D."""
+    own_sbuf = scaled(grad_loss_sbuf, options.kept)
+    if upstream.target_weight_hbm is not None:
+        weights_sbuf = positions.loaded(upstream.target_weight_hbm)
+    if weights_sbuf is not None:
+        # An ignored position has the weight of some class, which may be infinite.
+        nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
+    if upstream.grad_logprob_hbm is not None:
+        given_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, options)
+        grad_logprob_sbuf = selected(given_sbuf, valid_sbuf)
+        nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=grad_logprob_sbuf, op=nl.subtract)
+    return own_sbuf

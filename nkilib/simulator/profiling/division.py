@@ -1,0 +1,56 @@
+"""Whether the cores of a launch divide its work, or each of them does all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..timing.collect import Collection
+from ..timing.footprints import Tracked
+from ..timing.trace import Trace
+from ..timing.uses import HbmUses
+
+
+def stored_by_every_core(collection: Collection) -> Sequence[str]:
+    """The names of the tensors that the cores of a launch store, if all cores do the same work; else nothing.
+
+    They do if they run as many of each instruction, and load and store the same parts of the tensors that come from the
+    caller or go back to it. Where an index chooses what is stored, that is not known, and they are taken to differ.
+    """
+    traces = collection.traces
+    if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
+        return ()
+    crossing = [_crossing(trace, collection) for trace in traces]
+    if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
+        return ()
+    # Most launches differ in what they store, which is known at less cost than what they load.
+    if not _are_alike({number: _uses(known).written() for number, known in tensors.items()} for tensors in crossing):
+        return ()
+    if not _are_alike({number: _uses(known).brought_in() for number, known in tensors.items()} for tensors in crossing):
+        return ()
+    # A barrier on a tensor holds up its later readers as a store does, and stores nothing.
+    return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])
+
+
+def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """How many of each instruction a core ran, and how many bytes of each tensor it loaded and stored."""
+    counts: Counter[str] = Counter()
+    for plan, count in trace.settled.notes.plans():
+        counts[plan.name] += count
+    return counts, trace.settled.hbm_read, trace.settled.hbm_written
+
+
+def _crossing(trace: Trace, collection: Collection) -> dict[int, Tracked]:
+    """What a core knows of the tensors that come from the caller or go back to it, by their numbers."""
+    ends = collection.given | collection.returned
+    return {number: known for number, known in trace.in_hbm.items() if number in ends}
+
+
+def _uses(known: Tracked) -> HbmUses:
+    assert isinstance(known.uses, HbmUses)
+    return known.uses
+
+
+def _are_alike(values: Iterable[object]) -> bool:
+    first, *others = values
+    return all(other == first for other in others)

@@ -1,0 +1,26 @@
+"""The finding about cores that do not divide the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .facts import NS_PER_US, Facts
+from .finding import Finding
+from .words import joined, largest, us
+
+
+def same_work(facts: Facts) -> Iterator[Finding]:
+    """Cores that load the same, compute the same and store it to the same place."""
+    stored, cores = facts.launch.stored_by_every_core, facts.launch.cores
+    if not stored or not facts.links:
+        return
+    saved_ns = facts.time_ns * (len(cores) - 1) / len(cores)
+    (line, _), *_ = largest(facts.by_line(facts.links))
+    yield Finding(
+        "same work",
+        f"Both cores do the same: they run as many of each instruction, load the same and store the same parts of "
+        f"{joined(stored)}, most of the time at {line}. Let each core take a part, by nl.program_id(0): that would "
+        f"save up to {us(saved_ns)} of {us(facts.time_ns)}.",
+        saved_ns / NS_PER_US,
+        line.rpartition(" ")[0],
+    )
