@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from nkilib.core.tiling import div_ceil
+
+FORWARD, BACKWARD, FORWARD_BACKWARD = "forward", "backward", "forward_backward"
+_TILE = 128
 
 
 class LinearTiling(NamedTuple):
@@ -15,3 +20,29 @@ class LinearTiling(NamedTuple):
 
     position_block: int
     class_block: int
+
+
+def choose_linear_tiling(
+    num_positions: int,
+    num_features: int,
+    vocab_size: int,
+    dtype: Any,
+    direction: str,
+    *,
+    cores: int = 2,
+    target: str = "trn2",
+    weight_layout: str = "vd",
+) -> LinearTiling:
+    """The tiling with which a kernel is modelled to be fastest, or nearly."""
+    del vocab_size, cores, target, weight_layout
+    itemsize = 4 if "32" in str(dtype) else 2
+    column = div_ceil(num_features, _TILE) * itemsize
+    if direction == FORWARD:
+        class_block = 512 if column <= 64 else 384 if column <= 128 else 128
+        positions = (180_000 - 2 * class_block * column) // column
+    else:
+        class_block = 768 if column <= 128 else 256
+        positions = (180_000 - (class_block + 256) * column) // (2 * class_block * itemsize // _TILE)
+        positions = min(positions, 4096)
+    whole = div_ceil(num_positions, _TILE)
+    return LinearTiling(min(whole, max(1, positions // _TILE)) * _TILE, class_block)
