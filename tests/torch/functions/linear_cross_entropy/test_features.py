@@ -22,6 +22,7 @@ from tests.torch.functions.linear_cross_entropy.problem import (
     make_problem,
 )
 from tests.torch.inputs import make_logits, make_targets, make_weight
+from tests.torch.operator_log import OperatorLog
 from tests.torch.stand_in import StandIn, stand_in_for
 from tests.torch.telling import assert_telling
 
@@ -109,6 +110,13 @@ def test_without_autograd_there_is_one_forward(memory_limit: int | None, kernels
     assert {name: len(kernel.launches) for name, kernel in kernels.items() if kernel.launches} == {"forward": 2}
     for _, keywords, _ in kernels["forward"].launches:
         assert not (keywords["with_target"] or keywords["with_argmax"] or keywords["with_entropy"])
+
+
+def test_no_tensor_has_the_size_of_the_logits() -> None:
+    problem = make_problem(POSITIONS, classes=200)
+    with OperatorLog() as log:
+        linear_cross_entropy(target=problem.target, **problem.leaves()).backward()
+    assert not [shape for _, shape in log.calls if shape is not None and shape[-1:] == (200,)]
 
 
 def test_operands_reach_the_kernel_without_a_copy(kernels: dict[str, StandIn]) -> None:
