@@ -39,7 +39,9 @@ class ClassTiles:
             return nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) if is_needed else None
 
         return cls(
-            nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf), vector(launch.bias_hbm is not None), vector(has_factors)
+            nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf),
+            vector(launch.bias_hbm is not None),
+            vector(has_factors),
         )
 
     def part(self, start: int, count: int) -> ClassTiles:

@@ -202,4 +202,3 @@ def _take_maximum(
         reduce_op=nl.maximum,
         reduce_res=maximum_sbuf,
     )
-
