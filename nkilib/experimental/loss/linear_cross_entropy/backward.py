@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.checks import require
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.backward_streams import BackwardStreams
 from nkilib.experimental.loss.linear_cross_entropy.bias_gradient import BiasGradient
 from nkilib.experimental.loss.linear_cross_entropy.blocks import (
@@ -35,6 +36,7 @@ from nkilib.experimental.loss.linear_cross_entropy.gradient_block import Gradien
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles, LastProduct, TilePlace
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE, LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
@@ -59,9 +61,21 @@ _UNITS_UNTIL_SUMMED = 1
 
 
 def backward_of_core(
-    launch: LinearLaunch, options: Options, upstream: PositionUpstream, plan: BackwardPlan, gradients: Gradients
+    launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
 ) -> None:
-    """Write the gradients, of which this core has the classes that fall to it."""
+    """Write the gradients, of which this core has the classes that fall to it.
+
+    Raises:
+        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
+    """
+    sizes = BackwardSizes.of_launch(launch, options, upstream, gradients.adds_to_weight)
+    plan = BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
+    require(
+        plan.fits,
+        f"{launch.function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
+        f"partition of SBUF, {nl.tile_size.sbuf_fmax_bytes} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
+        f"smaller ones",
+    )
     cores, core = nl.num_programs(), nl.program_id(0)
     shares = shares_of_cores(launch.vocab_size, cores)
     shares = [share for share in shares if share.size > 0]
