@@ -16,7 +16,7 @@ from tests.torch.telling import LOSS_UNITS, UNIT, assert_telling
 POSITIONS, FEATURES, CLASSES = 6, 20, 11
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Memory limits: none, and enough for any of these calls, so that gradients come with the loss.
-FORMS: list[int | None] = [None]
+FORMS: list[int | None] = [None, 2**30]
 # Of the results and of G, the gradient of the logits, which is rounded once to the type of the input.
 ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
