@@ -12,6 +12,9 @@ import numpy.typing as npt
 from ..terms.layout import Layout, is_dense
 from .written_blocks import WrittenBlocks
 
+# Views of which it is remembered that all of them was written: more than a kernel has of a tile in a loop.
+_MOST_KNOWN = 256
+
 
 class WrittenMap:
     """Remembers the written elements of a storage.
@@ -32,7 +35,7 @@ class WrittenMap:
         is_full: whether everything is known to be written; a plain attribute, because every operand is asked.
     """
 
-    __slots__ = ("_blocks", "_lock", "_mask", "_nbytes", "_unit", "is_full")
+    __slots__ = ("_blocks", "_known", "_lock", "_mask", "_nbytes", "_unit", "is_full")
 
     def __init__(self, nbytes: int, unit: int, written: bool, row_bytes: int = 0) -> None:
         self._nbytes = nbytes
@@ -41,6 +44,7 @@ class WrittenMap:
         self._mask: npt.NDArray[np.bool_] | None = None
         self._blocks = WrittenBlocks(nbytes, row_bytes, unit) if row_bytes and not written else None
         self._lock = Lock()
+        self._known: set[tuple[Layout, int]] = set()
 
     @property
     def is_untouched(self) -> bool:
@@ -56,9 +60,9 @@ class WrittenMap:
 
         Or those only whose index in dimension 0 is among ``rows``.
         """
-        if self.is_full:
+        if self.is_full or (rows is None and (layout, itemsize) in self._known):
             return
-        if rows is None and prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides):
+        if rows is None and self._is_everything(layout, itemsize):
             self.is_full = True
             return
         if self._blocks is not None and self._mark_block(layout, itemsize, rows):
@@ -68,7 +72,15 @@ class WrittenMap:
             self._elements(mask, layout, itemsize)[... if rows is None else rows] = True
             with self._lock:  # not while the other core refines the mask, for its copy may have missed the marks
                 if self._mask is mask:
-                    return
+                    break
+        if rows is None:
+            self._remember(layout, itemsize)
+
+    def _remember(self, layout: Layout, itemsize: int) -> None:
+        """All of a view is written: the next one who asks for the same view need not look at its elements."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known.add((layout, itemsize))
 
     def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
         """Whether the elements are marked now, as a block or because they were in one."""
@@ -85,9 +97,16 @@ class WrittenMap:
 
     def clear(self, layout: Layout, itemsize: int) -> None:
         """Forget that the elements of ``layout`` were written."""
+        self._known.clear()
+        if self._blocks is None and self._is_everything(layout, itemsize):
+            self.is_full, self._mask = False, None
+            return
         self._make_clearable(itemsize)
         if not self.is_untouched:
             self.mask_of(layout, itemsize)[...] = False
+
+    def _is_everything(self, layout: Layout, itemsize: int) -> bool:
+        return prod(layout.shape) * itemsize == self._nbytes and is_dense(layout.shape, layout.strides)
 
     def mark_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
         """Record that the elements of ``layout`` that are true in ``chosen`` now have a value."""
@@ -98,6 +117,7 @@ class WrittenMap:
 
     def clear_where(self, layout: Layout, itemsize: int, chosen: npt.NDArray[np.bool_]) -> None:
         """Forget that the elements of ``layout`` that are true in ``chosen`` were written."""
+        self._known.clear()
         self._make_clearable(itemsize)
         if not self.is_untouched:
             self.mask_of(layout, itemsize)[chosen] = False
@@ -119,16 +139,17 @@ class WrittenMap:
 
     def is_written(self, layout: Layout, itemsize: int) -> bool:
         """Whether every element of ``layout`` was written."""
-        if self.is_full:
-            return True
-        if 0 in layout.shape:
+        if self.is_full or (layout, itemsize) in self._known or 0 in layout.shape:
             return True
         with self._lock:
             if self._blocks is not None and self._blocks.covers(layout, itemsize):
                 return True
         if self.is_untouched:
             return False
-        return bool(self.mask_of(layout, itemsize).all())
+        is_written = bool(self.mask_of(layout, itemsize).all())
+        if is_written:
+            self._remember(layout, itemsize)
+        return is_written
 
     def _make_clearable(self, itemsize: int) -> None:
         """Say with a mask that everything was written, if it was."""

@@ -3,37 +3,74 @@
 A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
 the two cores of a kernel multiply at the same time, that is up to a hundred times slower than both on their own
 thread. OpenBLAS, which numpy brings along, keeps products of up to 2**18 multiplications on the calling thread.
+
+The bits of an element depend on the shapes of the two matrices and on its place: BLAS sums an element in the order that
+suits the block that it is in. They are the same on every run and on every core.
 """
 
 from __future__ import annotations
 
+from math import isqrt
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+Matrix = npt.NDArray[np.floating[Any]]
+
 # Multiplications of a piece: SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD in OpenBLAS.
 _ONE_THREAD = 1 << 18
-# At least as many columns as BLAS computes in one go.
-_COLUMNS = 16
+# Rows and columns that BLAS computes in one go are multiples or divisors of it.
+_STEP = 8
 
 
-def transposed_product(left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """``left.T @ right`` of matrices (K, M) and (K, N) of the same type, in pieces that stay on this thread."""
+def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -> Matrix:
+    """``left.T @ right`` of matrices (K, M) and (K, N) of the same type, in pieces that stay on this thread.
+
+    ``out``, if given, is an array (M, N) of that type whose rows are dense; it takes the product and shares no memory
+    with the operands.
+    """
     inner, rows = left.shape
     columns = right.shape[1]
+    product = np.empty((rows, columns), left.dtype) if out is None else out
     if inner * rows * columns <= _ONE_THREAD:
-        return left.T @ right
-    height = min(rows, max(1, _ONE_THREAD // (inner * _COLUMNS)))
-    width = min(columns, max(1, _ONE_THREAD // (inner * height)))
-    product = np.empty((rows, columns), np.result_type(left, right))
-    whole = columns - columns % width
-    for top in range(0, rows, height):
-        piece, result = left[:, top : top + height].T, product[top : top + height]
-        np.matmul(piece, _stacked(right[:, :whole], width), out=_stacked(result[:, :whole], width))
-        np.matmul(piece, right[:, whole:], out=result[:, whole:])
+        return np.matmul(left.T, right, out=product)
+    height, width = _piece(inner, rows, columns)
+    for high in _stacks(rows, height):
+        tops = _stacked(left[:, high], height).swapaxes(1, 2)
+        for wide in _stacks(columns, width):
+            results = _stacked(product[high, wide], width)
+            count, *_ = results.shape
+            np.matmul(
+                tops[:, None],
+                _stacked(right[:, wide], width)[None],
+                out=results.reshape(count, -1, height, width).swapaxes(0, 1),
+            )
     return product
 
 
-def _stacked(matrix: npt.NDArray[np.floating], width: int) -> npt.NDArray[np.floating]:
+def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of a piece: twice as many columns as rows, where there are so many, as BLAS copies both."""
+    most = _ONE_THREAD // inner
+    height = _part(rows, isqrt(most // 2))
+    width = _part(columns, most // height)
+    return _part(rows, most // width), width
+
+
+def _part(size: int, most: int) -> int:
+    """Where to cut ``size``: into few parts of at most ``most``, as equal as multiples of a step can be."""
+    whole = max(1, most // _STEP * _STEP if most > _STEP else most)
+    even = -(-size // -(-size // whole))
+    return min(size, whole, -(-even // _STEP) * _STEP)
+
+
+def _stacks(size: int, part: int) -> list[slice]:
+    """The whole parts, and the last one where some are left over: what it shares with the one before is made twice."""
+    rest = size % part
+    return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]
+
+
+def _stacked(matrix: Matrix, width: int) -> Matrix:
     """A view of a matrix as a stack of matrices of ``width`` columns each."""
     rows, columns = matrix.shape
     return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)

@@ -38,6 +38,16 @@ class Span(NamedTuple):
     first: int
     size: int
 
+    @property
+    def end(self) -> int:
+        """The row after the last one."""
+        return self.first + self.size
+
+
+def cut(size: int, most: int) -> list[Span]:
+    """``size`` rows in pieces of ``most``; the last one may be smaller."""
+    return [Span(first, min(most, size - first)) for first in range(0, size, most)]
+
 
 def shares_of_cores(size: int, cores: int) -> list[Span]:
     """``size`` rows split over the cores in tiles of 128, as evenly as these can be; the last cores may have none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
@@ -265,11 +266,6 @@ def linear_cross_entropy_forward_backward(
     gradients = Gradients.of_launch(launch, wanted)
     one_launch(launch, options, tiling, scale, scratch_bytes, results, gradients)
     return (*results.returned(), *gradients.returned())
-
-
-def backward_of_core(*_: object) -> None:
-    """Not there yet."""
-    raise NotImplementedError("linear_cross_entropy_backward")
 
 
 def one_launch(*_: object) -> None:

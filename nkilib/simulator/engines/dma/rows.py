@@ -20,6 +20,7 @@ from ...memory.deferred import deferred_copy
 from ...memory.loads import may_share
 from ...memory.storage import sentinel
 from ...numerics.casts import saturate_to_integer, store_float
+from ...numerics.transposing import copy_in_order
 from ...tensors.tensor import NkiTensor
 from ...tensors.view import Indirect
 from ...terms.dtypes import DType, tfloat32
@@ -290,7 +291,7 @@ def _check_rows_written(core: Core, name: str, rows: Rows, values: npt.NDArray[A
 def _cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
     """Bits as they are between equal types, else by way of float32."""
     if source == dtype:
-        destination[...] = values
+        copy_in_order(destination, values)
     elif dtype.is_integer:
         destination[...] = saturate_to_integer(values.astype(np.float32), dtype)
     elif source.is_integer or dtype == tfloat32:

@@ -14,7 +14,7 @@ from ...isa.operand import PSUM, SBUF, Operand, output
 from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import instruction
-from ...numerics.casts import to_float32
+from ...numerics.casts import FLOAT32, to_float32
 from ...numerics.products import transposed_product
 from ...target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ...tensors.partitions import partition_elements
@@ -25,7 +25,7 @@ from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
 from ...terms.regions import MemoryRegion
 from ...timing import costs
-from .psum import accumulate_in_psum
+from .psum import multiply_into_psum
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 _WIDE = frozenset({dt.float32, dt.tfloat32})
@@ -76,8 +76,13 @@ def nc_matmul(
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
         _transpose_by_matmul(dst, left, right)
         return
-    product = transposed_product(to_float32(left), to_float32(right))
-    accumulate_in_psum(core, dst, product, accumulate)
+    multiply_into_psum(core, dst, _as_float32(left), _as_float32(right), accumulate)
+
+
+def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """``matrix`` itself if it is float32 with dense rows, which BLAS can read where they are; else a copy."""
+    is_ready = matrix.dtype == FLOAT32 and matrix.strides[-1] == matrix.itemsize
+    return matrix if is_ready else to_float32(matrix)
 
 
 def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:

@@ -6,12 +6,15 @@ Results in PSUM).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ...machine.core import Core
 from ...memory.written import WrittenMap
-from ...numerics.casts import store_float
+from ...numerics.casts import FLOAT32, store_float
+from ...numerics.products import transposed_product
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
@@ -19,13 +22,42 @@ from ...terms.errors import NkiValidationError
 _TRN3 = nc_version.gen4.value
 
 
-def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[np.float32], accumulate: bool | None) -> None:
+def multiply_into_psum(
+    core: Core,
+    dst: NkiTensor,
+    left: npt.NDArray[np.float32],
+    right: npt.NDArray[np.float32],
+    accumulate: bool | None,
+) -> None:
+    """``left.T @ right`` into ``dst`` as :func:`accumulate_in_psum`, in place where that is the same for all of it."""
+    rows = dst.flat_rows
+    is_direct = rows is not None and rows.dtype == FLOAT32
+    if rows is not None and is_direct and _overwrites(core, dst, accumulate):
+        transposed_product(left, right, rows)
+        dst.storage.accumulated.mark(dst.layout, rows.itemsize)
+        return
+    product = transposed_product(left, right, core.scratch("product", dst.size).reshape(dst.shape[0], -1))
+    if rows is not None and is_direct and dst.storage.accumulated.is_written(dst.layout, rows.itemsize):
+        np.add(rows, product, out=rows)
+    else:
+        accumulate_in_psum(core, dst, product, accumulate)
+
+
+def _overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
+    """Whether a matmul into ``dst`` certainly adds to no element of it."""
+    if accumulate is not None:
+        return not accumulate
+    storage = dst.storage
+    return storage.accumulated.is_untouched and (core.version_number != _TRN3 or storage.written.is_untouched)
+
+
+def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[Any], accumulate: bool | None) -> None:
     """Store ``product`` in ``dst``: added to the element there, in float32, or in its place.
 
     Args:
         core: the core that runs the matmul.
         dst: the PSUM tile.
-        product: as many elements as ``dst`` has, in row-major order.
+        product: as many float32 elements as ``dst`` has, in row-major order; it may be overwritten.
         accumulate: True adds, False overwrites, None adds to elements that hold a matmul result (on trn3: to all that
             were written) and overwrites the others.
 
@@ -34,17 +66,22 @@ def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[np.float
     """
     values = product.reshape(dst.shape)
     if accumulate is None or accumulate:
-        summed = _elements_in(dst.storage.accumulated, dst)
-        if core.version_number == _TRN3:
-            summed |= _elements_in(dst.storage.written, dst)
-        if accumulate and not summed.all():
-            raise NkiValidationError(
-                f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
-                f"elements of {dst} were not written by a matmul, start with accumulate=False"
-            )
-        values = np.where(summed, values + dst.array.astype(np.float32), values)
+        _add_to(values, core, dst, bool(accumulate))
     store_float(dst.array, values, dst.dtype)
     dst.storage.accumulated.mark(dst.layout, dst.array.itemsize)
+
+
+def _add_to(values: npt.NDArray[np.float32], core: Core, dst: NkiTensor, is_demanded: bool) -> None:
+    """Add to ``values`` what ``dst`` holds of matmul results, or on trn3 of anything, which may be demanded of all."""
+    summed = _elements_in(dst.storage.accumulated, dst)
+    if core.version_number == _TRN3:
+        summed |= _elements_in(dst.storage.written, dst)
+    if is_demanded and not summed.all():
+        raise NkiValidationError(
+            f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
+            f"elements of {dst} were not written by a matmul, start with accumulate=False"
+        )
+    np.add(values, dst.array.astype(np.float32, copy=False), out=values, where=summed)
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
