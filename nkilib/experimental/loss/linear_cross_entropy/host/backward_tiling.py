@@ -82,21 +82,29 @@ class BackwardLaunch:
 
     @property
     def _tensor_us(self) -> float:
-        """Of the three products."""
+        """Of the three products, or the two that are left where logits are kept."""
         depth = div_ceil(self.sizes.num_features, TILE)
-        columns = 3 * self.position_tiles * self.class_tiles * depth * TILE
+        products = 2 if self.sizes.keeps_logits else 3
+        columns = products * self.position_tiles * self.class_tiles * depth * TILE
         return _PASSES[self.sizes.itemsize] * columns / _COLUMNS_PER_US
 
     def _transfers_us(self, position_block: int, class_blocks: int, each: int) -> float:
-        """X twice and dX for each block of classes; W twice and dW for each block of positions, but for W^T."""
+        """X twice and dX for each block of classes; W twice and dW for each block of positions, but for W^T.
+
+        Logits that are kept come once, and take the place of X^T and W^T.
+        """
         sizes = self.sizes
-        transposed = sizes.itemsize / _OF_TRANSPOSE
+        transposed = 0.0 if sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
         of_input = transposed + sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
         position_blocks = div_ceil(sizes.num_positions, position_block)
         of_weight = transposed + sizes.itemsize * (position_blocks + 1)
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
-        moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
-        return moved * sizes.num_features / _BYTES_PER_US[self.target]
+        moved = sizes.num_features * (
+            sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
+        )
+        if sizes.keeps_logits:
+            moved += 4 * sizes.num_positions * self.class_tiles * TILE
+        return moved / _BYTES_PER_US[self.target]
 
 
 def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
