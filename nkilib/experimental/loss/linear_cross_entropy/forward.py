@@ -17,6 +17,7 @@ from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSc
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import TILES_OF_GROUP, WINDOW, ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
@@ -31,11 +32,17 @@ from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLo
 from nkilib.nki import nisa, nl
 
 
-def forward_of_core(launch: LinearLaunch, options: Options, tiling: LinearTiling, results: Results) -> None:
-    """The results, of which each core stores some."""
+def forward_of_core(
+    launch: LinearLaunch,
+    options: Options,
+    tiling: LinearTiling,
+    results: Results,
+    kept: KeptLogits | None = None,
+) -> None:
+    """The results, of which each core stores some; in ``kept`` the logits of the core's classes are kept."""
     _require_room(launch, options, tiling)
     spans = balanced_spans(Span(0, launch.num_positions), tiling.position_block)
-    forward = _Forward.make(launch, options, tiling, spans)
+    forward = _Forward.make(launch, options, tiling, spans, kept)
     for span in spans:
         forward.run(Block(*span), results)
 
@@ -77,6 +84,7 @@ class _Forward:
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
         classes: their stream.
         scores: tiles of logits.
+        kept: where these are kept; None for nowhere.
     """
 
     launch: LinearLaunch
@@ -85,9 +93,17 @@ class _Forward:
     input_sbuf: list[nl.NkiTensor]
     classes: ClassStream
     scores: ScoreTiles
+    kept: KeptLogits | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, spans: list[Span]) -> _Forward:
+    def make(
+        cls,
+        launch: LinearLaunch,
+        options: Options,
+        tiling: LinearTiling,
+        spans: list[Span],
+        kept: KeptLogits | None,
+    ) -> _Forward:
         tiles = max(div_ceil(span.size, PARTITIONS) for span in spans)
         depth = div_ceil(launch.num_features, PARTITIONS)
         shares = shares_of_cores(launch.vocab_size, nl.num_programs())
@@ -104,6 +120,7 @@ class _Forward:
             ScoreTiles.make(
                 options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
             ),
+            kept,
         )
 
     def run(self, block: Block, results: Results) -> None:
@@ -124,6 +141,7 @@ class _BlockForward:
 
     Attributes:
         forward: of the core.
+        first_tile: of positions, counted in the launch.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         targets: what is found of the logits at the targets.
@@ -131,6 +149,7 @@ class _BlockForward:
     """
 
     forward: _Forward
+    first_tile: int
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     targets: TargetLogits
@@ -150,7 +169,7 @@ class _BlockForward:
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         if options.wanted.argmax:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, input_sbuf, statistics, targets, first_class_sbuf)
+        return cls(forward, int(block.first) // PARTITIONS, input_sbuf, statistics, targets, first_class_sbuf)
 
     def step(self, step: Step) -> None:
         """One block of classes."""
@@ -186,6 +205,8 @@ class _BlockForward:
                 place = self.statistics.place(start + tile, step.number)
                 argmax.take(group.logits(tile), group.neg_max_sbuf[:, tile : tile + 1], place, 0)
         scores.take_sums(group, classes, self.statistics, step.number, first_bank)
+        if self.forward.kept is not None:
+            self.forward.kept.store(group.scores_sbuf, self.first_tile + start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""

@@ -15,6 +15,7 @@ from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_cor
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
+from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
@@ -266,8 +267,3 @@ def linear_cross_entropy_forward_backward(
     gradients = Gradients.of_launch(launch, wanted)
     one_launch(launch, options, tiling, scale, scratch_bytes, results, gradients)
     return (*results.returned(), *gradients.returned())
-
-
-def one_launch(*_: object) -> None:
-    """Not there yet."""
-    raise NotImplementedError("linear_cross_entropy_forward_backward")
