@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
-_DTYPES = ("bfloat16", "float32")
-_DIRECTIONS = ("forward", "backward")
+DTYPES = ("bfloat16", "float32", "float16")
+_DIRECTIONS = ("forward", "backward", "forward_backward")
 
 
 def add_launch_arguments(
@@ -18,13 +18,13 @@ def add_launch_arguments(
 
     Where it is not required, what is not given stays None.
     """
-    command.add_argument("--positions", type=positive, required=is_required, metavar="N", help="rows of logits: tokens")
-    command.add_argument("--vocab", type=positive, required=is_required, metavar="V", help="columns of logits")
+    command.add_argument("--positions", type=positive, required=is_required, metavar="N", help="positions: tokens")
+    command.add_argument("--vocab", type=positive, required=is_required, metavar="V", help="classes")
     command.add_argument(
         "--dtype",
-        choices=_DTYPES,
-        default=_DTYPES[0] if is_required else None,
-        help=f"of logits and tiles (default {_DTYPES[0]})",
+        choices=DTYPES,
+        default=DTYPES[0] if is_required else None,
+        help=f"of logits and tiles, or of hidden states and weights (default {DTYPES[0]})",
     )
     command.add_argument(
         "--direction",
@@ -35,11 +35,6 @@ def add_launch_arguments(
     command.add_argument(
         "--target", choices=targets, default="trn2" if is_required else None, help="generation (default trn2)"
     )
-
-
-def launch_of(options: argparse.Namespace) -> tuple[int, int, str, str]:
-    """The launch as ``choose_tiling`` and ``profile_launch`` take it."""
-    return options.positions, options.vocab, options.dtype or _DTYPES[0], options.direction or _DIRECTIONS[0]
 
 
 def reason_against_profiles() -> str | None:

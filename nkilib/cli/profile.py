@@ -2,7 +2,7 @@
 
 Of anybody's kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the
 file may import nki or nkilib.nki, and the kernel may be a plain function. Of this library's cross-entropy:
-``profile --positions 4096 --vocab 129280``.
+``profile --positions 4096 --vocab 129280``, of its linear cross-entropy with ``--features 4096``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
 from .kernel_values import ValueRefusedError, arguments_of, trips_of
-from .launch_arguments import add_launch_arguments, fail, launch_of, positive, reason_against_profiles
+from .launch_arguments import add_launch_arguments, fail, reason_against_profiles
+from .loss_kernels import FAMILIES, add_family_arguments, kernels_of
 from .output_files import output_file, picture_file
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 _TARGETS = ("trn1", "trn2", "trn3")
 _DEFAULT_CORES = 2
 # What only this library's kernels have, by the names of the options.
-_OF_THE_LIBRARY = ("positions", "vocab", "dtype", "direction", "extended", "positions_per_batch", "chunk_size")
+_OF_THE_LIBRARY = (
+    *("positions", "vocab", "dtype", "direction"),
+    *(name for family in FAMILIES for name in family.OPTIONS),
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -52,10 +56,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--cores", type=int, choices=(1, 2), help="of the launch (default: as KERNEL says, else 1; the library's: 2)"
     )
     add_launch_arguments(command, targets=_TARGETS, is_required=False)
-    command.add_argument("--extended", action="store_true", help="the extended kernel; --arg gives its options")
-    chosen = "default: that of choose_tiling, for two cores"
-    command.add_argument("--positions-per-batch", type=positive, metavar="P", help=chosen)
-    command.add_argument("--chunk-size", type=positive, metavar="C", help=chosen)
+    add_family_arguments(command, several=False)
     command.add_argument(
         "--trace", type=output_file, metavar="FILE.json", help="write a trace for https://ui.perfetto.dev"
     )
@@ -113,7 +114,7 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse(f"the following arguments are required: {', '.join(missing)}{either}")
     if options.target == "trn1":
         options.refuse("argument --target: invalid choice: 'trn1': the library's kernels need trn2 or newer")
-    if options.arg and not options.extended:
+    if options.arg and not kernels_of(options).takes_options:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
 
 
@@ -146,28 +147,17 @@ def _profile_of_file(options: argparse.Namespace, given: _Given) -> Profile:
 
 def _profile_of_library(options: argparse.Namespace, given: _Given) -> Profile:
     """That of a kernel of this library; prints its tiling."""
-    from nkilib.experimental.loss import Tiling, choose_tiling
-    from nkilib.experimental.loss.profiling import profile_launch
     from nkilib.simulator import NkiValidationError
 
-    launch, target = launch_of(options), options.target or "trn2"
+    kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
     try:
-        chosen = choose_tiling(*launch, target, extended=options.extended)
-        tiling = Tiling(
-            options.positions_per_batch or chosen.positions_per_batch, options.chunk_size or chosen.chunk_size
-        )
-        found = profile_launch(
-            *launch,
-            tiling,
-            target=target,
-            cores=options.cores or _DEFAULT_CORES,
-            extended=options.extended,
-            trips=given.trips,
-            **given.arguments,
-        )
+        asked = {name: getattr(options, name) for name in kernels.SIZES if getattr(options, name)}
+        tiling = kernels.chosen()._replace(**asked)
+        trips = {} if given.trips is None else {"trips": given.trips}
+        found = kernels.profile(tiling, cores, **trips, **given.arguments)
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator
         raise _RefusedError(str(error)) from error
-    print(f"positions_per_batch={tiling.positions_per_batch}, chunk_size={tiling.chunk_size}")
+    print(", ".join(f"{name}={size}" for name, size in tiling._asdict().items()))
     return found
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from nkilib.cli.main import main
-from nkilib.experimental.loss import choose_tiling, cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss import (
+    choose_linear_tiling,
+    choose_tiling,
+    cross_entropy_backward,
+    cross_entropy_forward,
+)
+from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec, using
 
@@ -72,7 +78,11 @@ def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_p
     [
         pytest.param(("--vocab", "9"), 2, "the following arguments are required: --positions", id="no positions"),
         pytest.param((*SIZES, "--positions", "0"), 2, "--positions: must be a positive integer, got '0'", id="none"),
-        pytest.param((*SIZES, "--dtype", "float16"), 2, "invalid choice: 'float16'", id="type"),
+        pytest.param((*SIZES, "--dtype", "float64"), 2, "invalid choice: 'float64'", id="type"),
+        pytest.param((*SIZES, "--dtype", "float16"), 2, "float16 is of linear cross-entropy", id="linear type"),
+        pytest.param((*SIZES, "--features", "64", "--extended"), 2, "--extended: is for kernels without", id="two"),
+        pytest.param((*SIZES, "--class-block", "128"), 2, "--class-block: is for kernels with", id="block"),
+        pytest.param((*SIZES, "--direction", "forward_backward"), 2, "add --features", id="linear direction"),
         pytest.param((*SIZES, "--trace", "absent/t.json"), 2, "there is no directory 'absent'", id="no directory"),
         pytest.param((*SIZES, "--plot", "."), 2, "must name a file, got the directory '.'", id="a directory"),
         pytest.param((*SIZES, "--chunk-size", "3001"), 1, "pass chunk_size=3000", id="refused by the kernel"),
@@ -84,3 +94,16 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
     found, printed, errors = command(capsys, *arguments)
     assert (found, printed) == (code, "")
     assert "python -m nkilib profile: error: " in errors and said in errors
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
+def test_the_linear_kernels(capsys: pytest.CaptureFixture[str], direction: str) -> None:
+    sizes = ("--positions", "200", "--features", "96", "--vocab", "700", "--direction", direction)
+    options = ("--weight-layout", "dv", "--class-block", "256", "--arg", "bias_hbm=f32[700]")
+    code, printed, errors = command(capsys, *sizes, *options)
+    tiling = choose_linear_tiling(200, 96, 700, "bfloat16", direction, weight_layout="dv")._replace(class_block=256)
+    expected = profile_linear_launch(
+        *(200, 96, 700, "bfloat16", direction), tiling, weight_layout="dv", bias_hbm=spec((700,), nl.float32)
+    )
+    said = ", ".join(f"{name}={value}" for name, value in tiling._asdict().items())
+    assert (code, printed, errors) == (0, f"{said}\n{expected}\n", "")

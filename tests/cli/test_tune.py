@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nkilib.cli.main import main
-from nkilib.experimental.loss import Tiling, choose_tiling, cross_entropy_forward
+from nkilib.experimental.loss import Tiling, choose_linear_tiling, choose_tiling, cross_entropy_forward
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
@@ -105,3 +105,16 @@ def test_options_of_the_extended_kernels_alone(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit, match="2"):
         command(capsys, "--positions", "64", "--vocab", "3000", "--arg", "label_smoothing=0.1")
     assert "add --extended" in capsys.readouterr().err
+
+
+def test_the_linear_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--positions", "256", "--features", "128", "--vocab", "1500", "--dtype", "float32")
+    tilings = ("--position-block", "128", "256", "--class-block", "128", "256", "640")
+    code, lines, errors = command(capsys, *sizes, *tilings)
+    assert (code, errors) == (0, "")
+    assert lines[0] == "linear_cross_entropy_forward on 2 cores of trn2: modelled, not measured"
+    tried = {(int(row[0]), int(row[1])) for row in rows(lines)}
+    chosen = choose_linear_tiling(256, 128, 1500, "float32", "forward")
+    assert tried == {(128, 128), (128, 256), (256, 128), (256, 256), tuple(chosen)}
+    assert [row[:2] for row in rows(lines) if row[-1] == "choose_linear_tiling"] == [[str(size) for size in chosen]]
+    assert lines[-1].endswith("tilings modelled, 2 not accepted by the kernel")

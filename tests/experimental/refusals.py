@@ -6,7 +6,7 @@ What it alone refuses is a table of :class:`Refusal` in its own tests, held by :
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -20,6 +20,8 @@ from nkilib.nki import nl
 
 Arguments = dict[str, Any]
 ROWS, COLUMNS = 3, 100
+# Of a weight, beside a matrix of `COLUMNS` features.
+CLASSES = 20
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ def _of_classes(**vectors: float) -> Callable[[int, int], Arguments]:
     return further
 
 
+def _with_scale(rows: int, columns: int) -> Arguments:
+    """Targets, and the scale of the sum."""
+    return {**_of_classes()(rows, columns), "grad_scale": 1.0}
+
+
+_OF_INPUTS = {"matrix": "input_hbm"}
 _OF_LOSSES = {"matrix": "logits_hbm", "row": "vocabulary", "rows_per_batch": "positions_per_batch"}
 _LSE = float(np.log(COLUMNS))
 
@@ -77,6 +85,30 @@ KERNELS = {
         Kernel(loss.cross_entropy_backward, _of_classes(lse_state_hbm=_LSE), _OF_LOSSES),
         Kernel(loss.extended_cross_entropy_forward, _of_classes(), _OF_LOSSES),
         Kernel(loss.extended_cross_entropy_backward, _of_classes(lse_hbm=_LSE, grad_loss_hbm=1.0), _OF_LOSSES),
+    )
+}
+
+
+@dataclass(frozen=True)
+class LinearKernel(Kernel):
+    """A kernel over an input and a weight; a matrix is the input, of positions and features."""
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on such an input, and on ``CLASSES`` classes."""
+        rows, features = shape[-2:]
+        return {
+            self.words["matrix"]: np.ones(shape, np.float32),
+            "weight_hbm": np.ones((CLASSES, features), np.float32),
+            **self.further(rows, CLASSES),
+        }
+
+
+LINEAR_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        LinearKernel(loss.linear_cross_entropy_forward, _of_classes(), _OF_INPUTS),
+        LinearKernel(loss.linear_cross_entropy_backward, _of_classes(lse_hbm=_LSE, grad_loss_hbm=1.0), _OF_INPUTS),
+        LinearKernel(loss.linear_cross_entropy_forward_backward, _with_scale, _OF_INPUTS),
     )
 }
 
@@ -119,14 +151,14 @@ class Refusal:
 Case = tuple[Refusal, Kernel]
 
 
-def cases(refusals: Iterable[Refusal]) -> list[Case]:
+def cases(refusals: Iterable[Refusal], kernels: Mapping[str, Kernel] = KERNELS) -> list[Case]:
     """Each refusal with each kernel that it concerns."""
-    return [(refusal, kernel) for refusal in refusals for kernel in KERNELS.values() if refusal.concerns(kernel)]
+    return [(refusal, kernel) for refusal in refusals for kernel in kernels.values() if refusal.concerns(kernel)]
 
 
-def parametrized(refusals: Iterable[Refusal]) -> Any:
+def parametrized(refusals: Iterable[Refusal], kernels: Mapping[str, Kernel] = KERNELS) -> Any:
     """Run a test for each case, on one core and on two."""
-    params = [pytest.param(*case, id=f"{case[0].name}-{case[1].name}") for case in cases(refusals)]
+    params = [pytest.param(*case, id=f"{case[0].name}-{case[1].name}") for case in cases(refusals, kernels)]
     assert len(params) >= len(list(refusals)), "a refusal that concerns no kernel"
 
     def mark(test: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from nkilib.nki import nki, nl
 
 ROWS: Final = 5
 CLASSES: Final = 37
+FEATURES: Final = 20
 # Three batches on one core, two on two; two full chunks and a short one.
 TILING: Final = {"positions_per_batch": 2, "chunk_size": 16}
 TYPES: Final = {"float32": (np.float32, nl.float32), "bfloat16": (ml_dtypes.bfloat16, nl.bfloat16)}
@@ -146,6 +147,38 @@ EXTENDED_BACKWARD: Final = {
 }
 
 
+# Linear cross-entropy: one line for options of the loss, one for each of the rest.
+_BIAS: Final = {"bias_hbm": _numbers(10, CLASSES)}
+_LINEAR: Final[dict[str, dict[str, Any]]] = {
+    "default": {},
+    "[D, V]": {"weight_layout": "dv", "weight_hbm": _numbers(9, FEATURES, CLASSES)},
+    "all": {**_BIAS, **{name: value for name, value in _TOGETHER.items() if name != "temperature"}},
+    "tiling": {"position_block": 128, "class_block": 128},
+}
+LINEAR_FORWARD: Final = {
+    **_LINEAR,
+    "shard": EXTENDED["shard"],
+    "every result": {**dict.fromkeys(_ASKED, True), "with_target": True},
+}
+_FROZEN: Final = {
+    "input's alone": {"grad_weight_wanted": False},
+    "weight's alone": {**_BIAS, "grad_input_wanted": False, "grad_bias_wanted": False},
+}
+LINEAR_BACKWARD: Final = {
+    **_LINEAR,
+    **_FROZEN,
+    "weights of a shard": EXTENDED_BACKWARD["weights of a shard"],
+    "every gradient": {**_GRADIENTS, **_MAXIMUM},
+    "added to a sum": {"grad_weight_sum_hbm": _numbers(11, CLASSES, FEATURES)},
+}
+LINEAR_BOTH: Final = {
+    **_LINEAR,
+    **_FROZEN,
+    "scale of the device": {"grad_scale": None, "grad_scale_hbm": np.full(1, 0.2, np.float32)},
+    "scratch": {"scratch_bytes": 4 * ROWS * CLASSES},
+}
+
+
 @nki.jit
 def calls_plain(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, dtype: str) -> Any:
     """A kernel of one's own that calls the plain functions: forward, and the gradient over the logits."""
@@ -177,8 +210,37 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
     for kernel, common, cases in groups:
         for name, options in cases.items():
             yield f"{kernel.__name__} {name}", kernel, {**common, **options}
+    yield from _linear_launches_of_type(numpy_type)
     yield "inline", calls_plain, {**base, "dtype": dtype}
     yield "extended_inline", calls_extended, {**base, "grad_loss_hbm": _numbers(6, ROWS), "dtype": dtype}
+
+
+def _linear_launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    base = {
+        "input_hbm": _numbers(12, ROWS, FEATURES),
+        "weight_hbm": _numbers(9, CLASSES, FEATURES),
+        "targets_hbm": _targets(),
+    }
+    groups = (
+        (loss.linear_cross_entropy_forward, base, LINEAR_FORWARD),
+        (
+            loss.linear_cross_entropy_backward,
+            {**base, "lse_hbm": _lse(), "grad_loss_hbm": _numbers(6, ROWS)},
+            LINEAR_BACKWARD,
+        ),
+        (loss.linear_cross_entropy_forward_backward, {**base, "grad_scale": 0.2}, LINEAR_BOTH),
+    )
+    for kernel, common, cases in groups:
+        for name, options in cases.items():
+            given = {**common, **options}
+            operands = {each: given[each].astype(numpy_type) for each in ("input_hbm", "weight_hbm")}
+            yield f"{kernel.__name__} {name}", kernel, {**given, **operands}
+
+
+def matrix_of(arguments: Mapping[str, Any]) -> np.ndarray:
+    """What the dtype of a launch is told by: the logits, or the input of an output layer."""
+    found: np.ndarray = arguments["logits_hbm" if "logits_hbm" in arguments else "input_hbm"]
+    return found
 
 
 def launches() -> dict[str, Launch]:

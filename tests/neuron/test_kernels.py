@@ -16,7 +16,7 @@ import nkilib.core
 import nkilib.experimental
 from nkilib.nki import nki
 from tests.neuron import machine
-from tests.neuron.launches import TYPES, Launch, launches
+from tests.neuron.launches import TYPES, Launch, launches, matrix_of
 
 LAUNCHES = launches()
 KERNEL: Any = type(nki.jit(lambda tensor: tensor))
@@ -66,7 +66,7 @@ def test_every_public_kernel_is_launched_with_every_option(kernel: Any) -> None:
     own = [launch for launch in LAUNCHES.values() if inspect.unwrap(launch.kernel.func) is function]
     for parameter in inspect.signature(function).parameters.values():
         assert any(_sets(launch, parameter) for launch in own), f"no launch gives {parameter.name} another value"
-    given = {(launch.cores, launch.arguments["logits_hbm"].dtype) for launch in own}
+    given = {(launch.cores, matrix_of(launch.arguments).dtype) for launch in own}
     assert given == {(cores, np.dtype(numpy_type)) for cores in (1, 2) for numpy_type, _ in TYPES.values()}
 
 

@@ -65,14 +65,7 @@ class FirstMoment:
         count_sbuf, first_sbuf = place.of(self.factors_sbuf), place.of(self.first_sbuf)
         if factors_sbuf is None:
             nisa.memset(dst=count_sbuf, value=float(scores_sbuf.shape[1]))
-            nisa.tensor_scalar_reduce(
-                dst=products_sbuf,
-                data=scores_sbuf,
-                op0=nl.add,
-                operand0=neg_max_sbuf,
-                reduce_op=nl.add,
-                reduce_res=first_sbuf,
-            )
+            self.take_products(scores_sbuf, None, products_sbuf, neg_max_sbuf, place)
             return
         nisa.scalar_tensor_tensor(
             dst=products_sbuf,
@@ -84,6 +77,36 @@ class FirstMoment:
         )
         sum_in_place(factors_sbuf, count_sbuf)
         sum_in_place(products_sbuf, first_sbuf)
+
+    def take_products(
+        self,
+        scores_sbuf: nl.NkiTensor,
+        factors_sbuf: nl.NkiTensor | None,
+        products_sbuf: nl.NkiTensor,
+        neg_max_sbuf: nl.NkiTensor,
+        place: Place,
+    ) -> None:
+        """G_k of one chunk, in one pass, where F_k is known otherwise. Arguments as in :meth:`take`."""
+        if factors_sbuf is None:
+            nisa.tensor_scalar_reduce(
+                dst=products_sbuf,
+                data=scores_sbuf,
+                op0=nl.add,
+                operand0=neg_max_sbuf,
+                reduce_op=nl.add,
+                reduce_res=place.of(self.first_sbuf),
+            )
+            return
+        nisa.scalar_tensor_tensor(
+            dst=products_sbuf,
+            data=scores_sbuf,
+            op0=nl.add,
+            operand0=neg_max_sbuf,
+            op1=nl.multiply,
+            operand1=factors_sbuf,
+            reduce_op=nl.add,
+            reduce_res=place.of(self.first_sbuf),
+        )
 
     def combine(self, columns: Columns, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
         """F and G of the rows; ``terms`` is overwritten."""

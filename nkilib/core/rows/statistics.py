@@ -91,8 +91,8 @@ class Columns:
         return chunk >= self.count and self._column(chunk) == 1
 
     def restart(self, tile_sbuf: nl.NkiTensor, row_sbuf: nl.NkiTensor) -> None:
-        """Put what was combined into column 0; full columns are those of a single batch."""
-        nisa.tensor_copy(dst=tile_sbuf[:, 0, 0:1], src=row_sbuf)
+        """Put what was combined into column 0."""
+        nisa.tensor_copy(dst=tile_sbuf[:, :, 0], src=row_sbuf)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Cross-entropy for large vocabularies: the kernels, the choice of their tiling, and their float64 reference."""
+"""Cross-entropy for large vocabularies, of logits or of hidden states and output weights (linear).
+
+The kernels, the choice of their tiling, and their float64 reference.
+"""
 
 from pkgutil import extend_path
 
@@ -9,14 +12,25 @@ from nkilib.experimental.loss.cross_entropy import (
     extended_cross_entropy_forward,
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.linear_cross_entropy import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 
 __all__ = [
+    "LinearTiling",
     "Tiling",
+    "choose_linear_tiling",
     "choose_tiling",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "extended_cross_entropy_backward",
     "extended_cross_entropy_forward",
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_forward",
+    "linear_cross_entropy_forward_backward",
 ]
 
 # The bundled package has an nkilib.experimental.loss too: its modules stay importable (see nkilib/__init__.py).

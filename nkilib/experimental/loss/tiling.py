@@ -1,4 +1,4 @@
-"""Which positions_per_batch and chunk_size to launch the kernels with: arithmetic only, for host code."""
+"""How to cut up a launch of the kernels: arithmetic only, for host code."""
 
 from nkilib.experimental.loss.cross_entropy.host.tiling import (
     CORES,
@@ -6,10 +6,13 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import (
     Tiling,
     choose_tiling,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 
 __all__ = [
     "CORES",
     "POSITIONS_PER_BATCH",
+    "LinearTiling",
     "Tiling",
+    "choose_linear_tiling",
     "choose_tiling",
 ]

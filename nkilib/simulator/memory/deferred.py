@@ -72,6 +72,26 @@ class Deferred(NamedTuple):
         return [block for block in (below, beside) if all(side.stop > side.start for side in block)]
 
 
+class Remainder(NamedTuple):
+    """What a newer content has left of a deferred one.
+
+    Attributes:
+        content: the older one.
+        block: the rows and columns of it that nobody has made.
+    """
+
+    content: Deferred
+    block: tuple[slice, slice]
+
+    def is_hidden_by(self, other: Deferred) -> bool:
+        """Whether a newer content covers all of it: a matrix with the same corner."""
+        (rows, columns), strides, offset = other.matrix
+        _, own_strides, own_offset = self.content.matrix
+        if (self.content.dtype, own_strides, own_offset) != (other.dtype, strides, offset):
+            return False
+        return self.block[0].stop <= rows and self.block[1].stop <= columns
+
+
 def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Deferred:
     """The elements of ``source``, which has the shape of ``layout`` and is dense for each index of dimension 0."""
     matrix = source.reshape(source.shape[0], -1)

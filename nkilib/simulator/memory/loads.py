@@ -29,7 +29,7 @@ class DeferredLoads:
     def settle_readers(self, memory: npt.NDArray[Any]) -> None:
         """Make every content that comes from what is in ``memory``, which is about to be overwritten."""
         for storage in self._storages:
-            if storage.deferred is not None and may_share(storage.deferred.source, memory):
+            if any(may_share(source, memory) for source in storage.deferred_sources):
                 storage.settle()
 
     def settle(self) -> None:

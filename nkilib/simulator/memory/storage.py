@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
-from .deferred import Deferred
+from .deferred import Deferred, Remainder
 from .derived import Derived
 from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
 from .written import WrittenMap
@@ -27,6 +27,9 @@ _PACKED_SENTINELS = {float8_e5m2_x4: 0x7E7E7E7E, float8_e4m3fn_x4: 0x7F7F7F7F, f
 
 # Which blocks of rows and columns were written is remembered of larger storages, which elements of smaller ones.
 _SMALLEST_IN_BLOCKS = 1 << 20
+
+# As many remainders of deferred contents are kept; each is looked at whenever memory in HBM is overwritten.
+_MOST_REMAINDERS = 2
 
 # For those who look for unwritten elements: else memory that is used again shows what was right there a moment ago.
 _POISON = 0xA5
@@ -62,6 +65,7 @@ class Storage:
         "_bytes",
         "_describe_index",
         "_is_pooled",
+        "_remainders",
         "address",
         "deferred",
         "derived",
@@ -120,6 +124,8 @@ class Storage:
         self.written = self._make_map(data is not None or is_abstract)
         self._accumulated: WrittenMap | None = None
         self.deferred: Deferred | None = None
+        # Of the contents before it, the oldest first; empty where nothing is deferred.
+        self._remainders: list[Remainder] = []
         self.derived: Derived | None = None
         self._describe_index: Callable[[int], str] | None = None
         self.scope = scope
@@ -132,6 +138,7 @@ class Storage:
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
             self.deferred = None  # it may refer to the memory
+            self._remainders.clear()
             ON_CHIP_POOL.give(self._bytes)
 
     @property
@@ -189,20 +196,30 @@ class Storage:
         return self.memory(layout, numpy_type)
 
     def defer(self, content: Deferred) -> None:
-        """All elements of a view have a new content, which is made when somebody reads it."""
-        if self.deferred is not None:
-            self._make(self.deferred, self.deferred.outside(content))
+        """All elements of a view have a new content, which is made when somebody reads it.
+
+        So is what it leaves of the content before: often the next one covers that, as where chunks of two widths take
+        turns in a buffer.
+        """
+        before = self.deferred
+        if before is not None:
+            self._remainders = [each for each in self._remainders if not each.is_hidden_by(content)]
+            self._remainders += [Remainder(before, block) for block in before.outside(content)]
+            while len(self._remainders) > _MOST_REMAINDERS:
+                self._make(*self._remainders.pop(0))
         self.deferred = content
 
     def drop_deferred(self) -> None:
-        """All elements are about to be overwritten: a deferred content is not made any more."""
+        """All elements of the deferred content are about to be overwritten: it is not made any more."""
+        self._make_remainders()
         self.deferred = None
 
     def settle(self) -> None:
         """Make the deferred content, if there is one."""
+        self._make_remainders()
         content, self.deferred = self.deferred, None
         if content is not None:
-            self._make(content, [content.everything])
+            self._make(content, content.everything)
 
     def derive(self) -> Derived:
         """Where to keep what holds of its elements until they change."""
@@ -215,15 +232,34 @@ class Storage:
         if self.derived is None:
             return
         for reader in self.derived.readers:
-            if reader.deferred is not None and self in reader.deferred.operands:
+            if reader.waits_for(self):
                 reader.settle()
         self.derived = None  # with the copies that were made of the elements just now
 
-    def _make(self, content: Deferred, blocks: list[tuple[slice, slice]]) -> None:
-        """Make some blocks of a deferred content."""
+    def waits_for(self, operand: Storage) -> bool:
+        """Whether something deferred is to be made of the elements of ``operand``."""
+        if self.deferred is None:
+            return False
+        contents = [self.deferred, *(each.content for each in self._remainders)]
+        return any(operand in content.operands for content in contents)
+
+    @property
+    def deferred_sources(self) -> list[npt.NDArray[Any]]:
+        """The memory from which something deferred is to be made, which must not change before."""
+        if self.deferred is None:
+            return []
+        return [self.deferred.source, *(each.content.source for each in self._remainders)]
+
+    def _make_remainders(self) -> None:
+        """In the order of their age: what is newer overwrites what is older."""
+        remainders, self._remainders = self._remainders, []
+        for each in remainders:
+            self._make(each.content, each.block)
+
+    def _make(self, content: Deferred, block: tuple[slice, slice]) -> None:
+        """Make a block of a deferred content."""
         matrix = self.memory(content.matrix, self.numpy_type_of(content.dtype))
-        for rows, columns in blocks:
-            content.write(matrix[rows, columns], rows, columns)
+        content.write(matrix[block], *block)
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """As :meth:`array`, whatever is deferred."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nkilib.verify.kernels import extended, inlined, plain
+from nkilib.verify.kernels import extended, inlined, linear, plain
 from nkilib.verify.kernels.case import Case
 
-SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (plain.cases, extended.cases, inlined.cases)
+SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
+    plain.cases,
+    extended.cases,
+    linear.cases,
+    inlined.cases,
+)
 
 
 def cases() -> list[Case]:

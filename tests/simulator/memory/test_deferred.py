@@ -46,9 +46,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         count.deferred += 1
         defer(storage, content)
 
-    def counting_make(storage: Storage, content: Deferred, blocks: list[Any]) -> None:
-        count.made += [(content.is_copy, block) for block in blocks]
-        make(storage, content, blocks)
+    def counting_make(storage: Storage, content: Deferred, block: tuple[slice, slice]) -> None:
+        count.made.append((content.is_copy, block))
+        make(storage, content, block)
 
     monkeypatch.setattr(Storage, "defer", counting_defer)
     monkeypatch.setattr(Storage, "_make", counting_make)
@@ -201,6 +201,43 @@ def test_a_narrower_load_leaves_the_last_columns(counted: Counted) -> None:
     expected[:, :-24] = x[ROWS:, :-24]
     np.testing.assert_array_equal(chunks_of_two_widths(x), expected)
     assert counted.made[0] == (True, (slice(0, ROWS), slice(COLUMNS - 24, COLUMNS)))
+
+
+@nki.jit
+def widths_in_turn(x: Any, widths: tuple[int, ...], overwrites: bool) -> Any:
+    """Loads of some first columns, of other rows each time, take one tile in turn; all of it is read at the end."""
+    tile = nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.sbuf)
+    result = nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.shared_hbm)
+    for number, width in enumerate(widths):
+        isa.dma_copy(dst=tile[:, 0:width], src=x[number * ROWS : (number + 1) * ROWS, 0:width])
+    if overwrites:
+        isa.dma_copy(dst=x[0:ROWS, :], src=x[ROWS : 2 * ROWS, :])
+    isa.dma_copy(dst=result, src=tile)
+    return result
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+@pytest.mark.parametrize(
+    ("widths", "made"),
+    [
+        # What a narrower load leaves is covered by the next wide one, and never made.
+        ((COLUMNS, 512, 512, COLUMNS), []),
+        ((COLUMNS, 512, 768), [slice(512, COLUMNS), slice(0, 768)]),
+        ((COLUMNS, 768, 512), [slice(768, COLUMNS), slice(512, 768), slice(0, 512)]),
+        # Of more than two the oldest is made before.
+        ((COLUMNS, 896, 768, 640), [slice(896, COLUMNS), slice(768, 896), slice(640, 768), slice(0, 640)]),
+    ],
+)
+def test_what_loads_leave_of_those_before(
+    widths: tuple[int, ...], made: list[slice], overwrites: bool, counted: Counted
+) -> None:
+    """Also where what the first one came from is overwritten."""
+    x = matrix(4 * ROWS, COLUMNS)
+    expected = np.zeros((ROWS, COLUMNS), np.float32)
+    for number, width in enumerate(widths):
+        expected[:, :width] = x[number * ROWS : (number + 1) * ROWS, :width]
+    np.testing.assert_array_equal(widths_in_turn(x, widths, overwrites), expected)
+    assert [columns for _, (_, columns) in counted.made] == made
 
 
 def test_a_tile_that_outlives_its_kernel_does_not_follow_the_callers_array() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from nkilib.core.rows.moments import FirstMoment
 from nkilib.core.rows.shifted import ShiftedSums
@@ -25,6 +26,18 @@ from nkilib.nki import nisa, nl
 
 # A vector [N] in HBM and its values of a group, [rows, batches]; None for one that is not returned.
 _Found = tuple[nl.NkiTensor | None, nl.NkiTensor]
+
+
+class Found(NamedTuple):
+    """A result of a group of batches.
+
+    Attributes:
+        vector_hbm: [N].
+        tile_sbuf: the values of the group, [rows, batches], in the type of the vector or in float32.
+    """
+
+    vector_hbm: nl.NkiTensor
+    tile_sbuf: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,14 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
     Returns:
         The stores.
     """
+    return [
+        group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
+        for vector_hbm, tile_sbuf in found_results(group, results, options)
+    ]
+
+
+def found_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[Found]:
+    """Compute the results of a group of batches, whose log d is there."""
     statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks
@@ -99,11 +120,7 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
     if results.maximum_hbm is not None:
         found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
         found.append((results.log_sum_hbm, statistics.log_sum_sbuf))
-    return [
-        group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
-        for vector_hbm, tile_sbuf in found
-        if vector_hbm is not None
-    ]
+    return [Found(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in found if vector_hbm is not None]
 
 
 def _of_all_classes(group: Group, results: Results) -> list[_Found]:

@@ -1,1 +1,30 @@
-"""Linear cross-entropy: output layer and loss in one, without a tensor of logits."""
+"""The kernels of linear cross-entropy, to be launched on their own.
+
+loss, lse = linear_cross_entropy_forward[2](input, weight, targets, ...)
+grad_input, grad_weight = linear_cross_entropy_backward[2](input, weight, targets, lse, grad_loss, ...)
+
+:mod:`nkilib.experimental.loss.inline` has the functions, to be called from NKI code.
+"""
+
+from __future__ import annotations
+
+from nkilib.experimental.loss.linear_cross_entropy import kernels
+from nkilib.experimental.loss.linear_cross_entropy.host.work import (
+    linear_backward_work,
+    linear_forward_backward_work,
+    linear_forward_work,
+)
+from nkilib.nki import nki
+from nkilib.work import states_work
+
+__all__ = [
+    "linear_cross_entropy_backward",
+    "linear_cross_entropy_forward",
+    "linear_cross_entropy_forward_backward",
+]
+
+linear_cross_entropy_forward = nki.jit(states_work(linear_forward_work)(kernels.linear_cross_entropy_forward))
+linear_cross_entropy_backward = nki.jit(states_work(linear_backward_work)(kernels.linear_cross_entropy_backward))
+linear_cross_entropy_forward_backward = nki.jit(
+    states_work(linear_forward_backward_work)(kernels.linear_cross_entropy_forward_backward)
+)

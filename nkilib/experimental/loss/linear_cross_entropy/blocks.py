@@ -38,11 +38,21 @@ class Span(NamedTuple):
     first: int
     size: int
 
+    @property
+    def end(self) -> int:
+        """The row after the last one."""
+        return self.first + self.size
+
+
+def cut(size: int, most: int) -> list[Span]:
+    """``size`` rows in pieces of ``most``; the last one may be smaller."""
+    return [Span(first, min(most, size - first)) for first in range(0, size, most)]
+
 
 def shares_of_cores(size: int, cores: int) -> list[Span]:
-    """``size`` rows split over the cores in tiles of 128, as evenly as these can be; a core may have none."""
+    """``size`` rows split over the cores in tiles of 128, as evenly as these can be; the last cores may have none."""
     tiles = div_ceil(size, PARTITIONS)
-    edges = [min(size, tiles * core // cores * PARTITIONS) for core in range(cores + 1)]
+    edges = [min(size, div_ceil(tiles * core, cores) * PARTITIONS) for core in range(cores + 1)]
     return [Span(first, last - first) for first, last in pairwise(edges)]
 
 
@@ -135,6 +145,11 @@ class BlockPlan:
     def largest(self) -> int:
         """Rows of the largest block; 0 without any."""
         return self.size if self.trips else max((span.size for span in self.rest), default=0)
+
+    @property
+    def sizes(self) -> set[int]:
+        """Of the blocks."""
+        return {span.size for span in self.rest} | ({self.size} if self.trips else set())
 
     @property
     def opening(self) -> Block | None:

@@ -77,6 +77,12 @@ class LogitTiles:
         """z is this times the scores."""
         return 1.0 if self.softcap is None else self.softcap
 
+    def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The product of tile ``number`` alone, in its bank: arguments as in :meth:`scores`."""
+        product_psum = _turn(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
+        multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
+        return product_psum
+
     def scores(
         self,
         number: int,
@@ -94,9 +100,7 @@ class LogitTiles:
             bias_sbuf: float32 [128, classes], the same on all partitions; -inf masks a class. None for none.
         """
         positions, classes = positions_sbuf.shape[2], classes_sbuf.shape[2]
-        product_psum = _turn(self.products_psum, number, positions, classes)
-        multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
-        logits = product_psum
+        logits = product_psum = self.product(number, positions_sbuf, classes_sbuf)
         if bias_sbuf is not None:
             logits = _turn(self.biased_sbuf, number, positions, classes)
             nisa.tensor_tensor(dst=logits, data1=product_psum, data2=bias_sbuf[0:positions, :], op=nl.add)

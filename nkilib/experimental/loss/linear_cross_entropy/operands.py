@@ -125,7 +125,7 @@ def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
     return values_sbuf
 
 
-def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> None:
+def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
     """The reverse of :func:`load_positions`.
 
     Args:

@@ -14,6 +14,8 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_MAX,
     FEATURES_MAX,
@@ -23,7 +25,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     LinearLaunch,
     WantedGradients,
 )
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 
 _LIKE = "the rows of the input"
 
@@ -143,12 +145,65 @@ def validate_scratch_bytes(launch: LinearLaunch, scratch_bytes: int) -> None:
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
-    least = min(launch.num_positions, nl.tile_size.pmax) * launch.vocab_size * 4
+    positions = min(launch.num_positions, nl.tile_size.pmax)
+    least = positions * launch.vocab_size * 4
     require(
         isinstance(scratch_bytes, int) and scratch_bytes >= least,
         f"{launch.function}: scratch_bytes must be an integer of at least {least}, the float32 logits of "
-        f"{nl.tile_size.pmax} positions, got {scratch_bytes}; pass more, or launch forward and backward apart",
+        f"{positions} positions, got {scratch_bytes}; pass more, or launch forward and backward apart",
     )
+
+
+def validated_tiling(
+    launch: LinearLaunch, direction: str, position_block: int | None, class_block: int | None
+) -> LinearTiling:
+    """The tiling that is asked for; None in it stands for what ``choose_linear_tiling`` says.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    chosen = choose_linear_tiling(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        launch.dtype,
+        direction,
+        cores=nl.num_programs(),
+        target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
+        weight_layout=launch.weight_layout,
+    )
+    tiling = LinearTiling(
+        chosen.position_block if position_block is None else position_block,
+        chosen.class_block if class_block is None else class_block,
+    )
+    tile, remedy = nl.tile_size.pmax, "None takes what choose_linear_tiling says"
+    for name, size in (("position_block", tiling.position_block), ("class_block", tiling.class_block)):
+        require(
+            isinstance(size, int) and size > 0 and size % tile == 0,
+            f"{launch.function}: {name} must be a positive multiple of {tile} or None, got {size}; {remedy}",
+        )
+    require(
+        direction != FORWARD or tiling.class_block <= nl.tile_size.psum_bank_fmax,
+        f"{launch.function}: class_block must be at most {nl.tile_size.psum_bank_fmax}, what a bank of PSUM holds, "
+        f"got {tiling.class_block}; {remedy}",
+    )
+    return tiling
+
+
+def validated_plan(launch: LinearLaunch, sizes: BackwardSizes, tiling: LinearTiling) -> BackwardPlan:
+    """The plan of a backward.
+
+    Raises:
+        AssertionError: its tiles do not fit SBUF; with function, requirement, value and remedy.
+    """
+    plan = BackwardPlan.of(sizes, *tiling)
+    require(
+        plan.fits,
+        f"{launch.function}: position_block and class_block must be so small that tiles fit "
+        f"{nl.tile_size.sbuf_fmax_bytes} bytes of a partition, got {tiling.position_block} and {tiling.class_block}, "
+        f"which take {plan.sbuf_bytes}; None takes what choose_linear_tiling says",
+    )
+    return plan
 
 
 def _validate_input(function: str, input_hbm: nl.NkiTensor) -> None:
@@ -218,8 +273,8 @@ def _validate_bias(launch: LinearLaunch, bias_hbm: nl.NkiTensor) -> None:
         f"{function}: bias_hbm must have shape ({vocab_size},), one value for each class of weight_hbm, "
         f"got {bias_hbm.shape}; flatten it as the classes",
     )
+    types = "float32" if launch.dtype == nl.float32 else f"float32 or {launch.dtype}, as weight_hbm is"
     require(
         bias_hbm.dtype in (nl.float32, launch.dtype),
-        f"{function}: bias_hbm must be float32 or {launch.dtype}, as weight_hbm is, got {bias_hbm.dtype}; "
-        f"cast it to float32",
+        f"{function}: bias_hbm must be {types}, got {bias_hbm.dtype}; cast it to float32",
     )

@@ -19,7 +19,7 @@ from tests.experimental.refusals import Kernel, Refusal, assert_refused, paramet
 
 from .extended_checks import ExtendedLoss, Launch
 from .extended_checks import check_forward as check_extended
-from .loss_checks import as_nl, check_backward, check_forward
+from .loss_checks import as_nl, assert_loss_and_lse, check_backward, check_forward
 from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, confident_batch, hard_batch, normal_batch, pair_name
 from .test_hard_rows import ROWS, _classes, _torch_results
 
@@ -163,7 +163,7 @@ def test_rows_of_minus_infinity_alone_are_done_anew() -> None:
 
 
 def test_rows_beside_those_that_are_done_anew_keep_every_bit() -> None:
-    """Whether there are such rows or not; and all rows of them are those of the exact form."""
+    """Whether there are such rows or not; and all rows of them are those of the exact form, which float64 confirms."""
     ordinary, targets = batch_with(64, [])
     some, _ = batch_with(64, range(0, 64, 3))
     every, _ = batch_with(64, range(64))
@@ -178,12 +178,18 @@ def test_rows_beside_those_that_are_done_anew_keep_every_bit() -> None:
     np.testing.assert_array_equal(mixed[~is_planted], without[~is_planted])
     np.testing.assert_array_equal(mixed[is_planted], anew[is_planted])
     np.testing.assert_array_equal((anew, anew_lse), (exact, exact_lse))
+    check_forward(some, targets, FP32, FP32, cores=2, **TILING, **SHIFT)
+    assert_loss_and_lse(anew, anew_lse, every, targets, FP32, loss_dtype=FP32, lse_dtype=FP32)
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.999, 1 - 1e-6])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_confident_losses_are_as_exact_as_with_the_maximum(probability: float, dtype: Any) -> None:
-    """At most a tenth of the loss, or two units of float32 at 1, worse."""
+    """At most a tenth of the loss, or two units of float32 at 1, worse.
+
+    The exact form itself is within the 16 units that ``forward_bounds`` derives, and within half of the smallest loss,
+    which tells the losses of the rows apart.
+    """
     logits, targets = confident_batch(64, 5000, probability)
     launch = {"dtype": as_nl(dtype), "positions_per_batch": 32, "chunk_size": 1500}
     exact, _ = cross_entropy_forward_reference(logits, targets, dtype)
@@ -195,6 +201,7 @@ def test_confident_losses_are_as_exact_as_with_the_maximum(probability: float, d
     else:
         losses = [cross_entropy_forward[2](logits, targets, exact_maximum=form, **launch)[0] for form in (False, True)]
     shifted, with_maximum = (np.abs(loss.astype(np.float64) - exact).max() for loss in losses)
+    assert with_maximum <= min(2.0**-20, 0.5 * exact.min())
     assert shifted <= with_maximum + min(2.0**-21, 0.1 * exact.min())
     assert (losses[0] >= 0).all()
 
@@ -234,7 +241,7 @@ def test_the_extended_forward(options: ExtendedLoss, with_log_sum: bool, cores: 
 
 
 def test_a_shard_of_the_vocabulary() -> None:
-    """Targets of other shards have no logit here; the log-sum-exp is that of the columns."""
+    """Targets of other shards have no logit here; lse is that of the columns; the loss of a shard is undefined."""
     logits, targets = batch_with(20, [3, 4])
     launch = {"positions_per_batch": 4, "chunk_size": 64, "first_class": 100, "num_classes": 700}
     shifted = extended_cross_entropy_forward[2](logits, targets + np.int32(150), **launch, **SHIFT)

@@ -34,6 +34,7 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    EVERY_CLASS,
     LinearGradients,
     LinearProblem,
     Upstream,
@@ -96,10 +97,10 @@ def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
     return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
 
 
-def linear_gradient_bounds(problem: LinearProblem, upstream: Upstream) -> LinearGradients:
+def linear_gradient_bounds(problem: LinearProblem, upstream: Upstream, classes: slice = EVERY_CLASS) -> LinearGradients:
     """Largest accepted errors of every element of dX, dW (in its layout) and db.
 
-    For lse as the kernel received it, or as it computed it itself.
+    For lse as the kernel received it, or as it computed it itself; arguments as in ``linear_backward_reference``.
     """
     weight, roundoff = problem.classes_first, _ROUNDOFF[problem.input.dtype]
     sizes = coefficient_sizes(
@@ -113,16 +114,18 @@ def linear_gradient_bounds(problem: LinearProblem, upstream: Upstream) -> Linear
     )
     floor = roundoff.floor * float(sizes.max(initial=0.0))
     of_input = np.empty(problem.input.shape, np.float64)
-    of_weight, of_bias = np.zeros_like(weight), np.zeros(len(weight))
-    exact_weight, exact_bias = np.zeros_like(weight), np.zeros(len(weight))
-    of_classes = (div_ceil(len(weight), _LANES) + _OF_SUM) * ROUNDOFF
+    held = weight[classes]
+    of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
+    exact_weight, exact_bias = np.zeros_like(held), np.zeros(len(held))
+    of_classes = (div_ceil(len(held), _LANES) + _OF_SUM) * ROUNDOFF
     of_positions = (div_ceil(len(problem.input), _LANES) + _OF_SUM) * ROUNDOFF
-    for rows, gradient, off in _gradients_of_logits(problem, upstream, sizes, weight):
+    for rows, whole, off_whole in _gradients_of_logits(problem, upstream, sizes, weight):
+        gradient, off = whole[:, classes], off_whole[:, classes]
         values = np.abs(problem.input[rows].astype(np.float64))
-        off += roundoff.relative * (np.abs(gradient) + off) + floor
+        off = off + roundoff.relative * (np.abs(gradient) + off) + floor
         size = np.abs(gradient) + off
-        of_input[rows] = (off + of_classes * size) @ np.abs(weight)
-        of_input[rows] += roundoff.relative * (np.abs(gradient @ weight) + of_input[rows])
+        of_input[rows] = (off + of_classes * size) @ np.abs(held)
+        of_input[rows] += roundoff.relative * (np.abs(gradient @ held) + of_input[rows])
         of_weight += (off + of_positions * size).T @ values
         of_bias += (off + of_positions * size).sum(axis=0)
         exact_weight += gradient.T @ problem.input[rows].astype(np.float64)
@@ -176,12 +179,9 @@ def _gradients_of_logits(
         bound = extended_gradient_bound(
             logits,
             targets,
-            given.lse,
-            given.grad_loss,
             None,
             options,
-            given.grad_lse,
-            given.grad_logprob,
+            given.received,
         )
         with np.errstate(invalid="ignore", over="ignore"):
             p = np.exp(options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis])

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
     ExtendedLoss,
     ExtendedResults,
     Float64Array,
@@ -23,6 +24,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
 
 # Elements of a block of logits: 16 MiB in float64.
 _BLOCK_ELEMENTS = 1 << 21
+EVERY_CLASS: Final = slice(None)
 
 
 class LinearGradients(NamedTuple):
@@ -50,6 +52,11 @@ class Upstream:
     def of_rows(self, rows: slice) -> Upstream:
         """Of some positions."""
         return Upstream(*(None if each is None else each[rows] for each in self._vectors()))  # type: ignore[arg-type]
+
+    @property
+    def received(self) -> BackwardInputs:
+        """As the backward from logits takes them."""
+        return BackwardInputs(self.lse, self.grad_loss, self.grad_lse, self.grad_logprob)
 
     def _vectors(self) -> list[npt.NDArray[Any] | None]:
         return [getattr(self, each.name) for each in fields(self)]
@@ -113,19 +120,27 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
     )
 
 
-def linear_backward_reference(problem: LinearProblem, upstream: Upstream) -> LinearGradients:
+def linear_backward_reference(
+    problem: LinearProblem, upstream: Upstream, classes: slice = EVERY_CLASS
+) -> LinearGradients:
     """All gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
 
     PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
 
         torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
+
+    Args:
+        problem: with all classes.
+        upstream: as the kernel received it.
+        classes: of a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
     """
     weight = problem.classes_first
+    held = weight[classes]
     of_input = np.empty(problem.input.shape, np.float64)
-    of_weight, of_bias = np.zeros_like(weight), np.zeros(len(weight))
+    of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
     for rows in problem.row_blocks():
-        gradient = gradient_of_logits(problem, upstream, rows, weight)
-        of_input[rows] = gradient @ weight
+        gradient = gradient_of_logits(problem, upstream, rows, weight)[:, classes]
+        of_input[rows] = gradient @ held
         of_weight += gradient.T @ problem.input[rows].astype(np.float64)
         of_bias += gradient.sum(axis=0)
     return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
@@ -137,10 +152,7 @@ def gradient_of_logits(problem: LinearProblem, upstream: Upstream, rows: slice, 
     return extended_backward_reference(
         problem.logits_of(rows, weight),
         problem.targets[rows],
-        given.lse,
-        given.grad_loss,
         None,
         problem.options,
-        given.grad_lse,
-        given.grad_logprob,
+        given.received,
     )

@@ -1,0 +1,240 @@
+"""How the backward is cut up, and what of it stands in SBUF: arithmetic, before anything is traced.
+
+A block of the gradient, so many positions and so many classes, stands in SBUF twice, as it is and transposed. The
+larger it is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. What it
+leaves goes to the operands that stream by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
+from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.nki import nl
+
+# Tiles of dW whose sums grow at a time.
+_WEIGHT_TILES = 6
+_FLOAT32_BYTES = 4
+# What a program may have, for so many positions; twice that for more.
+PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
+# Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
+_INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Columns of positions and what else is small, with room for alignment.
+_SMALL_BYTES = 6144
+_COLUMNS = 14
+# Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
+_STRIPE_OF_FEATURES = 384
+
+
+@dataclass(frozen=True)
+class BackwardSizes:
+    """What the plan of a launch depends on.
+
+    Attributes:
+        num_positions, num_features, vocab_size: N, D and V.
+        itemsize: bytes of an element of X and W.
+        has_classes_first: W is [V, D].
+        has_bias, has_class_weights: of which a row for each class is needed.
+        has_softcap: of the logits.
+        has_rest: other terms of the gradient than that of the error at the target.
+        adds_to_weight: dW is added to a float32 sum.
+    """
+
+    num_positions: int
+    num_features: int
+    vocab_size: int
+    itemsize: int
+    has_classes_first: bool = True
+    has_bias: bool = False
+    has_class_weights: bool = False
+    has_softcap: bool = False
+    has_rest: bool = False
+    adds_to_weight: bool = False
+
+    @classmethod
+    def of_launch(
+        cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool
+    ) -> BackwardSizes:
+        """Those of a launch."""
+        return cls(
+            launch.num_positions,
+            launch.num_features,
+            launch.vocab_size,
+            dtype_bytes(launch.dtype),
+            launch.has_classes_first,
+            launch.bias_hbm is not None,
+            options.needs_class_weights,
+            options.softcap is not None,
+            options.spread != 0.0 or options.square != 0.0 or upstream.grad_lse_hbm is not None,
+            adds_to_weight,
+        )
+
+    def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
+        """Columns of positions, rows of classes, and what :class:`LogitTiles` and :class:`GradientTiles` need."""
+        columns = _COLUMNS * div_ceil(self.num_positions, PARTITIONS)
+        rows = (self.has_bias + self.has_class_weights) * class_block
+        rings = (self.has_bias + self.has_softcap + self.has_rest) * TURNS * classes_of_tile
+        return (columns + rows + rings) * _FLOAT32_BYTES
+
+
+@dataclass(frozen=True)
+class BackwardBuffers:
+    """How many there are of what; the fewest by default.
+
+    Attributes:
+        tiles_of_piece: tiles of 128 positions of X that are loaded at a time for dW.
+        input_tiles: tiles of X^T.
+        pieces: of X.
+        weight_stripes: of W.
+        input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
+    """
+
+    tiles_of_piece: int = 1
+    input_tiles: int = 1
+    pieces: int = 2
+    weight_stripes: int = 1
+    input_results: int = 2
+    weight_results: int = 1
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Sizes of a launch of the backward.
+
+    Attributes:
+        features: D.
+        itemsize: bytes of an element of X and W.
+        position_block: positions of a block of the gradient.
+        class_block: classes of it, at most.
+        classes_of_tile: of a tile of logits.
+        stripe: features that are worked on at a time in dX and dW.
+        buffers: of what streams.
+        weight_sums: buffers for float32 groups that dW is added to; 0 where it is not.
+        has_classes_first: W is [V, D].
+        position_blocks: of the launch.
+        option_bytes: that the options of the loss take of a partition.
+    """
+
+    features: int
+    itemsize: int
+    position_block: int
+    class_block: int
+    classes_of_tile: int
+    stripe: int
+    buffers: BackwardBuffers
+    weight_sums: int
+    has_classes_first: bool
+    position_blocks: int
+    option_bytes: int
+
+    @property
+    def feature_tiles(self) -> int:
+        """Tiles of 128 features."""
+        return div_ceil(self.features, PARTITIONS)
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of 128 positions of a block."""
+        return div_ceil(self.position_block, PARTITIONS)
+
+    @property
+    def class_tiles(self) -> int:
+        """Tiles of 128 classes of a block."""
+        return div_ceil(self.class_block, PARTITIONS)
+
+    @property
+    def weight_group(self) -> tuple[int, int]:
+        """Tiles of 128 rows and columns of a group of tiles of dW, for which there are banks of PSUM."""
+        if self.has_classes_first:
+            return min(_WEIGHT_TILES, self.class_tiles), self.stripe
+        of_row = div_ceil(self.class_block, self.classes_of_tile)
+        return min(_WEIGHT_TILES // of_row, div_ceil(self.stripe, PARTITIONS)), self.class_block
+
+    def instructions(self, num_positions: int, classes: int) -> int:
+        """About how many instructions a block of so many classes is, for all positions; rather too many."""
+        tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
+        stripes = div_ceil(self.features, self.stripe)
+        of_logits = div_ceil(classes, self.classes_of_tile) * (self.feature_tiles + _INSTRUCTIONS_OF_GRADIENT)
+        of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
+        return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe)
+
+    def blocks_of_program(self, num_positions: int) -> float:
+        """How many of the largest blocks the program may have."""
+        limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
+        return limit / self.instructions(num_positions, self.class_block)
+
+    @property
+    def sbuf_bytes(self) -> int:
+        """What it takes of a partition."""
+        buffers, transposed = self.buffers, self.feature_tiles * self.itemsize
+        rings = (
+            buffers.input_tiles * PARTITIONS * transposed,
+            self.class_tiles * PARTITIONS * transposed,
+            buffers.pieces * buffers.tiles_of_piece * self.stripe * self.itemsize,
+            buffers.weight_stripes * self.class_tiles * self.stripe * self.itemsize,
+            buffers.input_results * self.stripe * _FLOAT32_BYTES,
+            buffers.weight_results * prod(self.weight_group) * self.itemsize,
+            self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
+            2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
+            (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
+        )
+        return sum(rings) + self.option_bytes + _SMALL_BYTES
+
+    @property
+    def fits(self) -> bool:
+        """Whether a partition of SBUF holds it."""
+        return self.sbuf_bytes <= nl.tile_size.sbuf_fmax_bytes
+
+    @classmethod
+    def of(cls, sizes: BackwardSizes, position_block: int, class_block: int) -> BackwardPlan:
+        """For blocks of at most so many positions and classes, with as many buffers as there is room for and use of.
+
+        ``fits`` says whether even the fewest are too many.
+        """
+        position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
+        class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
+        position_blocks = div_ceil(sizes.num_positions, position_block)
+        classes_of_tile = div_ceil(class_block, div_ceil(class_block, CLASSES_OF_TILE))
+        least = cls(
+            sizes.num_features,
+            sizes.itemsize,
+            position_block,
+            class_block,
+            classes_of_tile,
+            stripe=min(sizes.num_features, CLASSES_OF_TILE if sizes.has_classes_first else _STRIPE_OF_FEATURES),
+            buffers=BackwardBuffers(),
+            weight_sums=sizes.adds_to_weight + (position_blocks > 1),
+            has_classes_first=sizes.has_classes_first,
+            position_blocks=position_blocks,
+            option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+        )
+        return least._grown()
+
+    def _grown(self) -> BackwardPlan:
+        """With more buffers, those first that matter most."""
+        tiles = self.position_tiles
+        steps: list[dict[str, int]] = [
+            {"input_tiles": min(2, tiles)},
+            {"weight_stripes": 2},
+            {"pieces": 3},
+            {"tiles_of_piece": min(2, tiles)},
+            {"input_results": 4},
+            {"tiles_of_piece": min(4, tiles)},
+            {"weight_results": 2},
+            {"input_results": 8},
+            {"input_tiles": min(3, tiles)},
+        ]
+        found = self
+        for step in steps:
+            larger = replace(found, buffers=replace(found.buffers, **step))
+            if larger.fits:
+                found = larger
+        return found

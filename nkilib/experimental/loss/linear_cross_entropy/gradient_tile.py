@@ -1,0 +1,197 @@
+"""A tile of the gradient of the logits: computed in float32, and rounded once to the type of the products.
+
+With p the softmax and h = p - onehot, the error, whose large terms cancel where a target is confident, the gradient of
+z is (A - D) * h + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), and of the logits
+under a cap that times 1 - tanh^2. The instructions whose term is 0 are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Span
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.nki import nisa, nl
+
+# Tiles that are made at a time: one is Scalar's, one Vector's, one is rounded.
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """Which positions and classes a tile of logits is of.
+
+    Attributes:
+        column: of the positions in :class:`GradientColumns`.
+        rows: positions, at most 128.
+        classes: its classes, counted in the block of classes.
+    """
+
+    column: int
+    rows: int
+    classes: Span
+
+    def of(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The numbers of its positions, [rows, 1]."""
+        return column_sbuf[0 : self.rows, self.column : self.column + 1]
+
+
+@dataclass(frozen=True)
+class LastProduct:
+    """The last step of a tile, for Scalar: to be issued after the next tile's exponentials, so that it waits for none.
+
+    Attributes:
+        dst_sbuf: the tile, rounded.
+        values_sbuf: float32.
+        factor_sbuf: what they are multiplied with, float32 [rows, 1].
+    """
+
+    dst_sbuf: nl.NkiTensor
+    values_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor
+
+    def issue(self) -> None:
+        """Multiply and round."""
+        nisa.activation(dst=self.dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
+
+
+@dataclass(frozen=True)
+class GradientTiles:
+    """Makes one tile of the gradient after another.
+
+    Attributes:
+        columns: of the positions.
+        softcap: of the logits; None for none.
+        scale: z is this times the scores.
+        count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
+        errors_sbuf, others_sbuf: float32 [128, classes of a tile], which tiles take in turn: for the error, and for
+            what is added to it.
+    """
+
+    columns: GradientColumns
+    softcap: float | None
+    scale: float
+    count_sbuf: nl.NkiTensor
+    errors_sbuf: list[nl.NkiTensor]
+    others_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, columns: GradientColumns, softcap: float | None, block: int, classes: int) -> GradientTiles:
+        """For blocks of so many classes, and tiles of so many of them."""
+
+        def ring(is_needed: bool) -> list[nl.NkiTensor]:
+            turns = TURNS if is_needed else 0
+            return [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) for _ in range(turns)]
+
+        count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
+        return cls(
+            columns,
+            softcap,
+            1.0 if softcap is None else softcap,
+            count_sbuf,
+            errors_sbuf=ring(True),
+            others_sbuf=ring(columns.rest_sbuf is not None),
+        )
+
+    def make_tile(
+        self,
+        number: int,
+        dst_sbuf: nl.NkiTensor,
+        scores: nl.NkiTensor,
+        place: TilePlace,
+        target_sbuf: nl.NkiTensor,
+        weights_sbuf: nl.NkiTensor | None,
+    ) -> LastProduct | None:
+        """Write tile ``number``, but for what is returned.
+
+        Args:
+            dst_sbuf: [rows, classes], of the type of the products.
+            scores: float32 [rows, classes], the logits, or the tangents of a cap; overwritten.
+            place: of the tile.
+            target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class.
+            weights_sbuf: class weights, float32 [rows, classes]; None for 1.
+        """
+        error_sbuf = _turn(self.errors_sbuf, number, place)
+        self._softmax(error_sbuf, scores, place)
+        other_sbuf = self._others(number, error_sbuf, place, weights_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=error_sbuf,
+            data=self.count_sbuf[0 : place.rows, place.classes.first : place.classes.end],
+            op0=nl.equal,
+            operand0=target_sbuf,
+            op1=nl.subtract,
+            operand1=error_sbuf,
+            reverse1=True,
+        )
+        own_sbuf = place.of(self.columns.own_sbuf)
+        if other_sbuf is not None:
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf if self.softcap is None else error_sbuf,
+                data=error_sbuf,
+                op0=nl.multiply,
+                operand0=own_sbuf,
+                op1=nl.add,
+                operand1=other_sbuf,
+            )
+            if self.softcap is not None:
+                squared(scores)
+                through_cap(dst_sbuf, error_sbuf, scores)
+            return None
+        if self.softcap is not None:
+            squared(scores)
+            through_cap(error_sbuf, error_sbuf, scores)
+        return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
+
+    def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
+        """p; the scores stay as they are."""
+        bias_sbuf, neg_maximum_sbuf = place.of(self.columns.bias_sbuf), self.columns.neg_maximum_sbuf
+        if neg_maximum_sbuf is None:
+            nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, bias=bias_sbuf, scale=self.scale)
+            return
+        nisa.tensor_scalar(
+            dst=dst_sbuf,
+            data=scores,
+            op0=nl.multiply,
+            operand0=self.scale,
+            op1=nl.add,
+            operand1=place.of(neg_maximum_sbuf),
+        )
+        nisa.activation(dst=dst_sbuf, op=nl.exp, data=dst_sbuf, bias=bias_sbuf)
+
+    def _others(
+        self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace, weights_sbuf: nl.NkiTensor | None
+    ) -> nl.NkiTensor | None:
+        """D * p - spread * w, in a tile of its own; None for 0."""
+        rest_sbuf, spread_sbuf = self.columns.rest_sbuf, self.columns.spread_sbuf
+        if rest_sbuf is None:
+            return None
+        other_sbuf = _turn(self.others_sbuf, number, place)
+        if spread_sbuf is not None and weights_sbuf is None:
+            nisa.tensor_scalar(
+                dst=other_sbuf,
+                data=softmax_sbuf,
+                op0=nl.multiply,
+                operand0=place.of(rest_sbuf),
+                op1=nl.subtract,
+                operand1=place.of(spread_sbuf),
+            )
+            return other_sbuf
+        nisa.activation(dst=other_sbuf, op=nl.copy, data=softmax_sbuf, scale=place.of(rest_sbuf))
+        if spread_sbuf is not None:
+            nisa.scalar_tensor_tensor(
+                dst=other_sbuf,
+                data=weights_sbuf,
+                op0=nl.multiply,
+                operand0=place.of(spread_sbuf),
+                op1=nl.subtract,
+                operand1=other_sbuf,
+                reverse1=True,
+            )
+        return other_sbuf
+
+
+def _turn(tiles_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
+    return tiles_sbuf[number % len(tiles_sbuf)][0 : place.rows, 0 : place.classes.size]

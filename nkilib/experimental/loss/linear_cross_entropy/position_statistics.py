@@ -1,0 +1,159 @@
+"""What the forward gathers of a block of positions: that of cross-entropy, with tiles of positions for its batches.
+
+The statistics of a few blocks of classes, a window, stand side by side in the columns of
+:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns,
+and combine those of both at once, so that nothing is combined twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.rows.argmax import VALUES, Argmax
+from nkilib.core.rows.batches import StoredRows
+from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments
+from nkilib.core.rows.statistics import Columns, Place, Statistics
+from nkilib.core.rows.tiles import finite_limit
+from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
+from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class PositionStatistics:
+    """Of a block of positions.
+
+    Attributes:
+        window: blocks of classes that are combined at once.
+        group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
+            the same of the other core.
+        picked_sbuf: column 0 of the logits at the targets, float32 [128, tiles].
+        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous.
+    """
+
+    window: int
+    group: Group
+    picked_sbuf: nl.NkiTensor
+    exchanged_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, positions: StoredRows, targets: TargetValues, window: int, options: Options) -> PositionStatistics:
+        """Of no class at all."""
+        tiles, own = targets.logits_sbuf.shape[1], window + 1
+        wanted, cores = options.wanted, nl.num_programs()
+        count = 3 + 2 * options.sums_classes + wanted.entropy + 2 * wanted.argmax
+        exchanged_sbuf = nl.ndarray((PARTITIONS, cores * own, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
+        columns = Columns(PARTITIONS, tiles, cores * own)
+        picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, parts)
+        moments = _moments(columns, options, parts)
+        argmax = _argmax(columns, options.classes.total, parts) if wanted.argmax else None
+        nisa.memset(dst=exchanged_sbuf[:, 0:own], value=0.0)
+        nisa.memset(dst=statistics.neg_max_sbuf[:, :, 0:own], value=finite_limit(options.scale))
+        if argmax is not None:
+            nisa.memset(dst=argmax.neg_max_sbuf[:, :, 0:own], value=float("inf"))
+            nisa.memset(dst=argmax.found_sbuf[:, :, 0:own], value=float(options.classes.total))
+        exact_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        group = Group(positions, statistics, moments, argmax, exact_sbuf, targets)
+        return cls(window, group, picked_sbuf[:, :, 0], exchanged_sbuf)
+
+    def column(self, number: int) -> int:
+        """Of block number ``number`` of classes."""
+        return 1 + number % self.window
+
+    def place(self, tile: int, number: int) -> Place:
+        """Of a tile of positions and a block of classes."""
+        return Place(tile, self.column(number))
+
+    def combine_window(self) -> None:
+        """Put a full window into column 0."""
+        self.group.restart(self.window + 1)
+
+    def finish(self, number: int) -> None:
+        """Combine the statistics of both cores, of which this one had so many blocks, and take logs."""
+        self._forget_combined(number)
+        columns = self.window + 1
+        if nl.num_programs() > 1:
+            self._exchange(columns)
+            columns *= 2
+        self.group.take_weights(columns)
+        self.group.combine(columns)
+        self.group.statistics.take_logs()
+
+    def _forget_combined(self, number: int) -> None:
+        """Where windows were combined, the columns that the last blocks did not take hold what is in column 0 already.
+
+        The last window is not combined by itself: if it is full, nothing is left over. Maxima and places of the argmax
+        do no harm a second time.
+        """
+        left = number % self.window
+        if left == 0 or number < self.window:
+            return
+        start, end = left + 1, self.window + 1
+        statistics, moments = self.group.statistics, self.group.moments
+        summed = [statistics.sums_sbuf]
+        if moments is not None and moments.first is not None:
+            summed += [moments.first.factors_sbuf, moments.first.first_sbuf]
+        if moments is not None and moments.entropy is not None:
+            summed.append(moments.entropy.entropy_sbuf)
+        for sums_sbuf in summed:
+            nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
+        nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale))
+
+    def _exchange(self, columns: int) -> None:
+        other = 1 - nl.program_id()
+        nisa.sendrecv(
+            src=self.exchanged_sbuf[:, 0:columns],
+            dst=self.exchanged_sbuf[:, columns : 2 * columns],
+            send_to_rank=other,
+            recv_from_rank=other,
+            pipe_id=0,
+        )
+        others_sbuf = self.exchanged_sbuf[:, columns, 0]
+        nisa.tensor_tensor(dst=self.picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
+
+
+def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:
+    neg_max_sbuf = next(parts)
+    return Statistics(
+        columns,
+        scale,
+        neg_max_sbuf=neg_max_sbuf,
+        bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
+        sums_sbuf=next(parts),
+        weights_sbuf=columns.tile(),
+        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_sum_sbuf=columns.row_tile(),
+        log_sum_sbuf=columns.row_tile(),
+    )
+
+
+def _moments(columns: Columns, options: Options, parts: Iterator[nl.NkiTensor]) -> Moments | None:
+    if not (options.sums_classes or options.wanted.entropy):
+        return None
+    first = entropy = None
+    if options.sums_classes:
+        first = FirstMoment(next(parts), next(parts), columns.row_tile(), columns.row_tile())
+    if options.wanted.entropy:
+        entropy = EntropyMoment(next(parts), columns.row_tile())
+    return Moments(columns, first, entropy, columns.tile(), columns.tile())
+
+
+def _argmax(columns: Columns, num_classes: int, parts: Iterator[nl.NkiTensor]) -> Argmax:
+    def eight(dtype: nl.DType) -> nl.NkiTensor:
+        return nl.ndarray((PARTITIONS, VALUES), dtype=dtype, buffer=nl.sbuf)
+
+    return Argmax(
+        columns,
+        num_classes,
+        neg_max_sbuf=next(parts),
+        found_sbuf=next(parts),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_found_sbuf=columns.row_tile(),
+        short_sbuf=eight(nl.float32),
+        values_sbuf=eight(nl.float32),
+        places_sbuf=eight(nl.uint32),
+    )

@@ -1,0 +1,106 @@
+"""A block of positions: X^T of its tiles, its targets, and where its results belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.tiles import float32_like
+from nkilib.experimental.loss.cross_entropy.group import TargetValues
+from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_positions, store_positions
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class StoredPositions:
+    """Where the results of a block of positions are stored.
+
+    Attributes:
+        block: the positions.
+    """
+
+    block: Block
+
+    @property
+    def start(self) -> int:
+        """They are a batch by themselves."""
+        return 0
+
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+        """Store float32 [128, tiles] as the values of a vector [N] that belong to the positions."""
+        return store_positions(self.block.of(vector_hbm), values_sbuf)
+
+
+def load_input(tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block) -> None:
+    """X^T of a block: [128, ceil(D / 128), 128] each; behind the last position stand zeros, whose logits are finite."""
+    for number, tile_sbuf in enumerate(tiles_sbuf):
+        count = min(PARTITIONS, block.size - number * PARTITIONS)
+        if count < PARTITIONS:
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        Matrix(block.part(number * PARTITIONS, count).of(input_hbm)).load_transposed(tile_sbuf)
+
+
+def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
+    """The targets of a block, float32 [128, tiles], which holds classes exactly up to 2^24."""
+    return load_positions(block.of(launch.targets_hbm), fill=-1.0)
+
+
+def target_values(
+    launch: LinearLaunch, options: Options, targets_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor
+) -> TargetValues:
+    """Which targets count, and their class weights; the logits are still to be found."""
+    masks = _masks(targets_sbuf, options)
+    weights_sbuf = None
+    if launch.class_weight_hbm is not None:
+        weights_sbuf = _weights(launch.class_weight_hbm, targets_sbuf, options)
+    return TargetValues(logits_sbuf, masks, weights_sbuf)
+
+
+def _masks(targets_sbuf: nl.NkiTensor, options: Options) -> TargetMasks:
+    masks = TargetMasks.make(*targets_sbuf.shape)
+    first, last = options.classes.first, options.classes.first + options.classes.held - 1
+    nisa.tensor_scalar(
+        dst=masks.valid_sbuf, data=targets_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index)
+    )
+    is_held_sbuf = float32_like(targets_sbuf)
+    nisa.tensor_scalar(dst=is_held_sbuf, data=targets_sbuf, op0=nl.greater_equal, operand0=float(first))
+    nisa.scalar_tensor_tensor(
+        dst=is_held_sbuf,
+        data=targets_sbuf,
+        op0=nl.less_equal,
+        operand0=float(last),
+        op1=nl.multiply,
+        operand1=is_held_sbuf,
+    )
+    nisa.scalar_tensor_tensor(
+        dst=masks.held_sbuf,
+        data=targets_sbuf,
+        op0=nl.not_equal,
+        operand0=float(options.recipe.ignore_index),
+        op1=nl.multiply,
+        operand1=is_held_sbuf,
+    )
+    return masks
+
+
+def _weights(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTensor, options: Options) -> nl.NkiTensor:
+    """Those of the targets; of the nearest class that is here for the others, which do not count."""
+    index_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
+    first, held = float(options.classes.first), float(options.classes.held)
+    nearest_sbuf = float32_like(targets_sbuf)
+    nisa.tensor_scalar(
+        dst=nearest_sbuf, data=targets_sbuf, op0=nl.subtract, operand0=first, op1=nl.maximum, operand1=0.0
+    )
+    nisa.tensor_scalar(dst=index_sbuf, data=nearest_sbuf, op0=nl.minimum, operand0=held - 1.0)
+    weights_sbuf = float32_like(targets_sbuf)
+    for tile in range(targets_sbuf.shape[1]):
+        nisa.dma_copy(
+            dst=weights_sbuf[:, tile : tile + 1],
+            src=vector_elements(class_weight_hbm, index_sbuf[:, tile : tile + 1]),
+        )
+    return weights_sbuf

@@ -1,0 +1,232 @@
+"""The gradient of the weight, dW = G^T X: over positions in banks of PSUM, written once for a block of classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class WeightProduct:
+    """A tile of dW, as a sum over tiles of positions in a bank of PSUM.
+
+    Attributes:
+        bank_psum: float32 [rows, columns].
+        classes, features: which classes of the block, and which features of the stripe.
+        has_classes_first: rows are classes, and columns features; else the reverse.
+        row_tile: which tile of rows of its group it is.
+        first_column: of its columns, counted in its group.
+    """
+
+    bank_psum: nl.NkiTensor
+    classes: Span
+    features: Span
+    has_classes_first: bool
+    row_tile: int
+    first_column: int
+
+    def add(self, gradient_sbuf: nl.NkiTensor, input_sbuf: nl.NkiTensor, is_first: bool) -> None:
+        """A tile of positions: of G, [rows, classes of the block], and of X, [rows, stripe]."""
+        of_classes = gradient_sbuf[:, self.classes.first : self.classes.end]
+        of_features = input_sbuf[:, self.features.first : self.features.end]
+        nisa.nc_matmul(
+            dst=self.bank_psum,
+            stationary=of_classes if self.has_classes_first else of_features,
+            moving=of_features if self.has_classes_first else of_classes,
+            accumulate=not is_first,
+        )
+
+    def of(self, group_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Its place in a tile of its group."""
+        rows, columns = self.bank_psum.shape
+        return group_sbuf[0:rows, self.row_tile, self.first_column : self.first_column + columns]
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Tiles of dW for which there are banks, and which cross HBM together: one transfer costs less than several.
+
+    Attributes:
+        products: the tiles.
+        place_hbm: [rows, columns], where they belong.
+        scratch_hbm: where their sum over blocks of positions grows, float32; None for one block.
+    """
+
+    products: list[WeightProduct]
+    place_hbm: nl.NkiTensor
+    scratch_hbm: nl.NkiTensor | None
+
+
+def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+    """Views of a matrix in HBM and of the tile [128, tiles, columns] of its rows: of whole tiles, and of the rest."""
+    rows, columns = rows_hbm.shape
+    tiles, rest = divmod(rows, PARTITIONS)
+    found = []
+    if tiles > 0:
+        whole_hbm = rows_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS)).permute((1, 0, 2))
+        found.append((whole_hbm, tiles_sbuf[:, 0:tiles, 0:columns]))
+    if rest > 0:
+        found.append((rows_hbm.slice(0, tiles * PARTITIONS, rows), tiles_sbuf[0:rest, tiles, 0:columns]))
+    return found
+
+
+@dataclass(frozen=True)
+class WeightGradient:
+    """dW, of which each block of classes is written once.
+
+    Attributes:
+        gradient_hbm: in the layout of W.
+        has_classes_first: that layout is [V, D].
+        adds: it is float32 and holds something that dW is added to.
+        banks_psum: for sums, float32 [128, 512].
+        results, sums: tiles of a group on their way to HBM, of its type; and float32 tiles that are added to, an empty
+            ring where there is nothing to add to.
+        scratch_hbm: float32, for sums over blocks of positions, in the layout of W, of a block of classes; None for one
+            block of positions.
+        classes_of_tile: of a product whose result is [features, classes].
+        power: of the gradient.
+    """
+
+    gradient_hbm: nl.NkiTensor
+    has_classes_first: bool
+    adds: bool
+    banks_psum: list[nl.NkiTensor]
+    results: Ring
+    sums: Ring
+    scratch_hbm: nl.NkiTensor | None
+    classes_of_tile: int
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(
+        cls,
+        launch: LinearLaunch,
+        plan: BackwardPlan,
+        gradient_hbm: nl.NkiTensor,
+        adds: bool,
+        banks_psum: list[nl.NkiTensor],
+        power: PowerOfTwo | None,
+    ) -> WeightGradient:
+        """As a plan has it."""
+        scratch_hbm = None
+        if plan.position_blocks > 1:
+            block = (plan.class_tiles * PARTITIONS, launch.num_features)
+            if not launch.has_classes_first:
+                block = (launch.num_features, plan.class_tiles * PARTITIONS)
+            scratch_hbm = nl.ndarray(block, dtype=nl.float32, buffer=nl.private_hbm, name="grad_weight_sums_hbm")
+        shape = (PARTITIONS, *plan.weight_group)
+        return cls(
+            gradient_hbm,
+            launch.has_classes_first,
+            adds,
+            banks_psum,
+            Ring.of_sbuf(plan.buffers.weight_results, shape, gradient_hbm.dtype),
+            Ring.of_sbuf(plan.weight_sums, shape, nl.float32),
+            scratch_hbm,
+            plan.classes_of_tile,
+            power,
+        )
+
+    def restart(self) -> None:
+        """A block begins."""
+        self.results.restart()
+        self.sums.restart()
+
+    def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
+        """The tiles of a block and a stripe, in groups for which there are banks."""
+        block_hbm = block.of(self.gradient_hbm, 0 if self.has_classes_first else 1)
+        if self.has_classes_first:
+            found = []
+            for group in cut(block.size, len(self.banks_psum) * PARTITIONS):
+                tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
+                found.append(self._group(block_hbm, group, stripe, tiles, [Span(0, stripe.size)]))
+            return found
+        classes = cut(block.size, self.classes_of_tile)
+        found = []
+        for group in cut(stripe.size, len(self.banks_psum) // len(classes) * PARTITIONS):
+            tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
+            rows = Span(stripe.first + group.first, group.size)
+            found.append(self._group(block_hbm, rows, Span(0, block.size), tiles, classes))
+        return found
+
+    def _group(
+        self, block_hbm: nl.NkiTensor, rows: Span, columns: Span, row_tiles: list[Span], column_tiles: list[Span]
+    ) -> WeightGroup:
+        """Some rows and columns of a block, whose tiles count in the block and in the stripe."""
+        products: list[WeightProduct] = []
+        for number, row_tile in enumerate(row_tiles):
+            for column_tile in column_tiles:
+                bank_psum = self.banks_psum[len(products)][0 : row_tile.size, 0 : column_tile.size]
+                classes, features = row_tile, column_tile
+                if not self.has_classes_first:
+                    classes, features = features, classes
+                products.append(
+                    WeightProduct(bank_psum, classes, features, self.has_classes_first, number, column_tile.first)
+                )
+        place = slice(rows.first, rows.end), slice(columns.first, columns.end)
+        return WeightGroup(products, block_hbm[place], None if self.scratch_hbm is None else self.scratch_hbm[place])
+
+    def finish(self, group: WeightGroup, is_first: bool, is_last: bool) -> None:
+        """What follows the sums over a block of positions, the first or the last one of its classes.
+
+        Sums over some of the positions are kept; those over all of them are rounded once and stored.
+        """
+        if not is_last and group.scratch_hbm is not None:
+            self._keep(group, group.scratch_hbm, is_first)
+            return
+        kept_sbuf = None if is_first or group.scratch_hbm is None else self._loaded(group.scratch_hbm)
+        given_sbuf = self._loaded(group.place_hbm) if self.adds else None
+        result_sbuf = self.results.next_tile()
+        for product in group.products:
+            earlier_sbuf = [product.of(tile) for tile in (kept_sbuf, given_sbuf) if tile is not None]
+            self._sum(product.of(result_sbuf), product.bank_psum, earlier_sbuf)
+        for place_hbm, tile_sbuf in _transfers(group.place_hbm, result_sbuf):
+            nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
+
+    def _keep(self, group: WeightGroup, scratch_hbm: nl.NkiTensor, is_first: bool) -> None:
+        """Store sums, or add them to those that there are."""
+        wide_sbuf = self.sums.next_tile()
+        for product in group.products:
+            self._sum(product.of(wide_sbuf), product.bank_psum, [])
+        for place_hbm, tile_sbuf in _transfers(scratch_hbm, wide_sbuf):
+            if is_first:
+                nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
+            else:
+                nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, tile_sbuf], reduce_op=nl.add)
+
+    def _loaded(self, rows_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Float32 rows of a group."""
+        wide_sbuf = self.sums.next_tile()
+        for place_hbm, tile_sbuf in _transfers(rows_hbm, wide_sbuf):
+            nisa.dma_copy(dst=tile_sbuf, src=place_hbm)
+        return wide_sbuf
+
+    def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
+        """A sum of products, without the power of the gradient, and what there is of it already; overwrites that."""
+        inverse: float | nl.NkiTensor = 1.0
+        if self.power is not None:
+            inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]
+        if not earlier_sbuf:
+            if self.power is None:
+                nisa.tensor_copy(dst=dst_sbuf, src=sum_psum)
+            else:
+                nisa.tensor_scalar(dst=dst_sbuf, data=sum_psum, op0=nl.multiply, operand0=inverse)
+            return
+        first_sbuf, *others_sbuf = earlier_sbuf
+        nisa.scalar_tensor_tensor(
+            dst=first_sbuf if others_sbuf else dst_sbuf,
+            data=sum_psum,
+            op0=nl.multiply,
+            operand0=inverse,
+            op1=nl.add,
+            operand1=first_sbuf,
+        )
+        for other_sbuf in others_sbuf:
+            nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)

@@ -1,0 +1,295 @@
+"""Cases of linear cross-entropy: of hidden states and output weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from nkilib.experimental.loss import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+)
+from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
+    ROUNDOFF,
+    linear_forward_bounds,
+    linear_gradient_bounds,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    EVERY_CLASS,
+    LinearProblem,
+    Upstream,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+from nkilib.verify.kernels import inputs
+from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.observation import Array
+
+# Two tiles of each, of which the second one is ragged; three of classes, for two cores.
+POSITIONS: Final = 130
+FEATURES: Final = 144
+CLASSES: Final = 300
+_SHARD: Final = slice(150, CLASSES)
+_TYPES: Final = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+_TILING: Final[dict[str, Any]] = {"position_block": 128, "class_block": 128}
+_RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
+# What a flag adds to the results, in their order.
+_ASKED: Final = {
+    "with_target": ("target_logit", "position_weight"),
+    "with_argmax": ("argmax",),
+    "with_entropy": ("entropy",),
+    "with_distance_sum": ("distance_sum",),
+    "with_log_sum": ("maximum", "log_sum"),
+}
+_ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
+_GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "grad_bias"}
+
+_RECIPE_OF_ALL: Final[dict[str, Any]] = {
+    "class_weight_hbm": inputs.class_weights(CLASSES),
+    "label_smoothing": 0.1,
+    "ignore_index": int(inputs.targets(POSITIONS, CLASSES)[2]),
+    "lse_square_scale": 0.01,
+}
+
+
+def problem_of(given: Mapping[str, Any]) -> LinearProblem:
+    """A launch on all classes as the reference takes it."""
+    recipe = {name: given[name] for name in _RECIPE & given.keys()}
+    options = ExtendedLoss(given.get("class_weight_hbm"), **recipe)
+    bias, layout = given.get("bias_hbm"), given.get("weight_layout", "vd")
+    return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout)
+
+
+def upstream_of(given: Mapping[str, Any]) -> Upstream:
+    """What comes to the backward of such a launch; to one that computes its own lse, the exact one."""
+    if "lse_hbm" not in given:
+        scale = given["grad_scale"] if "grad_scale" in given else given["grad_scale_hbm"][0]
+        return Upstream(_lse(given), np.full(POSITIONS, scale, np.float32))
+    return Upstream(given["lse_hbm"], given["grad_loss_hbm"], given.get("grad_lse_hbm"), given.get("grad_logprob_hbm"))
+
+
+def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the forward returns, in order."""
+    return ("loss", "lse", *(name for flag, names in _ASKED.items() if given.get(flag) for name in names))
+
+
+def forward_truths(given: Mapping[str, Any]) -> Truths:
+    """Every result in float64; of a shard all but the loss, which it does not define."""
+    first, problem = given.get("first_class", 0), problem_of(given)
+    if "num_classes" in given:  # a target of another shard has no element here, as one that is ignored
+        ignored = problem.options.ignore_index
+        is_here = (problem.targets >= first) & (problem.targets < first + problem.vocab_size)
+        targets = np.where(is_here & (problem.targets != ignored), problem.targets - first, ignored)
+        problem = problem_of({**given, "targets_hbm": targets})
+    with np.errstate(all="ignore"):
+        exact, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
+        z = problem.options.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
+        maximum = z.max(axis=1)
+    found = {each.name: Truth(getattr(exact, each.name), bounds.get(each.name)) for each in fields(exact)}
+    found["maximum"] = Truth(maximum, bounds["maximum"])
+    found["log_sum"] = Truth(exact.lse - maximum, bounds["log_sum"])
+    found["argmax"] = Truth((exact.argmax + first).astype(np.int32))
+    if "num_classes" in given:
+        del found["loss"]
+    return found
+
+
+def backward_truths(given: Mapping[str, Any], classes: slice = EVERY_CLASS) -> Truths:
+    """The gradients in float64."""
+    problem, upstream = problem_of(given), upstream_of(given)
+    with np.errstate(all="ignore"):
+        exact = linear_backward_reference(problem, upstream, classes)._asdict()
+        bounds = linear_gradient_bounds(problem, upstream, classes)._asdict()
+    if "grad_weight_sum_hbm" in given:
+        exact["weight"] = exact["weight"] + given["grad_weight_sum_hbm"]
+        bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])
+    return {_GRADIENTS[name]: Truth(exact[name], bounds[name]) for name in _GRADIENTS}
+
+
+def shard_backward_truths(given: Mapping[str, Any]) -> Truths:
+    """As :func:`backward_truths`, of the classes of a shard, from the launch on all."""
+    return backward_truths({**given, **_operands(given["input_hbm"].dtype.name)}, _SHARD)
+
+
+def both_truths(given: Mapping[str, Any]) -> Truths:
+    """Of the kernel that gives loss and gradients."""
+    forward = forward_truths(given)
+    return {"loss": forward["loss"], "lse": forward["lse"], **backward_truths(given)}
+
+
+def _operands(type_name: str) -> dict[str, Any]:
+    """X, W and their targets, of which every seventh position is confident; a bias, and weights of the classes."""
+    weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
+    targets = inputs.targets(POSITIONS, CLASSES)
+    hidden = inputs.numbers(11, POSITIONS, FEATURES)
+    hidden[::7] += 12.0 * weight[targets[::7]]
+    bias = inputs.numbers(13, CLASSES)
+    return {
+        "input_hbm": hidden.astype(_TYPES[type_name]),
+        "weight_hbm": weight.astype(_TYPES[type_name]),
+        "targets_hbm": targets,
+        "bias_hbm": bias,
+        "class_weight_hbm": inputs.class_weights(CLASSES),
+    }
+
+
+def _launch(type_name: str, **options: Any) -> dict[str, Any]:
+    """The operands, of the optional ones those that ``options`` names, and the options."""
+    given = _operands(type_name)
+    optional = {name: given.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
+    given |= {name: optional[name] for name in options.keys() & optional.keys()}
+    return {**given, **{name: value for name, value in options.items() if name not in optional}}
+
+
+def _transposed(given: dict[str, Any]) -> dict[str, Any]:
+    weight = np.ascontiguousarray(given["weight_hbm"].T)
+    return {**given, "weight_hbm": weight, "weight_layout": "dv"}
+
+
+def _masked(given: dict[str, Any]) -> dict[str, Any]:
+    """Every fifth class has a bias of -inf; the targets go to the next one."""
+    bias, targets = given["bias_hbm"].copy(), given["targets_hbm"].copy()
+    bias[::5] = -np.inf
+    targets[targets % 5 == 0] += 1
+    return {**given, "bias_hbm": bias, "targets_hbm": targets}
+
+
+def _lse(given: Mapping[str, Any]) -> Array:
+    with np.errstate(all="ignore"):
+        return linear_forward_reference(problem_of(given)).lse.astype(np.float32)
+
+
+def _backward(given: dict[str, Any], **further: Any) -> dict[str, Any]:
+    return {**given, "lse_hbm": _lse(given), "grad_loss_hbm": inputs.numbers(5, POSITIONS) / POSITIONS, **further}
+
+
+def _every_gradient(type_name: str) -> dict[str, Any]:
+    """Gradients of every result that has one, p from maximum and log-sum, dW added to a sum."""
+    given = _launch(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
+    problem = problem_of(given)
+    z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)
+    maximum = z.max(axis=1)
+    return _backward(
+        given,
+        grad_lse_hbm=inputs.numbers(6, POSITIONS),
+        grad_logprob_hbm=inputs.numbers(7, POSITIONS),
+        maximum_hbm=maximum.astype(np.float32),
+        log_sum_hbm=np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1)).astype(np.float32),
+        grad_weight_sum_hbm=inputs.numbers(14, CLASSES, FEATURES),
+    )
+
+
+def _of_shard(given: dict[str, Any]) -> dict[str, Any]:
+    """The last classes of a launch on all."""
+    held = {name: given[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
+    return {**given, **held, "first_class": _SHARD.start, "num_classes": CLASSES}
+
+
+def _shard_forward(type_name: str) -> dict[str, Any]:
+    return _of_shard({**_operands(type_name), **_ALL_ASKED})
+
+
+def _shard_backward(type_name: str) -> dict[str, Any]:
+    """What a shard cannot know of the others is given."""
+    given = _backward({**_operands(type_name), "label_smoothing": 0.1})
+    weights = given["class_weight_hbm"]
+    known = {"target_weight_hbm": weights[given["targets_hbm"]], "weight_sum": float(weights.sum())}
+    return {**_of_shard(given), **known}
+
+
+def _gradient_names(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those that are wanted, in order."""
+    wanted = {
+        "input": given.get("grad_input_wanted", True),
+        "weight": given.get("grad_weight_wanted", True),
+        "bias": "bias_hbm" in given and given.get("grad_bias_wanted", True),
+    }
+    return tuple(_GRADIENTS[name] for name, is_wanted in wanted.items() if is_wanted)
+
+
+def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> Case:
+    full_name, kernel = f"linear_cross_entropy_forward: {name}", linear_cross_entropy_forward
+    return Case(full_name, is_quick, (POSITIONS, CLASSES), kernel, make, result_names(make()), forward_truths, cores)
+
+
+def _backward_case(name: str, cores: int, make: Any, truths: Any = backward_truths, written: str | None = None) -> Case:
+    full_name, kernel = f"linear_cross_entropy_backward: {name}", linear_cross_entropy_backward
+    names = _gradient_names(make())
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, truths, cores, written)
+
+
+def _both_case(name: str, cores: int, make: Any) -> Case:
+    full_name, kernel = f"linear_cross_entropy_forward_backward: {name}", linear_cross_entropy_forward_backward
+    names = ("loss", "lse", *_gradient_names(make()))
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, both_truths, cores)
+
+
+def _of_backward(type_name: str, further: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    return _backward(_launch(type_name, **options), **further)
+
+
+def _transposed_launch(type_name: str, **options: Any) -> dict[str, Any]:
+    return _transposed(_launch(type_name, **options))
+
+
+def _transposed_backward(type_name: str, **options: Any) -> dict[str, Any]:
+    return _backward(_transposed_launch(type_name, **options))
+
+
+def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
+    return _masked(_launch(type_name, bias_hbm=True, **options))
+
+
+def _masked_backward(type_name: str) -> dict[str, Any]:
+    return _backward(_masked_launch(type_name))
+
+
+def _scaled(type_name: str, **options: Any) -> dict[str, Any]:
+    """The scale of a mean, where only the device knows it."""
+    return _launch(type_name, grad_scale_hbm=np.full(1, 1 / POSITIONS, np.float32), **options)
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    every, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
+    blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
+    mean, one = {"grad_scale": 1 / POSITIONS}, {"grad_weight_wanted": False}
+    for cores, type_name in enumerate(_TYPES, start=1):
+        cores = min(cores, 2)
+        yield _forward_case(f"{type_name}", cores, partial(_launch, type_name), is_quick=cores == 1)
+        yield _backward_case(f"{type_name}", cores, partial(_of_backward, type_name, {}))
+        yield _both_case(f"{type_name}", cores, partial(_launch, type_name, **mean))
+        yield _forward_case(f"all results, {type_name}", 2, partial(_launch, type_name, **_ALL_ASKED, **_TILING))
+        yield _forward_case(f"weights, smoothing, z-loss, bias, {type_name}", 2, partial(_launch, type_name, **every))
+        yield _backward_case(
+            f"every gradient, dW added to a sum, {type_name}",
+            2,
+            partial(_every_gradient, type_name),
+            written="grad_weight_sum_hbm",
+        )
+        yield _both_case(f"every option, {type_name}", 2, partial(_scaled, type_name, **every, **blocks))
+    for type_name in ("float32", "bfloat16"):
+        yield _forward_case(f"a shard, {type_name}", 2, partial(_shard_forward, type_name))
+        yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_truths)
+        yield _forward_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name))
+        yield _backward_case(f"masked classes, {type_name}", 2, partial(_masked_backward, type_name))
+        yield _both_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name, **mean))
+    yield _forward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped))
+    yield _backward_case("[D, V], soft cap, bias", 2, partial(_transposed_backward, "bfloat16", **capped))
+    yield _both_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped, **mean))
+    yield _backward_case("the input's alone", 2, partial(_of_backward, "bfloat16", {**one, **_TILING}))
+    frozen = {"grad_input_wanted": False, "grad_bias_wanted": False}
+    yield _backward_case("the weight's alone", 2, partial(_of_backward, "bfloat16", frozen, bias_hbm=True))
+    yield _both_case("the input's alone", 1, partial(_launch, "bfloat16", **one, **mean))
+    yield _both_case("the weight's alone", 1, partial(_launch, "bfloat16", bias_hbm=True, **frozen, **mean))
