@@ -11,7 +11,6 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
@@ -23,7 +22,6 @@ from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_wanted_gradients,
     validated_grad_scale,
     validated_linear_options,
-    validated_plan,
     validated_tiling,
 )
 from nkilib.nki import nl
@@ -194,10 +192,9 @@ def linear_cross_entropy_backward(
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    sizes = BackwardSizes.of_launch(launch, options, upstream, grad_weight_sum_hbm is not None)
-    plan = validated_plan(launch, sizes, validated_tiling(launch, BACKWARD, position_block, class_block))
+    tiling = validated_tiling(launch, BACKWARD, position_block, class_block)
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
-    backward_of_core(launch, options, upstream, plan, gradients)
+    backward_of_core(launch, options, tiling, upstream, gradients)
     return gradients.returned()
 
 
