@@ -88,9 +88,7 @@ def forward(inputs: LinearInputs) -> tuple[np.ndarray, ...]:
 def first_form(inputs: LinearInputs) -> tuple[np.ndarray, ...]:
     """Loss, log-sum-exp, and the gradients of the mean loss: a forward and a backward, four products."""
     loss, lse = forward(inputs)
-    gradients = linear_cross_entropy_backward[CORES](
-        inputs.input, inputs.weight, inputs.targets, lse, inputs.grad_loss
-    )
+    gradients = linear_cross_entropy_backward[CORES](inputs.input, inputs.weight, inputs.targets, lse, inputs.grad_loss)
     return (loss, lse, *gradients)
 
 

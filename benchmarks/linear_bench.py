@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         heading(
             "nkilib linear bench: the simulation of the kernels, not hardware",
             "Linear cross-entropy of bfloat16 on two simulated cores against F.linear, F.cross_entropy and autograd",
-            f"in float32 with {TORCH_THREADS} threads on this CPU ({os.cpu_count()} in all), torch {torch.__version__}.",
+            f"in float32 with {TORCH_THREADS} threads on this CPU (of {os.cpu_count()}), torch {torch.__version__}.",
             f"{clock}; minimum of {options.runs} runs of each, taken in turns.",
             load_line(),
             "Forward + backward has four products of matrices, in one launch three, as torch has.",

@@ -31,7 +31,9 @@ def test_it_runs_and_prints_every_pass(capsys: Any, monkeypatch: Any) -> None:
     assert f"memory {len(PASSES)} of {len(PASSES)}" in printed
 
 
-@pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda array: array[::-1]], ids=["zeros", "sign", "order"])
+@pytest.mark.parametrize(
+    "change", [np.zeros_like, np.negative, lambda array: array[::-1]], ids=["zeros", "sign", "order"]
+)
 def test_a_wrong_gradient_is_seen(change: Any) -> None:
     inputs = LinearInputs(CASE)
     expected = linear_bench.TorchLoss(inputs).forward_backward()
