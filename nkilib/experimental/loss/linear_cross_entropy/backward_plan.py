@@ -121,6 +121,7 @@ class BackwardPlan:
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
+        available_bytes: of a partition.
     """
 
     features: int
@@ -134,6 +135,7 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    available_bytes: int
 
     @property
     def feature_tiles(self) -> int:
@@ -191,13 +193,16 @@ class BackwardPlan:
     @property
     def fits(self) -> bool:
         """Whether a partition of SBUF holds it."""
-        return self.sbuf_bytes <= nl.tile_size.sbuf_fmax_bytes
+        return self.sbuf_bytes <= self.available_bytes
 
     @classmethod
-    def of(cls, sizes: BackwardSizes, position_block: int, class_block: int) -> BackwardPlan:
+    def of(
+        cls, sizes: BackwardSizes, position_block: int, class_block: int, available_bytes: int | None = None
+    ) -> BackwardPlan:
         """For blocks of at most so many positions and classes, with as many buffers as there is room for and use of.
 
-        ``fits`` says whether even the fewest are too many.
+        ``fits`` says whether even the fewest are too many. There are ``available_bytes`` of a partition; None: as many
+        as the target has.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
@@ -215,6 +220,7 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            available_bytes=nl.tile_size.sbuf_fmax_bytes if available_bytes is None else available_bytes,
         )
         return least._grown()
 

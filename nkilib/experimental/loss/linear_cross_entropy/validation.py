@@ -14,7 +14,6 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_MAX,
@@ -188,22 +187,6 @@ def validated_tiling(
         f"got {tiling.class_block}; {remedy}",
     )
     return tiling
-
-
-def validated_plan(launch: LinearLaunch, sizes: BackwardSizes, tiling: LinearTiling) -> BackwardPlan:
-    """The plan of a backward.
-
-    Raises:
-        AssertionError: its tiles do not fit SBUF; with function, requirement, value and remedy.
-    """
-    plan = BackwardPlan.of(sizes, *tiling)
-    require(
-        plan.fits,
-        f"{launch.function}: position_block and class_block must be so small that tiles fit "
-        f"{nl.tile_size.sbuf_fmax_bytes} bytes of a partition, got {tiling.position_block} and {tiling.class_block}, "
-        f"which take {plan.sbuf_bytes}; None takes what choose_linear_tiling says",
-    )
-    return plan
 
 
 def _validate_input(function: str, input_hbm: nl.NkiTensor) -> None:
