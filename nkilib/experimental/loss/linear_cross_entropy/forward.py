@@ -12,10 +12,15 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step, balanced_spans, shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
+from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, even_shares
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import TILES_OF_GROUP, WINDOW, ForwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
+    TILES_OF_GROUP,
+    WINDOW,
+    ForwardSizes,
+    PositionPlan,
+)
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
@@ -34,10 +39,13 @@ from nkilib.nki import nisa, nl
 def forward_of_core(launch: LinearLaunch, options: Options, tiling: LinearTiling, results: Results) -> None:
     """The results, of which each core stores some."""
     _require_room(launch, options, tiling)
-    spans = balanced_spans(Span(0, launch.num_positions), tiling.position_block)
-    forward = _Forward.make(launch, options, tiling, spans)
-    for span in spans:
-        forward.run(Block(*span), results)
+    plan = _sizes(launch, options).position_plan(*tiling)
+    forward = _Forward.make(launch, options, tiling, plan)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        forward.run(Block(first, min(plan.size, launch.num_positions - first)), results)
 
 
 def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
@@ -87,11 +95,11 @@ class _Forward:
     scores: ScoreTiles
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, spans: list[Span]) -> _Forward:
-        tiles = max(div_ceil(span.size, PARTITIONS) for span in spans)
+    def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, plan: PositionPlan) -> _Forward:
+        tiles = plan.tiles
         depth = div_ceil(launch.num_features, PARTITIONS)
-        shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-        bodies = _sizes(launch, options).most_bodies(tiles, len(spans))
+        shares = even_shares(launch.vocab_size, nl.num_programs())
+        bodies = _sizes(launch, options).most_bodies(plan)
         schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
