@@ -239,10 +239,7 @@ class _Backward:
         )
         first = Block(share.first, lead) if lead > 0 else blocks.opening
         assert first is not None
-        self.streams.load_first_inputs(self.positions[0])
-        for part in self.streams.weight_parts(first, 0):
-            self.streams.load_weight(part)
-        self.streams.load_rows(first, 0)
+        self.streams.load_opening(first, self.positions[0])
 
         def body(step: Step) -> None:
             self._step(step, share)
@@ -365,6 +362,8 @@ class _Backward:
                     piece_sbuf = loaded.pop(0)
                 if groups and piece_sbuf is not None:
                     self._add_weights(round_, groups[unit.group], unit, piece_sbuf)
+        if round_.next_positions is not None:
+            self.streams.load_second_inputs(round_.next_positions)
         if self.input_sum is not None and round_.is_last_of_core:
             self.input_sum.meet(round_.positions, stripes[-1])
             self.input_sum.add(round_.positions, stripes[-1], 0, 1)
@@ -376,7 +375,7 @@ class _Backward:
             groups = len(
                 self.weight_gradient.groups(round_.classes, cut(self.launch.num_features, self.plan.stripe)[0])
             )
-        pieces = [range(span.first, span.end) for span in cut(round_.tiles, self.plan.buffers.tiles_of_piece)]
+        pieces = self.streams.pieces_of(round_.positions)
         count = groups * len(pieces)
         found = []
         for number in range(count):
@@ -433,28 +432,32 @@ class _Backward:
         return None if self.input_gradient is None else self.streams.load_stripe(round_.classes, stripe)
 
     def _load_next(self, round_: _Round) -> None:
-        """What the next round starts with, but for W^T."""
+        """What the next round starts with, but for W^T and the further tiles of X^T."""
         self.streams.load_rows(round_.next_classes, 0)
         if round_.next_positions is not None:
-            self.streams.load_first_inputs(round_.next_positions)
+            self.streams.load_first_input(round_.next_positions)
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> tuple[int, BlockPlan]:
     """How many classes stand before the loop of a core, and its blocks after them.
 
-    The first block stores its dX, which takes less time than to add it, and so it is the one to be short: as large as
-    the program allows beside the loop and what is left behind it. Without a loop it is the first of all blocks.
+    The first block stores its dX, which takes less time than to add it, and so it is the one to be short: what the last
+    block of the loop loads for the one behind it is then a whole block. Without a loop it is the first of all blocks.
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
     unrolled = plan_blocks(shares, core, most, max(_FEWEST_BODIES, int(allowed)))
     if unrolled.trips == 0:
         return 0, unrolled
-    least = min(share.size for share in shares) // PARTITIONS
-    lead = min(plan.class_tiles, least, max(1, int((allowed - _FEWEST_BODIES) * plan.class_tiles)))
-    bodies = max(_FEWEST_BODIES, int(allowed - lead / plan.class_tiles))
+    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
+    each = div_ceil(tiles, div_ceil(tiles, plan.class_tiles))
+    lead = (tiles - 1) % each + 1
+    if lead <= each // 2:
+        # Too short for its transfers: the block behind the loop is shorter instead.
+        lead = div_ceil(lead + each, 2)
     rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
-    return lead * PARTITIONS, plan_blocks(rests, core, most, bodies)
+    bodies = max(_FEWEST_BODIES, int(allowed - lead / each))
+    return lead * PARTITIONS, plan_blocks(rests, core, each * PARTITIONS, bodies)
 
 
 def _logit_tiles(

@@ -13,6 +13,8 @@ from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
 from nkilib.nki import nl
 
+_HALVES = 2
+
 
 @dataclass(frozen=True)
 class WeightPart:
@@ -59,22 +61,67 @@ class BackwardStreams:
         def row(is_needed: bool) -> nl.NkiTensor | None:
             return nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) if is_needed else None
 
+        shape = (_HALVES, plan.half_size)
+        shared_sbuf = None
+        if plan.buffers.takes_turns:
+            shared_sbuf = nl.ndarray((PARTITIONS, *shape), dtype=dtype, buffer=nl.sbuf)
+
+        def ring(count: int, first_half: int, tiles: int, columns: int) -> Ring:
+            """Tiles [128, tiles, columns]: of their own, or side by side in halves of what takes turns."""
+            if shared_sbuf is None:
+                return Ring.of_sbuf(count, (PARTITIONS, tiles, columns), dtype)
+            size, found = tiles * columns, []
+            for number in range(count):
+                # A tile of X^T takes a half; the others lie one behind the other in theirs.
+                half, place = (number, 0) if size * count > plan.half_size else (first_half, number)
+                part_sbuf = shared_sbuf[:, half, place * size : (place + 1) * size]
+                found.append(part_sbuf.reshape_dim(1, (tiles, columns)))
+            return Ring(found)
+
+        buffers = plan.buffers
         return cls(
             launch,
             plan,
-            Ring.of_sbuf(plan.buffers.input_tiles, (PARTITIONS, plan.feature_tiles, PARTITIONS), dtype),
+            ring(buffers.input_tiles, 0, plan.feature_tiles, PARTITIONS),
             nl.ndarray((PARTITIONS, plan.feature_tiles, classes), dtype=dtype, buffer=nl.sbuf),
-            Ring.of_sbuf(plan.buffers.pieces, (PARTITIONS, plan.buffers.tiles_of_piece, plan.stripe), dtype),
-            Ring.of_sbuf(plan.buffers.weight_stripes, (PARTITIONS, plan.class_tiles, plan.stripe), dtype),
+            # The last stripe of W is read before the last piece of X: the first tile of X^T takes its place.
+            ring(buffers.pieces, 1, buffers.tiles_of_piece, plan.stripe),
+            ring(buffers.weight_stripes, 0, plan.class_tiles, plan.stripe),
             row(launch.bias_hbm is not None),
             row(options.needs_class_weights),
         )
 
-    def load_first_inputs(self, positions: Span) -> None:
-        """The first tiles of X^T of a block, as many as there are buffers."""
+    def load_opening(self, classes: Block, positions: Span) -> None:
+        """What the first block starts with, in the order in which it is needed, and what stays for all blocks."""
         self.inputs.restart()
-        for tile in range(self.first_inputs(positions)):
+        self.load_input(positions, 0)
+        for part in self.weight_parts(classes, 0):
+            self.load_weight(part)
+        self.load_rows(classes, 0)
+        for tile in range(1, self.first_inputs(positions)):
             self.load_input(positions, tile)
+        if self.plan.keeps_pieces:
+            self.pieces.restart()
+            for stripe in cut(self.launch.num_features, self.plan.stripe):
+                for tiles in self.pieces_of(positions):
+                    self._load_piece(positions, tiles, stripe)
+
+    def pieces_of(self, positions: Span) -> list[range]:
+        """The tiles of positions of each piece of X of a block."""
+        tiles = div_ceil(positions.size, PARTITIONS)
+        return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
+
+    def load_first_input(self, positions: Span) -> None:
+        """The first tile of X^T of a block."""
+        self.inputs.restart()
+        if not self.plan.keeps_inputs:
+            self.load_input(positions, 0)
+
+    def load_second_inputs(self, positions: Span) -> None:
+        """Those after the first one, as many as there are buffers, which pieces of X may have taken until now."""
+        if not self.plan.keeps_inputs:
+            for tile in range(1, self.first_inputs(positions)):
+                self.load_input(positions, tile)
 
     def first_inputs(self, positions: Span) -> int:
         """How many tiles that are."""
@@ -89,7 +136,10 @@ class BackwardStreams:
         return tile_sbuf
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Some tiles of X of a block, in the next buffer."""
+        """Some tiles of X of a block, in the next buffer; they are there already if they are kept."""
+        return self.pieces.next_tile() if self.plan.keeps_pieces else self._load_piece(positions, tiles, stripe)
+
+    def _load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
         first = tiles.start * PARTITIONS
         rows = min(tiles.stop * PARTITIONS, positions.size) - first
         piece_sbuf = self.pieces.next_tile()
