@@ -28,10 +28,11 @@ _ADDED_BYTES = 8.0
 # Fitted to profiles of some thirty launches on trn2: the share of Tensor's time by which transfers delay it, at a ratio
 # of both times, and what too few buffers add.
 _DELAY, _RATIO, _POWER = 0.8, 0.62, 1.4
-_OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_SHORT_PIECES, _OF_FEW_RESULTS = 0.12, 0.10, 0.06, 0.04
+_OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_FEW_RESULTS = 0.12, 0.10, 0.04
+_OF_PIECES = {1: 0.06, 2: 0.012}
 # A group of one tile of classes waits for its X.
 _OF_SHORT_GROUP = 0.03
-# Of two tilings that are nearly alike, the one of fewer and larger blocks has fewer instructions.
+# Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
 
 
@@ -75,7 +76,7 @@ class BackwardLaunch:
             _DELAY * max(0.0, ratio - _RATIO) ** _POWER
             + _OF_ONE_INPUT_TILE * (buffers.input_tiles < min(2, plan.position_tiles))
             + _OF_ONE_WEIGHT_STRIPE * (buffers.weight_stripes < 2)
-            + _OF_SHORT_PIECES * (buffers.tiles_of_piece < min(2, plan.position_tiles))
+            + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
             + _OF_SHORT_GROUP * (each > _TILES_OF_GROUP and each % _TILES_OF_GROUP == 1)
         )
@@ -115,7 +116,7 @@ def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
     """
     best, least = None, float("inf")
     for position_tiles in sorted(_position_tiles(launch.position_tiles), reverse=True):
-        for class_tiles in range(min(_CLASS_TILES_MAX, launch.class_tiles), 0, -1):
+        for class_tiles in range(1, min(_CLASS_TILES_MAX, launch.class_tiles) + 1):
             tiling = LinearTiling(position_tiles * TILE, class_tiles * TILE)
             plan = launch.plan(tiling)
             if not plan.fits:
