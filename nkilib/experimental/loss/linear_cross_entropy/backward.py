@@ -37,6 +37,7 @@ from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import Gradi
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles, LastProduct, TilePlace
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE, LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
@@ -52,6 +53,8 @@ _TRANSPOSE_BANKS = (3, 4, 5)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
 # A tile is transposed when so many more have been made: then it is there. Under a cap it takes longer.
 _TRANSPOSED_LATER, _TRANSPOSED_LATER_WITH_CAP = 1, 2
+# Of kept logits nothing but the rounding of their gradient comes between: Scalar and Vector get ahead of Tensor.
+_KEPT_TRANSPOSED_LATER, _KEPT_MULTIPLIED_LATER = 2, 3
 # Tiles of dX of the first stripe before the last tiles are transposed.
 _TILES_BEFORE_TRANSPOSE = 2
 # Copies of a block in a program with a loop: of the loop, and behind it.
@@ -70,19 +73,43 @@ def backward_of_core(
     """
     sizes = BackwardSizes.of_launch(launch, options, upstream, gradients.adds_to_weight)
     plan = BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
+    require_fitting_plan(launch.function, tiling, plan)
+    write_gradients(launch, options, plan, upstream, gradients)
+
+
+def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
+    """Refuse blocks that do not fit SBUF.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
     require(
         plan.fits,
-        f"{launch.function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
+        f"{function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
         f"partition of SBUF, {nl.tile_size.sbuf_fmax_bytes} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
         f"smaller ones",
     )
+
+
+def write_gradients(
+    launch: LinearLaunch,
+    options: Options,
+    plan: BackwardPlan,
+    upstream: PositionUpstream,
+    gradients: Gradients,
+    kept: KeptLogits | None = None,
+) -> None:
+    """Write the gradients by a plan that fits.
+
+    ``kept`` are the logits of the core's classes, where the launch has them; they are computed otherwise.
+    """
     cores, core = nl.num_programs(), nl.program_id(0)
     shares = shares_of_cores(launch.vocab_size, cores)
     shares = [share for share in shares if share.size > 0]
     partials_hbm = _partials(launch, gradients, len(shares))
     if core >= len(shares):
         return
-    backward = _Backward.make(launch, options, upstream, plan, gradients, partials_hbm, core)
+    backward = _Backward.make(launch, options, upstream, plan, gradients, partials_hbm, core, kept)
     backward.run(shares)
 
 
@@ -155,7 +182,8 @@ class _Backward:
         core: of this launch.
         positions: the blocks of positions.
         streams: buffers.
-        logits, tiles: that make the gradient of the logits.
+        logits: that computes them, where they are not kept.
+        tiles: that make the gradient of the logits.
         block: where it stands.
         targets_sbuf: counted from the first class of the block, float32 [128, tiles].
         transpose_banks: of PSUM, for transposes beside the logits.
@@ -189,6 +217,7 @@ class _Backward:
         gradients: Gradients,
         partials_hbm: list[nl.NkiTensor],
         core: int,
+        kept: KeptLogits | None,
     ) -> _Backward:
         columns = GradientColumns.make(launch, options, upstream)
         banks_psum = [
@@ -205,7 +234,7 @@ class _Backward:
         if gradients.weight_hbm is not None:
             banks = [banks_psum[bank] for bank in _WEIGHT_BANKS]
             weight_gradient = WeightGradient.make(
-                launch, plan, gradients.weight_hbm, gradients.adds_to_weight, banks, columns.power
+                launch, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, columns.power
             )
         if gradients.bias_hbm is not None:
             bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, columns.power)
@@ -214,7 +243,7 @@ class _Backward:
             plan,
             core,
             positions,
-            BackwardStreams.make(launch, options, plan),
+            BackwardStreams.make(launch, options, plan, kept),
             _logit_tiles(launch, options, plan, [banks_psum[bank] for bank in _LOGIT_BANKS]),
             GradientTiles.make(columns, options.softcap, plan.class_tiles * PARTITIONS, plan.classes_of_tile),
             GradientBlock.make(plan, launch.dtype, input_gradient is not None or bias_gradient is not None),
@@ -255,9 +284,7 @@ class _Backward:
         is_first_of_core = is_known and classes.first == share.first
         is_last_of_core = is_known and classes.first + classes.size == share.end
         late = classes.part(step.loaded, classes.size - step.loaded)
-        for part in self.streams.weight_parts(late, step.loaded):
-            self.streams.load_weight(part)
-        self.streams.load_rows(late, step.loaded)
+        self.streams.load_late(late, step.loaded, self.positions[0])
         for number, positions in enumerate(self.positions):
             is_last = number + 1 == len(self.positions)
             next_positions = self.positions[0 if is_last else number + 1]
@@ -281,15 +308,20 @@ class _Backward:
         for gradient in (self.input_gradient, self.weight_gradient, self.bias_gradient):
             if gradient is not None:
                 gradient.restart()
-        self._make_gradient(round_)
-        self._multiply(round_)
+        self._multiply(round_, self._make_gradient(round_))
 
     @property
     def _transposed_later(self) -> int:
+        if self.plan.keeps_logits:
+            return _KEPT_TRANSPOSED_LATER
         return _TRANSPOSED_LATER if self.tiles.softcap is None else _TRANSPOSED_LATER_WITH_CAP
 
-    def _make_gradient(self, round_: _Round) -> None:
-        """The block of the gradient, but for the transposes of its last tiles."""
+    def _make_gradient(self, round_: _Round) -> nl.NkiTensor | None:
+        """The block of the gradient; the first stripe of W where it is loaded already.
+
+        Of computed scores the last tiles are not transposed yet. Kept ones leave Tensor idle: dX of the first stripe is
+        computed meanwhile, some tiles later.
+        """
         of_tiles = cut(round_.classes.size, self.plan.classes_of_tile)
         inputs = self.streams.inputs
         inputs.restart()
@@ -299,11 +331,12 @@ class _Backward:
         else:
             loaded += [inputs.next_tile() for _ in range(1, self.streams.first_inputs(round_.positions))]
         first_column = round_.positions.first // PARTITIONS
+        stripe = self.streams.stripes_of_features[0]
+        weight_sbuf = self._load_stripe(round_, stripe) if self.plan.keeps_logits else None
         last: LastProduct | None = None
         for tile in range(round_.tiles):
-            rows = round_.rows(tile)
-            input_sbuf = loaded.pop(0)[:, :, 0:rows]
-            places = [TilePlace(first_column + tile, rows, span) for span in of_tiles]
+            input_sbuf = loaded.pop(0)
+            places = [TilePlace(first_column + tile, round_.rows(tile), span) for span in of_tiles]
             # Scalar loads a table for the tangents and one for the exponentials: once for all tiles that fit the rings.
             at_a_time = 1 if self.tiles.softcap is None else TURNS - 1
             for start in range(0, len(places), at_a_time):
@@ -312,24 +345,36 @@ class _Backward:
                 for (number, place), scores_of_tile in zip(numbered, scores, strict=True):
                     made = self._make_tile(tile, number, scores_of_tile, place)
                     if last is not None:
-                        last.issue()
+                        last.issue(self.plan.keeps_logits)
                     last = made
-            ahead = tile + self.plan.buffers.input_tiles
+            ahead = tile + len(inputs.tiles)
             if ahead < round_.tiles:
-                loaded.append(self.streams.load_input(round_.positions, ahead))
-            if tile >= self._transposed_later:
-                self._transpose(round_, tile - self._transposed_later, self.transpose_banks)
+                loaded.append(self.streams.load_input(round_.classes, 0, round_.positions, ahead))
+            self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
         if last is not None:
-            last.issue()
+            last.issue(self.plan.keeps_logits)
+        if self.plan.keeps_logits:
+            for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
+                self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
+            self._add_bias(round_)
+        return weight_sbuf
 
-    def _scores(self, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
-        """A tile of logits, or of tangents of a cap."""
-        streams, columns = self.streams, slice(place.classes.first, place.classes.end)
-        bias_sbuf = None if streams.bias_sbuf is None else streams.bias_sbuf[:, columns]
-        return self.logits.scores(number, input_sbuf, streams.weight_sbuf[:, :, columns], bias_sbuf)
+    def _transpose_later(self, round_: _Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
+        """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
+        if 0 <= tile < round_.tiles:
+            self._transpose(round_, tile, self.transpose_banks)
+        earlier = tile - (_KEPT_MULTIPLIED_LATER - _KEPT_TRANSPOSED_LATER)
+        if self.plan.keeps_logits and 0 <= earlier < round_.tiles:
+            self._add_input(round_, stripe, earlier, weight_sbuf)
+
+    def _add_bias(self, round_: _Round) -> None:
+        """db of the block, all of which is transposed."""
+        if self.bias_gradient is not None:
+            positions = round_.positions.size
+            self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
     def _make_tile(self, tile: int, number: int, scores: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
-        """A tile of the gradient from that."""
+        """A tile of the gradient from its scores."""
         columns, weights_sbuf = slice(place.classes.first, place.classes.end), self.streams.class_weight_sbuf
         return self.tiles.make_tile(
             number,
@@ -340,14 +385,26 @@ class _Backward:
             None if weights_sbuf is None else weights_sbuf[0 : place.rows, columns],
         )
 
+    def _scores(self, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
+        """A tile of scores: products of a tile of X^T, or what is kept."""
+        columns = slice(place.classes.first, place.classes.end)
+        streams = self.streams
+        if streams.weight_sbuf is None:
+            return input_sbuf[0 : place.rows, columns]
+        bias_sbuf = None if streams.bias_sbuf is None else streams.bias_sbuf[:, columns]
+        return self.logits.scores(
+            number, input_sbuf[:, :, 0 : place.rows], streams.weight_sbuf[:, :, columns], bias_sbuf
+        )
+
     def _transpose(self, round_: _Round, tile: int, banks: Ring) -> None:
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
-    def _multiply(self, round_: _Round) -> None:
-        """dX, dW and db of the block."""
+    def _multiply(self, round_: _Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
+        """dX, dW and db of the block, but for what has been made beside its gradient."""
         stripes = self.streams.stripes_of_features
         units = self._units(round_)
-        pending = list(range(max(0, round_.tiles - self._transposed_later), round_.tiles))
+        later = 0 if self.plan.keeps_logits else self._transposed_later
+        pending = list(range(max(0, round_.tiles - later), round_.tiles))
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         loaded: list[nl.NkiTensor] = []
         parts = self.streams.weight_parts(round_.next_classes, 0)
@@ -356,7 +413,7 @@ class _Backward:
         due = div_ceil(len(parts), steps)
         # In the memory of the last stripe of W only when that is done with.
         loads_next_at = len(units) - 1 if self.plan.buffers.takes_turns else 0
-        weights = [self._load_stripe(round_, stripe) for stripe in stripes[:1]]
+        weights = [first_stripe_sbuf if self.plan.keeps_logits else self._load_stripe(round_, stripes[0])]
         if round_.is_first_of_core and round_.is_first:
             self.streams.load_kept(round_.positions)
         while pieces and len(loaded) < self.plan.buffers.pieces - 1:
@@ -368,7 +425,8 @@ class _Backward:
             if number + 1 < len(stripes):
                 weights.append(self._load_stripe(round_, stripes[number + 1]))
             for unit in units:
-                self._add_inputs(round_, stripe, unit, weights[number], pending)
+                if number > 0 or not self.plan.keeps_logits:
+                    self._add_inputs(round_, stripe, unit, weights[number], pending)
                 if number > 0:
                     self._sum_inputs(round_, stripes[number - 1], unit.number, len(units))
                 if pieces and unit.loads:
@@ -409,18 +467,18 @@ class _Backward:
             is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
             while pending and (is_due or tile >= pending[0]):
                 self._transpose(round_, pending.pop(0), self.input_banks)
-                if not pending and self.bias_gradient is not None:
-                    self.bias_gradient.add(
-                        self.block, round_.classes, round_.positions.size, round_.is_first, round_.is_last
-                    )
-            if self.input_gradient is None or weight_sbuf is None:
-                continue
-            first = round_.positions.first + tile * PARTITIONS
-            rows, columns = slice(first, first + round_.rows(tile)), slice(stripe.first, stripe.end)
-            place_hbm = self.input_gradient.partial_hbm[rows, columns]
-            self.input_gradient.add_tile(
-                self.block, weight_sbuf, place_hbm, tile, round_.classes.size, round_.is_first_of_core
-            )
+                if not pending:
+                    self._add_bias(round_)
+            self._add_input(round_, stripe, tile, weight_sbuf)
+
+    def _add_input(self, round_: _Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
+        """dX of a tile."""
+        if self.input_gradient is None or weight_sbuf is None:
+            return
+        first = round_.positions.first + tile * PARTITIONS
+        place_hbm = self.input_gradient.partial_hbm[first : first + round_.rows(tile), stripe.first : stripe.end]
+        classes, is_first = round_.classes.size, round_.is_first_of_core
+        self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def _add_weights(self, round_: _Round, group: WeightGroup, unit: _Unit, piece_sbuf: nl.NkiTensor) -> None:
         """A piece of X times the gradient, for a group of tiles of dW."""
@@ -451,7 +509,8 @@ class _Backward:
         """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
         self.streams.load_rows(round_.next_classes, 0)
         if round_.next_positions is not None:
-            self.streams.load_first_input(round_.next_positions)
+            classes = round_.next_classes if round_.is_last else round_.classes
+            self.streams.load_first_input(classes, round_.next_positions)
             if not self.plan.buffers.takes_turns:
                 self.streams.load_second_inputs(round_.next_positions)
 
@@ -484,7 +543,8 @@ def _logit_tiles(
     """The tiles of logits, in banks that others take at other times."""
 
     def tiles_sbuf(is_needed: bool) -> list[nl.NkiTensor]:
-        return Ring.of_sbuf(TURNS if is_needed else 0, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
+        turns = TURNS if is_needed and not plan.keeps_logits else 0
+        return Ring.of_sbuf(turns, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
 
     return LogitTiles(
         launch.num_features,

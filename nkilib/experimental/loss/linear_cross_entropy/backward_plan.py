@@ -34,6 +34,8 @@ _STEPS_OF_STREAMS = 9
 PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
 # Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Of a tile of logits that no product has to fit a bank of PSUM for.
+_CLASSES_OF_KEPT_TILE = 1024
 # Columns of positions and what else is small, with room for alignment.
 _SMALL_BYTES = 3072
 _COLUMNS = 14
@@ -53,6 +55,7 @@ class BackwardSizes:
         has_softcap: of the logits.
         has_rest: other terms of the gradient than that of the error at the target.
         adds_to_weight: dW is added to a float32 sum.
+        keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
     """
 
     num_positions: int
@@ -65,6 +68,7 @@ class BackwardSizes:
     has_softcap: bool = False
     has_rest: bool = False
     adds_to_weight: bool = False
+    keeps_logits: bool = False
 
     @classmethod
     def of_launch(
@@ -130,6 +134,8 @@ class BackwardPlan:
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
+        keeps_logits: as in :class:`BackwardSizes`.
+        available_bytes: of a partition.
     """
 
     features: int
@@ -143,6 +149,8 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    keeps_logits: bool
+    available_bytes: int
 
     @property
     def feature_tiles(self) -> int:
@@ -171,7 +179,8 @@ class BackwardPlan:
         """About how many instructions a block of so many classes is, for all positions; rather too many."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
-        of_logits = div_ceil(classes, self.classes_of_tile) * (self.feature_tiles + _INSTRUCTIONS_OF_GRADIENT)
+        products = 0 if self.keeps_logits else self.feature_tiles
+        of_logits = div_ceil(classes, self.classes_of_tile) * (products + _INSTRUCTIONS_OF_GRADIENT)
         of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe)
 
@@ -198,7 +207,7 @@ class BackwardPlan:
     @property
     def keeps_inputs(self) -> bool:
         """There are buffers for all of X^T."""
-        return self.position_blocks == 1 and self.buffers.input_tiles >= self.position_tiles
+        return not self.keeps_logits and self.position_blocks == 1 and self.buffers.input_tiles >= self.position_tiles
 
     @property
     def pieces_of_stripe(self) -> int:
@@ -214,12 +223,17 @@ class BackwardPlan:
     @property
     def sbuf_bytes(self) -> int:
         """What it takes of a partition."""
-        buffers, transposed = self.buffers, self.feature_tiles * self.itemsize
-        inputs = buffers.input_tiles * PARTITIONS * transposed
+        buffers, rows = self.buffers, PARTITIONS * self.itemsize
         streams = (self.pieces_size + self.stripes_size) * self.itemsize
+        if self.keeps_logits:
+            streams += buffers.input_tiles * self.class_tiles * PARTITIONS * _FLOAT32_BYTES
+        elif buffers.takes_turns:
+            streams = _TURNS_OF_MEMORY * self.half_size * self.itemsize
+        else:
+            streams += buffers.input_tiles * self.feature_tiles * rows
         rings = (
-            _TURNS_OF_MEMORY * self.half_size * self.itemsize if buffers.takes_turns else inputs + streams,
-            self.class_tiles * PARTITIONS * transposed,
+            streams,
+            0 if self.keeps_logits else self.class_tiles * self.feature_tiles * rows,
             buffers.input_results * self.stripe * _FLOAT32_BYTES,
             buffers.weight_results * prod(self.weight_group) * self.itemsize,
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
@@ -231,18 +245,22 @@ class BackwardPlan:
     @property
     def fits(self) -> bool:
         """Whether a partition of SBUF holds it."""
-        return self.sbuf_bytes <= nl.tile_size.sbuf_fmax_bytes
+        return self.sbuf_bytes <= self.available_bytes
 
     @classmethod
-    def of(cls, sizes: BackwardSizes, position_block: int, class_block: int) -> BackwardPlan:
+    def of(
+        cls, sizes: BackwardSizes, position_block: int, class_block: int, available_bytes: int | None = None
+    ) -> BackwardPlan:
         """For blocks of at most so many positions and classes, with as many buffers as there is room for and use of.
 
-        ``fits`` says whether even the fewest are too many.
+        ``fits`` says whether even the fewest are too many. There are ``available_bytes`` of a partition; None: as many
+        as the target has.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
         position_blocks = div_ceil(sizes.num_positions, position_block)
-        classes_of_tile = div_ceil(class_block, div_ceil(class_block, CLASSES_OF_TILE))
+        most = _CLASSES_OF_KEPT_TILE if sizes.keeps_logits and sizes.has_classes_first else CLASSES_OF_TILE
+        classes_of_tile = div_ceil(class_block, div_ceil(class_block, most))
         least = cls(
             sizes.num_features,
             sizes.itemsize,
@@ -255,6 +273,8 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            keeps_logits=sizes.keeps_logits,
+            available_bytes=nl.tile_size.sbuf_fmax_bytes if available_bytes is None else available_bytes,
         )
         return least._grown()
 
@@ -276,9 +296,10 @@ class BackwardPlan:
         if self.position_blocks == 1:
             pieces = div_ceil(tiles, _TILES_OF_PIECE)
             steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _TILES_OF_PIECE)})
-            steps.append({"input_tiles": tiles})
+            if not self.keeps_logits:
+                steps.append({"input_tiles": tiles})
         found = self._with(steps)
-        if found.is_ample:
+        if found.is_ample or self.keeps_logits:
             return found
         in_turns = {"takes_turns": 1, "input_tiles": min(_TURNS_OF_MEMORY, tiles)}
         alternative = replace(self, buffers=replace(self.buffers, **in_turns))._with(steps[1:_STEPS_OF_STREAMS])

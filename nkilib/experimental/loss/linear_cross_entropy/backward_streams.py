@@ -8,6 +8,7 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, balanced_spans, cut
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
@@ -37,8 +38,9 @@ class BackwardStreams:
 
     Attributes:
         launch, plan: of the kernel.
-        inputs: tiles of X^T, [128, tiles of features, 128].
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes].
+        kept: the logits, where the launch has them; None where they are computed.
+        inputs: tiles of X^T, [128, tiles of features, 128]; of logits, float32 [128, classes], where they are kept.
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None where logits are kept.
         pieces: of X, [128, tiles of positions, stripe].
         stripes: of W, [128, tiles of classes, stripe].
         bias_sbuf, class_weight_sbuf: of a block, float32 [128, classes]; None without.
@@ -46,15 +48,18 @@ class BackwardStreams:
 
     launch: LinearLaunch
     plan: BackwardPlan
+    kept: KeptLogits | None
     inputs: Ring
-    weight_sbuf: nl.NkiTensor
+    weight_sbuf: nl.NkiTensor | None
     pieces: Ring
     stripes: Ring
     bias_sbuf: nl.NkiTensor | None
     class_weight_sbuf: nl.NkiTensor | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, plan: BackwardPlan) -> BackwardStreams:
+    def make(
+        cls, launch: LinearLaunch, options: Options, plan: BackwardPlan, kept: KeptLogits | None
+    ) -> BackwardStreams:
         """Nothing is loaded yet."""
         dtype, classes = launch.dtype, plan.class_tiles * PARTITIONS
 
@@ -79,28 +84,34 @@ class BackwardStreams:
             return Ring(found)
 
         buffers = plan.buffers
+        if kept is None:
+            inputs = ring(buffers.input_tiles, 0, plan.feature_tiles, PARTITIONS)
+            weight_sbuf = nl.ndarray((PARTITIONS, plan.feature_tiles, classes), dtype=dtype, buffer=nl.sbuf)
+        else:
+            inputs, weight_sbuf = Ring.of_sbuf(buffers.input_tiles, (PARTITIONS, classes), nl.float32), None
         return cls(
             launch,
             plan,
-            ring(buffers.input_tiles, 0, plan.feature_tiles, PARTITIONS),
-            nl.ndarray((PARTITIONS, plan.feature_tiles, classes), dtype=dtype, buffer=nl.sbuf),
+            kept,
+            inputs,
+            weight_sbuf,
             # The last stripe of W is read before the last piece of X: the first tile of X^T takes its place.
             ring(buffers.pieces, 1, buffers.tiles_of_piece, plan.stripe),
             ring(buffers.weight_stripes, 0, plan.class_tiles, plan.stripe),
-            row(launch.bias_hbm is not None),
+            row(launch.bias_hbm is not None and kept is None),
             row(options.needs_class_weights),
         )
 
     def load_opening(self, classes: Block, positions: Span) -> None:
         """What the first block starts with, in the order in which it is needed."""
         self.inputs.restart()
-        self.load_input(positions, 0)
+        self.load_input(classes, 0, positions, 0)
         for part in self.weight_parts(classes, 0):
             self.load_weight(part)
         self.load_rows(classes, 0)
         if not self.plan.buffers.takes_turns:
             for tile in range(1, self.first_inputs(positions)):
-                self.load_input(positions, tile)
+                self.load_input(classes, 0, positions, tile)
 
     def load_kept(self, positions: Span) -> None:
         """X, if it stays for all blocks: behind X^T of the first one, which is needed before."""
@@ -123,24 +134,52 @@ class BackwardStreams:
         tiles = div_ceil(positions.size, PARTITIONS)
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
-    def load_first_input(self, positions: Span) -> None:
-        """The first tile of X^T of a block."""
+    def load_late(self, classes: Block, at: int, positions: Span) -> None:
+        """What is missing of a block of classes, from class ``at`` on."""
+        if classes.size == 0:
+            return
+        for part in self.weight_parts(classes, at):
+            self.load_weight(part)
+        self.load_rows(classes, at)
+        if self.kept is not None:
+            self._load_first_logits(classes, at, positions)
+
+    def load_first_input(self, classes: Block | None, positions: Span) -> None:
+        """The first tile of X^T of a block, or the first logits of those classes."""
+        if self.kept is not None:
+            if classes is not None:
+                self._load_first_logits(classes, 0, positions)
+            return
         self.inputs.restart()
         if not self.plan.keeps_inputs:
-            self.load_input(positions, 0)
+            self._load_transposed_input(positions, 0)
 
     def load_second_inputs(self, positions: Span) -> list[nl.NkiTensor]:
-        """Those after the first one, as many as there are buffers."""
-        if self.plan.keeps_inputs:
+        """Tiles of X^T after the first one, as many as there are buffers."""
+        if self.kept is not None or self.plan.keeps_inputs:
             return []
-        return [self.load_input(positions, tile) for tile in range(1, self.first_inputs(positions))]
+        return [self._load_transposed_input(positions, tile) for tile in range(1, self.first_inputs(positions))]
+
+    def _load_first_logits(self, classes: Block, at: int, positions: Span) -> None:
+        self.inputs.restart()
+        for tile in range(self.first_inputs(positions)):
+            self.load_input(classes, at, positions, tile)
 
     def first_inputs(self, positions: Span) -> int:
         """How many tiles that are."""
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
-    def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
-        """A tile of X^T of a block, in the next buffer."""
+    def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> nl.NkiTensor:
+        """A tile of X^T of a block, or its logits of some classes, from class ``at`` on, in the next buffer."""
+        if self.kept is None:
+            return self._load_transposed_input(positions, tile)
+        first = tile * PARTITIONS
+        rows = min(PARTITIONS, positions.size - first)
+        tile_sbuf = self.inputs.next_tile()
+        self.kept.load(tile_sbuf[0:rows, at : at + classes.size], (positions.first + first) // PARTITIONS, classes)
+        return tile_sbuf
+
+    def _load_transposed_input(self, positions: Span, tile: int) -> nl.NkiTensor:
         rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
         tile_sbuf = self.inputs.next_tile()
         of_tile = Matrix(self.launch.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
@@ -167,7 +206,7 @@ class BackwardStreams:
 
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
         """What W^T of some classes is loaded in, in the order in which the logits need it."""
-        if classes is None or classes.size == 0:
+        if classes is None or classes.size == 0 or self.kept is not None:
             return []
         if self.launch.has_classes_first:
             pieces = cut(classes.size, PARTITIONS)
@@ -178,6 +217,7 @@ class BackwardStreams:
 
     def load_weight(self, part: WeightPart) -> None:
         """A part of W^T."""
+        assert self.weight_sbuf is not None
         weight, span = self._weight(part.classes), part.span
         if self.launch.has_classes_first:
             at = part.at + span.first

@@ -38,9 +38,8 @@ class ClassTiles:
         def vector(is_needed: bool) -> nl.NkiTensor | None:
             return nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) if is_needed else None
 
-        return cls(
-            nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf), vector(launch.bias_hbm is not None), vector(has_factors)
-        )
+        weight_sbuf = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf)
+        return cls(weight_sbuf, vector(launch.bias_hbm is not None), vector(has_factors))
 
     def part(self, start: int, count: int) -> ClassTiles:
         """Classes ``start`` to ``start + count``, views."""
@@ -68,10 +67,11 @@ class ClassStream:
         """For blocks of at most so many classes."""
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)])
 
-    def open(self, opening: Block | None) -> None:
+    def open(self, first: Step | None) -> None:
         """Load what the first step takes for loaded."""
-        if opening is not None:
-            self._load(opening, self.buffers[0], _PIECES_OF_OPENING)
+        if first is not None:
+            loaded = first.block.part(0, first.loaded)
+            self._load(loaded, self.buffers[first.number % BUFFERS], _PIECES_OF_OPENING)
 
     def advance(self, step: Step) -> ClassTiles:
         """Load what is missing of a step's block, and begin with the next one; the tiles of this one."""

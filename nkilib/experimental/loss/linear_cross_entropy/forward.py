@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
-from nkilib.experimental.loss.linear_cross_entropy.blocks import (
-    Block,
-    BlockPlan,
-    Span,
-    Step,
-    balanced_spans,
-    plan_blocks,
-    shares_of_cores,
-)
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step, balanced_spans, shares_of_cores
+from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import TILES_OF_GROUP, WINDOW, ForwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.positions import (
     StoredPositions,
@@ -30,23 +27,51 @@ from nkilib.experimental.loss.linear_cross_entropy.positions import (
     load_targets,
     target_values,
 )
-from nkilib.experimental.loss.linear_cross_entropy.score_tiles import TILES_OF_GROUP, ScoreTiles
+from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
 from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLogits, restore_masked
 from nkilib.nki import nisa, nl
 
-# Blocks of classes whose statistics are combined at once.
-_WINDOW = 8
-# Instructions that a core's program may have for up to so many positions, and beyond.
-_FEW_POSITIONS = 4096
-_INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
 
-
-def forward_of_core(launch: LinearLaunch, options: Options, tiling: LinearTiling, results: Results) -> None:
-    """The results, of which each core stores some."""
+def forward_of_core(
+    launch: LinearLaunch,
+    options: Options,
+    tiling: LinearTiling,
+    results: Results,
+    kept: KeptLogits | None = None,
+) -> None:
+    """The results, of which each core stores some; in ``kept`` the logits of the core's classes are kept."""
+    _require_room(launch, options, tiling)
     spans = balanced_spans(Span(0, launch.num_positions), tiling.position_block)
-    forward = _Forward.make(launch, options, tiling, spans)
+    forward = _Forward.make(launch, options, tiling, spans, kept)
     for span in spans:
         forward.run(Block(*span), results)
+
+
+def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
+    return ForwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        dtype_bytes(launch.dtype),
+        nl.num_programs(),
+        has_options(launch, options),
+    )
+
+
+def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) -> None:
+    """Refuse a tiling whose tiles do not fit SBUF.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    tiles = min(div_ceil(tiling.position_block, PARTITIONS), launch.position_tiles)
+    needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), nl.tile_size.sbuf_fmax_bytes
+    require(
+        needed <= most,
+        f"{launch.function}: position_block and class_block must leave the tiles of {launch.num_features} features at "
+        f"most {most} bytes of a partition, got {needed} with position_block={tiling.position_block} and "
+        f"class_block={tiling.class_block}; None takes what choose_linear_tiling says",
+    )
 
 
 @dataclass(frozen=True)
@@ -55,37 +80,47 @@ class _Forward:
 
     Attributes:
         launch, options: of the kernel.
-        plan: of the core's classes.
+        schedule: of the core's classes.
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
         classes: their stream.
         scores: tiles of logits.
+        kept: where these are kept; None for nowhere.
     """
 
     launch: LinearLaunch
     options: Options
-    plan: BlockPlan
+    schedule: ClassSchedule
     input_sbuf: list[nl.NkiTensor]
     classes: ClassStream
     scores: ScoreTiles
+    kept: KeptLogits | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, spans: list[Span]) -> _Forward:
+    def make(
+        cls,
+        launch: LinearLaunch,
+        options: Options,
+        tiling: LinearTiling,
+        spans: list[Span],
+        kept: KeptLogits | None,
+    ) -> _Forward:
         tiles = max(div_ceil(span.size, PARTITIONS) for span in spans)
         depth = div_ceil(launch.num_features, PARTITIONS)
         shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-        bodies = _most_bodies(launch, options, tiles, len(spans))
-        plan = plan_blocks(shares, nl.program_id(), tiling.class_block, bodies, _WINDOW)
+        bodies = _sizes(launch, options).most_bodies(tiles, len(spans))
+        schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
-        largest = max(plan.largest, 1)
+        largest = max(schedule.largest, 1)
         return cls(
             launch,
             options,
-            plan,
+            schedule,
             [nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf) for _ in range(tiles)],
             ClassStream.make(launch, largest, options.needs_class_weights),
             ScoreTiles.make(
                 options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
             ),
+            kept,
         )
 
     def run(self, block: Block, results: Results) -> None:
@@ -93,10 +128,10 @@ class _Forward:
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
         of_block = _BlockForward.make(self, block, input_sbuf)
         load_input(input_sbuf[0:1], self.launch.input_hbm, block)
-        self.classes.open(self.plan.opening)
+        self.classes.open(self.schedule.opening)
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
-        self.plan.run(of_block.step)
+        self.schedule.run(of_block.step)
         of_block.finish(block, results)
 
 
@@ -106,6 +141,7 @@ class _BlockForward:
 
     Attributes:
         forward: of the core.
+        first_tile: of positions, counted in the launch.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         targets: what is found of the logits at the targets.
@@ -113,6 +149,7 @@ class _BlockForward:
     """
 
     forward: _Forward
+    first_tile: int
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     targets: TargetLogits
@@ -122,17 +159,17 @@ class _BlockForward:
     def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor]) -> _BlockForward:
         launch, options = forward.launch, forward.options
         targets_sbuf = load_targets(launch, block)
-        first_class = options.classes.first + forward.plan.first
+        first_class = options.classes.first + forward.schedule.first
         picked_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         values = target_values(launch, options, targets_sbuf, picked_sbuf)
-        statistics = PositionStatistics.make(StoredPositions(block), values, _WINDOW, options)
+        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, options)
         stride = forward.scores.logits_sbuf[0].shape[2]
-        sizes = forward.plan.sizes
+        sizes = forward.schedule.sizes
         targets = TargetLogits.make(targets_sbuf, first_class, statistics.picked_sbuf, stride, TILES_OF_GROUP, sizes)
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         if options.wanted.argmax:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, input_sbuf, statistics, targets, first_class_sbuf)
+        return cls(forward, int(block.first) // PARTITIONS, input_sbuf, statistics, targets, first_class_sbuf)
 
     def step(self, step: Step) -> None:
         """One block of classes."""
@@ -145,20 +182,18 @@ class _BlockForward:
             self._group(self.input_sbuf[start : start + TILES_OF_GROUP], start, classes, step)
         self.targets.keep()
         self._shift_argmax(step)
-        if statistics.column(step.number) == statistics.window and step.number != forward.plan.count - 1:
+        if statistics.column(step.number) == statistics.window and step.number != forward.schedule.count - 1:
             statistics.combine_window()
 
     def finish(self, block: Block, results: Results) -> None:
         """Results of all classes of all cores; the cores store them in turn."""
         statistics = self.statistics
-        group = statistics.group
-        statistics.finish(self.forward.plan.count)
+        statistics.finish(self.forward.schedule.count)
         if self.forward.launch.bias_hbm is not None:
-            restore_masked(statistics.picked_sbuf)
-        nisa.tensor_copy(dst=group.targets.logits_sbuf, src=statistics.picked_sbuf)
-        for number, found in enumerate(found_results(group, results, self.forward.options)):
+            restore_masked(statistics.targets.logits_sbuf)
+        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
             if number % nl.num_programs() == nl.program_id():
-                group.batches.stored(found.vector_hbm, found.tile_sbuf)
+                store_positions(block.of(found.vector_hbm), found.tile_sbuf)
 
     def _group(self, input_sbuf: list[nl.NkiTensor], start: int, classes: ClassTiles, step: Step) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax
@@ -170,6 +205,8 @@ class _BlockForward:
                 place = self.statistics.place(start + tile, step.number)
                 argmax.take(group.logits(tile), group.neg_max_sbuf[:, tile : tile + 1], place, 0)
         scores.take_sums(group, classes, self.statistics, step.number, first_bank)
+        if self.forward.kept is not None:
+            self.forward.kept.store(group.scores_sbuf, self.first_tile + start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""
@@ -194,12 +231,3 @@ class _BlockForward:
         nisa.tensor_scalar(
             dst=self.first_class_sbuf, data=self.first_class_sbuf, op0=nl.add, operand0=float(step.block.size)
         )
-
-
-def _most_bodies(launch: LinearLaunch, options: Options, tiles: int, blocks: int) -> int:
-    """How often a step may stand in the program of a core."""
-    of_tile = div_ceil(launch.num_features, PARTITIONS) + 3
-    if options != Options(options.classes):
-        of_tile += 8
-    total = _INSTRUCTIONS if launch.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
-    return max(2 * _WINDOW, total // blocks // (tiles * of_tile + 16))

@@ -17,15 +17,12 @@ from nkilib.core.rows.tiles import clamp
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassTiles
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import GROUPS, TILES_OF_GROUP
 from nkilib.experimental.loss.linear_cross_entropy.logits import LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.nki import nisa, nl
 
-# Tiles of positions in a group, at most.
-TILES_OF_GROUP = 4
-# Groups that take their tiles in turn.
-_TURNS = 2
 _BANKS = 8
 # Of these, where the entropy needs some for its exponentials.
 _BANKS_OF_ENTROPY = 2
@@ -86,7 +83,7 @@ class ScoreTiles:
         """For groups of at most so many tiles of positions and blocks of at most so many classes."""
 
         def ring(shape: tuple[int, ...], is_needed: bool = True, dtype: nl.DType = nl.float32) -> list[nl.NkiTensor]:
-            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(_TURNS if is_needed else 0)]
+            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(GROUPS if is_needed else 0)]
 
         group, tile = (PARTITIONS, tiles, classes), (PARTITIONS, classes)
         of_entropy = _BANKS_OF_ENTROPY if options.wanted.entropy else 0
@@ -122,7 +119,7 @@ class ScoreTiles:
             first_bank: of the banks of PSUM.
         """
         end, size = start + len(positions_sbuf), classes.weight_sbuf.shape[2]
-        turn = first_bank // TILES_OF_GROUP % _TURNS
+        turn = first_bank // TILES_OF_GROUP % GROUPS
         logits_sbuf = self.logits_sbuf[turn][:, 0 : end - start]
         scores_sbuf = logits_sbuf if self.options.softcap is None else self.tangents_sbuf[turn][:, 0 : end - start]
         row = statistics.group.statistics
@@ -148,7 +145,7 @@ class ScoreTiles:
         """All sums over the classes of a group whose maxima are there. Arguments as in :meth:`open`."""
         moments, row = statistics.group.moments, statistics.group.statistics
         for tile in range(group.scores_sbuf.shape[1]):
-            place, turn = statistics.place(group.start + tile, number), (first_bank + tile) % _TURNS
+            place, turn = statistics.place(group.start + tile, number), (first_bank + tile) % GROUPS
             scores_sbuf, neg_max_sbuf = group.scores(tile), place.of(row.neg_max_sbuf)
             if moments is not None and moments.first is not None:
                 terms_sbuf = self.terms_sbuf[turn][:, 0 : group.classes]
@@ -202,4 +199,3 @@ def _take_maximum(
         reduce_op=nl.maximum,
         reduce_res=maximum_sbuf,
     )
-

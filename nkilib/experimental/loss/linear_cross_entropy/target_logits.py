@@ -70,10 +70,16 @@ class TargetLogits:
         nisa.tensor_scalar(dst=distance_sbuf, data=targets_sbuf, op0=nl.subtract, operand0=float(first_class))
         for place in range(min(side_by_side, targets_sbuf.shape[1])):
             nisa.memset(dst=starts_sbuf[:, place::side_by_side], value=float(place * stride))
-        index_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-        scratch = [float32_like(targets_sbuf) for _ in range(3)]
-        sizes_sbuf = {size: _constants(size) for size in sorted(sizes)}
-        return cls(distance_sbuf, picked_sbuf, starts_sbuf, index_sbuf, *scratch, sizes_sbuf)
+        return cls(
+            distance_sbuf,
+            picked_sbuf,
+            starts_sbuf,
+            index_sbuf=nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf),
+            penalty_sbuf=float32_like(targets_sbuf),
+            found_sbuf=float32_like(targets_sbuf),
+            nearest_sbuf=float32_like(targets_sbuf),
+            sizes_sbuf={size: _constants(size) for size in sorted(sizes)},
+        )
 
     def aim(self, classes: int) -> None:
         """Say where the targets are in the next block, of so many classes."""
@@ -90,16 +96,16 @@ class TargetLogits:
     def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
         """Gather from tiles of logits that stand side by side: float32 [128, tiles, stride], of tile ``start`` on."""
         end = start + logits_sbuf.shape[1]
-        nisa.nc_n_gather(
-            dst=self.found_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end]
-        )
+        nisa.nc_n_gather(dst=self.found_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 
     def keep(self) -> None:
         """Keep what is found in this block of classes."""
         self._combine(self.found_sbuf, self.found_sbuf, self.penalty_sbuf, nl.add)
         self._combine(self.picked_sbuf, self.picked_sbuf, self.found_sbuf, nl.maximum)
 
-    def _combine(self, dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator) -> None:
+    def _combine(
+        self, dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator
+    ) -> None:
         nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=_GPSIMD)
 
 
@@ -115,6 +121,4 @@ def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
     """-inf for the lowest float32."""
     is_masked_sbuf = nl.ndarray(picked_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_masked_sbuf, data=picked_sbuf, op0=nl.less_equal, operand0=FLOAT32_LOWEST)
-    nisa.tensor_copy_predicated(
-        dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf
-    )
+    nisa.tensor_copy_predicated(dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf)

@@ -23,19 +23,22 @@ def second_buffers(facts: Facts) -> Iterator[Finding]:
     if not all(core.is_whole for core in facts.launch.cores):
         return
     on_path: Counter[str] = Counter()
+    waited_for: set[int] = set()
     for link in facts.links:
         core = facts.of(link)
         cause = core.at(link.number)[3].cause
         life = core.life_of(cause.reused) if cause.waited is Waited.reuse and cause.reused else None
         if life is not None:
             on_path[life.place] += 1
+            waited_for.add(life.storage)
     as_it_is_ns = replayed_ns(facts.launch) if on_path else 0.0
     for place, _ in on_path.most_common(_MOST_TRIED):
         # Both cores make the tensor at the same line.
         lives = [life for core in facts.launch.cores for life in core.lives if life.place == place]
         saved_ns = as_it_is_ns - replayed_ns(facts.launch, Changes({life.storage for life in lives}))
         if facts.share(saved_ns) >= _SAVED_FROM:
-            yield _finding(facts, lives[0], saved_ns)
+            # Of several tensors of one line some may not be waited for.
+            yield _finding(facts, next(life for life in lives if life.storage in waited_for), saved_ns)
 
 
 def loops(facts: Facts) -> Iterator[Finding]:
@@ -65,8 +68,7 @@ def _instead(facts: Facts, saved_ns: float) -> str:
 
 def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
-    pairs = _waiting(facts, core, life.storage)
-    (writer, reader), count = pairs.most_common(1)[0]
+    (writer, reader), count = _waiting(facts, core, life.storage).most_common(1)[0]
     what = life.tensor.removeprefix("tensor ")
     return Finding(
         "buffers",

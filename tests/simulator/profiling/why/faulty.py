@@ -65,6 +65,19 @@ def one_buffer(x: Any) -> Any:
     return result
 
 
+def second_of_two(x: Any) -> Any:
+    """As ``one_buffer``, with another tile of the same line, for which nothing waits."""
+    result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    once, loaded = [nl.ndarray((128, WIDE), nl.float32, name=name) for name in ("once", "again")]
+    nisa.dma_copy(once, x[0:128])
+    for first in range(0, x.shape[0], 128):
+        scaled = tile()
+        nisa.dma_copy(loaded, x[first : first + 128])
+        nisa.tensor_scalar(scaled, loaded, nl.multiply, 2.0)
+        nisa.dma_copy(result[first : first + 128], scaled)
+    return result
+
+
 def in_turns(_: Any) -> None:
     """Scalar and Vector work on one tile, one after the other."""
     values = tile()

@@ -118,6 +118,11 @@ def test_a_second_buffer_gives_what_was_said() -> None:
     assert found.time_us == pytest.approx(profile_of("one_buffer").time_us - taken)
 
 
+def test_of_several_tiles_of_a_line_the_one_that_is_waited_for_is_named() -> None:
+    (found,) = [finding for finding in profile_of("second_of_two").why if finding.about == "buffers"]
+    assert "'again' [128, 8192] float32" in found.text and "7 times" in found.text
+
+
 def test_the_table_has_path_waits_and_findings() -> None:
     found = profile_of("in_turns")
     table = str(found)

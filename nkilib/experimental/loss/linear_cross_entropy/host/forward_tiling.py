@@ -1,0 +1,119 @@
+"""How the forward is cut up: what fits SBUF, how long its program is, and what is modelled to be fastest.
+
+The more positions are on chip, the less often W is read; the more classes a block has, the fewer are the instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE, LinearTiling
+
+# Tiles of positions whose logits stand side by side, and how many such groups there are.
+TILES_OF_GROUP, GROUPS = 4, 2
+# Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
+WINDOW = 4
+
+# Classes of a block, of which the largest fills a bank of PSUM.
+_CLASS_BLOCKS = (512, 384, 256, 128)
+# Beyond so many tiles of positions nothing is gained, and statistics take too much.
+_POSITION_TILES_MAX = 64
+# Of tiles that do not depend on the tiling, with room for alignment.
+_SMALL_BYTES = 2048
+# Instructions of a core's program for up to so many positions, and beyond.
+_FEW_POSITIONS = 4096
+_INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
+# Of a tile of logits beside its products: plain, and with any option; of a block of classes.
+_OF_TILE, _OF_TILE_WITH_OPTIONS, _OF_BLOCK = 3, 11, 20
+
+# Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%.
+_COLUMNS_PER_US = 2400.0
+_BYTES_PER_US = 331_000.0
+# Vector's pass over a tile, us: a column a cycle and what lies between two instructions.
+_VECTOR_COLUMNS_PER_US, _VECTOR_BETWEEN = 960.0, 164.0
+# A loop's start and end; the edge of a trip; what a block of classes takes by itself, and one of positions.
+_LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
+
+
+@dataclass(frozen=True)
+class ForwardSizes:
+    """What a launch of the forward is about.
+
+    Attributes:
+        num_positions, num_features, vocab_size: N, D and V.
+        itemsize: bytes of an element of X and W.
+        cores: of the launch.
+        has_options: there is a bias, or an option of the loss, or a further result.
+    """
+
+    num_positions: int
+    num_features: int
+    vocab_size: int
+    itemsize: int
+    cores: int
+    has_options: bool
+
+    @property
+    def depth(self) -> int:
+        """Tiles of features."""
+        return div_ceil(self.num_features, TILE)
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of positions."""
+        return div_ceil(self.num_positions, TILE)
+
+    @property
+    def class_tiles(self) -> int:
+        """Tiles of classes of the core that has most."""
+        return div_ceil(div_ceil(self.vocab_size, TILE), self.cores)
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions; of options, for all that there are.
+
+        X and two blocks of W; the groups of logits, and of tangents; exponentials and, with options, bias, class
+        weights and terms of the sums, two each; statistics of a window, which the cores swap, and what is made of them.
+        """
+        operands = self.depth * self.itemsize * (tiles * TILE + 2 * class_block)
+        logits = GROUPS * min(tiles, TILES_OF_GROUP) * class_block * 4
+        rows, statistics, small = 2 * class_block * 2, 4, 16
+        if self.has_options:
+            logits, rows, statistics, small = 2 * logits, rows + 3 * 2 * class_block * 4, 12, 48
+        columns = self.cores * (WINDOW + 1)
+        return operands + logits + rows + tiles * 4 * (statistics * columns + small) + _SMALL_BYTES
+
+    def most_bodies(self, tiles: int, position_blocks: int) -> int:
+        """How many blocks of classes the program of a core may have for each block of positions."""
+        of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
+        total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
+        return max(2 * WINDOW, total // position_blocks // (tiles * of_tile + _OF_BLOCK))
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """About how long the launch takes."""
+        blocks = div_ceil(self.position_tiles, tiles)
+        tiles = div_ceil(self.position_tiles, blocks)
+        steps = div_ceil(self.class_tiles, class_block // TILE)
+        columns = self.class_tiles * TILE
+        passes = 4 if self.itemsize == 4 else 1
+        product = passes * self.depth * columns / _COLUMNS_PER_US
+        vector = (columns + steps * _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
+        load = columns * self.depth * TILE * self.itemsize / _BYTES_PER_US
+        found = max(tiles * max(product, vector), load) + steps * _STEP_US + _POSITIONS_US
+        bodies = self.most_bodies(tiles, blocks)
+        if steps > bodies:
+            found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
+        return blocks * found
+
+
+def choose_forward_tiling(sizes: ForwardSizes, sbuf_bytes: int) -> LinearTiling:
+    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
+    best, least_us = LinearTiling(TILE, TILE), float("inf")
+    for class_block in _CLASS_BLOCKS:
+        for tiles in range(min(sizes.position_tiles, _POSITION_TILES_MAX), 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
+    return best
