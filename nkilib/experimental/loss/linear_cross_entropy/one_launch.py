@@ -104,11 +104,9 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, adds_to_we
         part.vocab_size,
         dtype_bytes(part.dtype),
         part.has_classes_first,
-        part.bias_hbm is not None,
-        options.needs_class_weights,
-        options.softcap is not None,
-        options.spread != 0.0 or options.square != 0.0,
-        adds_to_weight,
+        has_class_weights=options.needs_class_weights,
+        has_rest=options.spread != 0.0 or options.square != 0.0,
+        adds_to_weight=adds_to_weight,
         keeps_logits=True,
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
