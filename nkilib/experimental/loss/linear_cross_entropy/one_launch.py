@@ -25,7 +25,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blo
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.nki import nisa, nl
 
 # Tensors that nisa.dma_compute adds up.
@@ -61,7 +61,7 @@ def one_launch(
     parts = _PartGradients.make(launch, gradients, len(spans))
     for number, span in enumerate(spans):
         part, part_results = _part(launch, span), _of_results(results, span)
-        forward_of_core(part, options, _forward_tiling(part), part_results, kept)
+        forward_of_core(part, options, _forward_tiling(part, options), part_results, kept)
         _wait_for(part_results)
         upstream = PositionUpstream(
             part_results.lse_hbm, scale_hbm.broadcast(0, span.size), None, None, None, None, None, None
@@ -114,7 +114,7 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, adds_to_we
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
 
-def _forward_tiling(part: LinearLaunch) -> LinearTiling:
+def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
     """Of loss and lse."""
     return choose_linear_tiling(
         part.num_positions,
@@ -125,6 +125,7 @@ def _forward_tiling(part: LinearLaunch) -> LinearTiling:
         cores=nl.num_programs(),
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=part.weight_layout,
+        extended=has_options(part, options),
     )
 
 

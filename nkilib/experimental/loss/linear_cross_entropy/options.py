@@ -81,7 +81,9 @@ class WantedGradients:
     bias: bool = False
 
     @classmethod
-    def of(cls, input_wanted: bool, weight_wanted: bool, bias_wanted: bool | None, bias_hbm: object) -> WantedGradients:
+    def of(
+        cls, input_wanted: bool, weight_wanted: bool, bias_wanted: bool | None, bias_hbm: nl.NkiTensor | None
+    ) -> WantedGradients:
         """As a kernel is asked; None stands for what there is a bias for."""
         return cls(input_wanted, weight_wanted, bias_hbm is not None if bias_wanted is None else bias_wanted)
 
