@@ -134,6 +134,7 @@ def linear_cross_entropy_backward(
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: nl.NkiTensor | None = None,
+    grad_input_float32: bool = False,
 ) -> tuple[nl.NkiTensor, ...]:
     """Gradients of what the forward returns with respect to input, weight and bias.
 
@@ -168,10 +169,11 @@ def linear_cross_entropy_backward(
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: None stands for True with a bias.
         grad_weight_sum_hbm: float32, in the shape of W, in HBM: dW is added to it in place, unrounded.
+        grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of that of all.
 
     Returns:
-        Those that are wanted, in this order: grad_input [N, D] in the dtype of X; grad_weight in layout and dtype of W,
-        or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
+        Those that are wanted, in this order: grad_input [N, D] in the dtype of X, or float32; grad_weight in layout
+        and dtype of W, or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -191,7 +193,7 @@ def linear_cross_entropy_backward(
     )
     options = validated_linear_options(launch, recipe, first_class, num_classes)
     validate_linear_upstream(launch, options, upstream)
-    wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)
+    wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
     adds_more = grad_lse_hbm is not None or grad_weight_sum_hbm is not None
     extended = adds_more or has_options(launch, options)

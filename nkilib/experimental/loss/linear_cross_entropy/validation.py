@@ -85,6 +85,7 @@ def validate_wanted_gradients(
     require_flag(function, "grad_input_wanted", wanted.input)
     require_flag(function, "grad_weight_wanted", wanted.weight)
     require_flag(function, "grad_bias_wanted", wanted.bias)
+    require_flag(function, "grad_input_float32", wanted.input_float32)
     require(
         not wanted.bias or launch.bias_hbm is not None,
         f"{function}: grad_bias_wanted must be False or None without bias_hbm, got True; pass the bias",

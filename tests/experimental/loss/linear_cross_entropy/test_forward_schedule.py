@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import linear_cross_entropy_forward
 from nkilib.experimental.loss.linear_cross_entropy.blocks import shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
@@ -17,17 +19,20 @@ from nkilib.simulator import Profile, profile, spec
 
 from .forward_checks import WANTED, Launch, check
 from .linear_inputs import Sizes, in_layout, normal_problem, with_options
-from .program_size import instructions_of_core
 
 EVERYTHING = Launch(wanted=WANTED, class_block=128)
 
 
-@pytest.mark.parametrize(("cores", "name", "layout"), [(1, "all", "vd"), (2, "none", "dv"), (2, "all", "vd")])
-def test_a_loop_gives_what_the_unrolled_program_gives(
-    monkeypatch: pytest.MonkeyPatch, cores: int, name: str, layout: str
+@pytest.mark.parametrize(
+    ("cores", "name", "layout", "positions"), [(1, "all", "vd", 300), (2, "none", "dv", 300), (2, "all", "vd", 130)]
+)
+def test_loops_give_what_the_unrolled_program_gives(
+    monkeypatch: pytest.MonkeyPatch, cores: int, name: str, layout: str, positions: int
 ) -> None:
-    problem = in_layout(with_options(normal_problem(Sizes(130, 16, 5500), np.random.default_rng(0)), name), layout)
-    launch = replace(EVERYTHING, cores=cores)
+    """Over blocks of classes and, with 300 positions, over two of three blocks of these."""
+    problem = normal_problem(Sizes(positions, 16, 2800 * cores), np.random.default_rng(0))
+    problem = in_layout(with_options(problem, name), layout)
+    launch = replace(EVERYTHING, cores=cores, position_block=128)
     unrolled = check(problem, launch)
     monkeypatch.setattr(forward_tiling, "_INSTRUCTIONS", 1)
     for each, values in launch.results(problem).items():
@@ -48,22 +53,18 @@ def test_trips_take_what_a_program_may_have() -> None:
 
 def profiled(positions: int, features: int, classes: int, **arguments: Any) -> Profile:
     """A launch on the two cores of trn2, in bfloat16."""
-    return profile(linear_cross_entropy_forward[2], *specs(positions, features, classes), **arguments)
-
-
-def specs(positions: int, features: int, classes: int) -> list[Any]:
-    """The tensors of a launch without options."""
-    return [
+    tensors = (
         spec((positions, features), nl.bfloat16),
         spec((classes, features), nl.bfloat16),
         spec((positions,), nl.int32),
-    ]
+    )
+    return profile(linear_cross_entropy_forward[2], *tensors, **arguments)
 
 
 def test_a_program_is_short_whatever_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tenth of what a program may have, and of the classes."""
     monkeypatch.setattr(forward_tiling, "_INSTRUCTIONS", 2_800)
-    sizes = [instructions_of_core(linear_cross_entropy_forward[2], *specs(256, 1024, n)) for n in (50_000, 100_000)]
+    sizes = [program_instructions(partial(profiled, 256, 1024, classes)) for classes in (50_000, 100_000)]
     assert max(sizes) <= 3_000
 
 
