@@ -51,8 +51,8 @@ _INPUT_BANKS = (6, 7)
 _LOGIT_BANKS = (6, 7, 0, 1, 2)
 _TRANSPOSE_BANKS = (3, 4, 5)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
-# A tile is transposed when so many more have been made: then it is there.
-_TRANSPOSED_LATER = 1
+# A tile is transposed when so many more have been made: then it is there. Under a cap it takes longer.
+_TRANSPOSED_LATER, _TRANSPOSED_LATER_WITH_CAP = 1, 2
 # Of kept logits nothing but the rounding of their gradient comes between: Scalar and Vector get ahead of Tensor.
 _KEPT_TRANSPOSED_LATER, _KEPT_MULTIPLIED_LATER = 2, 3
 # Tiles of dX of the first stripe before the last tiles are transposed.
@@ -310,6 +310,12 @@ class _Backward:
                 gradient.restart()
         self._multiply(round_, self._make_gradient(round_))
 
+    @property
+    def _transposed_later(self) -> int:
+        if self.plan.keeps_logits:
+            return _KEPT_TRANSPOSED_LATER
+        return _TRANSPOSED_LATER if self.tiles.softcap is None else _TRANSPOSED_LATER_WITH_CAP
+
     def _make_gradient(self, round_: _Round) -> nl.NkiTensor | None:
         """The block of the gradient; the first stripe of W where it is loaded already.
 
@@ -319,29 +325,37 @@ class _Backward:
         of_tiles = cut(round_.classes.size, self.plan.classes_of_tile)
         inputs = self.streams.inputs
         inputs.restart()
-        loaded = [inputs.next_tile() for _ in range(self.streams.first_inputs(round_.positions))]
+        loaded = [inputs.next_tile()]
+        if self.plan.buffers.takes_turns:
+            loaded += self.streams.load_second_inputs(round_.positions)
+        else:
+            loaded += [inputs.next_tile() for _ in range(1, self.streams.first_inputs(round_.positions))]
         first_column = round_.positions.first // PARTITIONS
-        stripe = cut(self.launch.num_features, self.plan.stripe)[0]
+        stripe = self.streams.stripes_of_features[0]
         weight_sbuf = self._load_stripe(round_, stripe) if self.plan.keeps_logits else None
-        lag = _KEPT_TRANSPOSED_LATER if self.plan.keeps_logits else _TRANSPOSED_LATER
         last: LastProduct | None = None
         for tile in range(round_.tiles):
             input_sbuf = loaded.pop(0)
-            for number, span in enumerate(of_tiles):
-                place = TilePlace(first_column + tile, round_.rows(tile), span)
-                made = self._make_tile(tile, tile * len(of_tiles) + number, input_sbuf, place)
-                if last is not None:
-                    last.issue(self.plan.keeps_logits)
-                last = made
+            places = [TilePlace(first_column + tile, round_.rows(tile), span) for span in of_tiles]
+            # Scalar loads a table for the tangents and one for the exponentials: once for all tiles that fit the rings.
+            at_a_time = 1 if self.tiles.softcap is None else TURNS - 1
+            for start in range(0, len(places), at_a_time):
+                numbered = list(enumerate(places[start : start + at_a_time], tile * len(places) + start))
+                scores = [self._scores(number, input_sbuf, place) for number, place in numbered]
+                for (number, place), scores_of_tile in zip(numbered, scores, strict=True):
+                    made = self._make_tile(tile, number, scores_of_tile, place)
+                    if last is not None:
+                        last.issue(self.plan.keeps_logits)
+                    last = made
             ahead = tile + len(inputs.tiles)
             if ahead < round_.tiles:
                 loaded.append(self.streams.load_input(round_.classes, 0, round_.positions, ahead))
-            self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
+            self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
         if last is not None:
             last.issue(self.plan.keeps_logits)
         if self.plan.keeps_logits:
             for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
-                self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
+                self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
             self._add_bias(round_)
         return weight_sbuf
 
@@ -359,10 +373,9 @@ class _Backward:
             positions = round_.positions.size
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
-    def _make_tile(self, tile: int, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
-        columns = slice(place.classes.first, place.classes.end)
-        scores = self._scores(number, input_sbuf, place)
-        weights_sbuf = self.streams.class_weight_sbuf
+    def _make_tile(self, tile: int, number: int, scores: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
+        """A tile of the gradient from its scores."""
+        columns, weights_sbuf = slice(place.classes.first, place.classes.end), self.streams.class_weight_sbuf
         return self.tiles.make_tile(
             number,
             self.block.plain_sbuf[0 : place.rows, tile, columns],
@@ -388,16 +401,21 @@ class _Backward:
 
     def _multiply(self, round_: _Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
         """dX, dW and db of the block, but for what has been made beside its gradient."""
-        stripes = cut(self.launch.num_features, self.plan.stripe)
+        stripes = self.streams.stripes_of_features
         units = self._units(round_)
-        pending = [] if self.plan.keeps_logits else list(range(max(0, round_.tiles - _TRANSPOSED_LATER), round_.tiles))
+        later = 0 if self.plan.keeps_logits else self._transposed_later
+        pending = list(range(max(0, round_.tiles - later), round_.tiles))
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         loaded: list[nl.NkiTensor] = []
         parts = self.streams.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
         steps = max(1, (len(stripes) - 1) * len(units))
         due = div_ceil(len(parts), steps)
+        # In the memory of the last stripe of W only when that is done with.
+        loads_next_at = len(units) - 1 if self.plan.buffers.takes_turns else 0
         weights = [first_stripe_sbuf if self.plan.keeps_logits else self._load_stripe(round_, stripes[0])]
+        if round_.is_first_of_core and round_.is_first:
+            self.streams.load_kept(round_.positions)
         while pieces and len(loaded) < self.plan.buffers.pieces - 1:
             stripe, piece = pieces.pop(0)
             loaded.append(self.streams.load_piece(round_.positions, piece, stripe))
@@ -416,14 +434,12 @@ class _Backward:
                     loaded.append(self.streams.load_piece(round_.positions, piece, of_stripe))
                 for _ in range(min(due, len(parts))):
                     self.streams.load_weight(parts.pop(0))
-                if number + 1 == len(stripes) and unit.number + 1 == len(units):
+                if number + 1 == len(stripes) and unit.number == loads_next_at:
                     self._load_next(round_)
                 if unit.loads:
                     piece_sbuf = loaded.pop(0)
-                if groups and piece_sbuf is not None:
+                if unit.group < len(groups) and piece_sbuf is not None:
                     self._add_weights(round_, groups[unit.group], unit, piece_sbuf)
-        if round_.next_positions is not None:
-            self.streams.load_second_inputs(round_.next_positions)
         if self.input_sum is not None and round_.is_last_of_core:
             self.input_sum.meet(round_.positions, stripes[-1])
             self.input_sum.add(round_.positions, stripes[-1], 0, 1)
@@ -432,9 +448,7 @@ class _Backward:
         """Of a stripe: as many as there are pieces of X and groups of tiles of dW."""
         groups = 1
         if self.weight_gradient is not None:
-            groups = len(
-                self.weight_gradient.groups(round_.classes, cut(self.launch.num_features, self.plan.stripe)[0])
-            )
+            groups = len(self.weight_gradient.groups(round_.classes, self.streams.stripes_of_features[0]))
         pieces = self.streams.pieces_of(round_.positions)
         count = groups * len(pieces)
         found = []
@@ -492,11 +506,13 @@ class _Backward:
         return None if self.input_gradient is None else self.streams.load_stripe(round_.classes, stripe)
 
     def _load_next(self, round_: _Round) -> None:
-        """What the next round starts with, but for W^T and the further tiles of X^T."""
+        """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
         self.streams.load_rows(round_.next_classes, 0)
         if round_.next_positions is not None:
             classes = round_.next_classes if round_.is_last else round_.classes
             self.streams.load_first_input(classes, round_.next_positions)
+            if not self.plan.buffers.takes_turns:
+                self.streams.load_second_inputs(round_.next_positions)
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> tuple[int, BlockPlan]:

@@ -204,7 +204,7 @@ class BackwardPlan:
 
     @property
     def half_size(self) -> int:
-        """Elements of a half of the memory in which X^T, X and W take turns: a tile of X^T, or pieces, or stripes."""
+        """Elements of a half of the memory in which X^T, X and W take turns: for a tile of X^T, X alone or W alone."""
         return max(self.feature_tiles * PARTITIONS, self.pieces_size, self.stripes_size)
 
     @property
@@ -292,9 +292,9 @@ class BackwardPlan:
             {"pieces": 3},
             {"tiles_of_piece": min(2, tiles)},
             {"input_results": 4},
-            {"weight_results": 2},
             {"tiles_of_piece": min(_TILES_OF_PIECE, tiles)},
             {"input_results": 6},
+            {"weight_results": 2},
             {"input_results": 8},
         ]
         if self.position_blocks == 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, balanced_spans, cut
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
@@ -103,19 +103,31 @@ class BackwardStreams:
         )
 
     def load_opening(self, classes: Block, positions: Span) -> None:
-        """What the first block starts with, in the order in which it is needed, and what stays for all blocks."""
+        """What the first block starts with, in the order in which it is needed."""
         self.inputs.restart()
         self.load_input(classes, 0, positions, 0)
         for part in self.weight_parts(classes, 0):
             self.load_weight(part)
         self.load_rows(classes, 0)
-        for tile in range(1, self.first_inputs(positions)):
-            self.load_input(classes, 0, positions, tile)
+        if not self.plan.buffers.takes_turns:
+            for tile in range(1, self.first_inputs(positions)):
+                self.load_input(classes, 0, positions, tile)
+
+    def load_kept(self, positions: Span) -> None:
+        """X, if it stays for all blocks: behind X^T of the first one, which is needed before."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
-            for stripe in cut(self.launch.num_features, self.plan.stripe):
+            for stripe in self.stripes_of_features:
                 for tiles in self.pieces_of(positions):
                     self._load_piece(positions, tiles, stripe)
+            self.pieces.restart()
+
+    @property
+    def stripes_of_features(self) -> list[Span]:
+        """The stripes, as equal as tiles of 128 features can be."""
+        if self.plan.stripe % PARTITIONS:
+            return [Span(0, self.launch.num_features)]
+        return balanced_spans(Span(0, self.launch.num_features), self.plan.stripe)
 
     def pieces_of(self, positions: Span) -> list[range]:
         """The tiles of positions of each piece of X of a block."""
@@ -142,11 +154,11 @@ class BackwardStreams:
         if not self.plan.keeps_inputs:
             self._load_transposed_input(positions, 0)
 
-    def load_second_inputs(self, positions: Span) -> None:
-        """Tiles of X^T after the first one, for which there are buffers; pieces of X may have taken them until now."""
-        if self.kept is None and not self.plan.keeps_inputs:
-            for tile in range(1, self.first_inputs(positions)):
-                self._load_transposed_input(positions, tile)
+    def load_second_inputs(self, positions: Span) -> list[nl.NkiTensor]:
+        """Tiles of X^T after the first one, as many as there are buffers."""
+        if self.kept is not None or self.plan.keeps_inputs:
+            return []
+        return [self._load_transposed_input(positions, tile) for tile in range(1, self.first_inputs(positions))]
 
     def _load_first_logits(self, classes: Block, at: int, positions: Span) -> None:
         self.inputs.restart()
