@@ -77,6 +77,7 @@ class ForwardSizes:
         itemsize: bytes of an element of X and W.
         cores: of the launch.
         has_options: there is a bias, or an option of the loss, or a further result.
+        program_share: of the instructions that a program may have, for the forward.
     """
 
     num_positions: int
@@ -85,6 +86,7 @@ class ForwardSizes:
     itemsize: int
     cores: int
     has_options: bool
+    program_share: float = 1.0
 
     @property
     def depth(self) -> int:
@@ -129,7 +131,7 @@ class ForwardSizes:
         """How many blocks of classes the program of a core may have for each block of positions."""
         of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
         total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
-        return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
+        return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""
