@@ -56,9 +56,11 @@ def forward_of_core(
     forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
-        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results), plan.size)
+        forward.classes.open(forward.schedule.opening)
+        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
     for first in range(looped, launch.num_positions, plan.size):
-        forward.run(Block(first, min(plan.size, launch.num_positions - first)), results)
+        left = launch.num_positions - first
+        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)
 
 
 def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
@@ -138,12 +140,20 @@ class _Forward:
             None if keeping is None else keeping.kept,
         )
 
-    def run(self, block: Block, results: Results) -> None:
-        """The results of a block of positions."""
+    def run(self, block: Block, results: Results, opens: bool, reopens: bool) -> None:
+        """The results of a block of positions.
+
+        Args:
+            block: the positions.
+            results: of all positions.
+            opens: the first classes are still to be loaded, for which the first tile of positions does not wait.
+            reopens: the first classes are loaded again at the end, for the next block.
+        """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
-        of_block = _BlockForward.make(self, block, input_sbuf)
+        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         load_input(input_sbuf[0:1], self.launch.input_hbm, block)
-        self.classes.open(self.schedule.opening)
+        if opens:
+            self.classes.open(self.schedule.opening)
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
         self.schedule.run(of_block.step)
@@ -160,6 +170,7 @@ class _BlockForward:
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         targets: what is found of the logits at the targets.
+        reopens: the last step loads the first classes again, for another block of positions.
         first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
     """
 
@@ -168,10 +179,11 @@ class _BlockForward:
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     targets: TargetLogits
+    reopens: bool
     first_class_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor]) -> _BlockForward:
+    def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor], reopens: bool) -> _BlockForward:
         launch, options = forward.launch, forward.options
         targets_sbuf = load_targets(launch, block)
         first_class = options.classes.first + forward.schedule.first
@@ -184,12 +196,15 @@ class _BlockForward:
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         if options.wanted.argmax:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, block, input_sbuf, statistics, targets, first_class_sbuf)
+        return cls(forward, block, input_sbuf, statistics, targets, reopens, first_class_sbuf)
 
     def step(self, step: Step) -> None:
         """One block of classes."""
         forward, statistics = self.forward, self.statistics
+        is_last = step.number == forward.schedule.count - 1
         classes = forward.classes.advance(step)
+        if is_last and self.reopens:
+            forward.classes.open(forward.schedule.opening)
         self._take_class_sums(classes, step)
         self.targets.aim(step.block.size)
         tiles = len(self.input_sbuf)
@@ -197,7 +212,7 @@ class _BlockForward:
             self._group(self.input_sbuf[start : start + TILES_OF_GROUP], start, classes, step)
         self.targets.keep()
         self._shift_argmax(step)
-        if statistics.column(step.number) == statistics.window and step.number != forward.schedule.count - 1:
+        if statistics.column(step.number) == statistics.window and not is_last:
             statistics.combine_window()
 
     def finish(self, block: Block, results: Results) -> None:
