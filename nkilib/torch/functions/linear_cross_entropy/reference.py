@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Final
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy.options import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
-
-# What the kernels take: D, and so many classes that float32 counts them.
-FEATURES_MIN: Final = 16
-FEATURES_MAX: Final = 16384
-CLASSES_MAX: Final = 2**24
 
 
 def reason_for_reference(given: LinearArguments) -> str | None:

@@ -22,11 +22,13 @@ from tests.torch.functions.linear_cross_entropy.problem import (
     make_problem,
 )
 from tests.torch.inputs import make_logits, make_targets, make_weight
+from tests.torch.of_pytorch import linear_only
 from tests.torch.operator_log import OperatorLog
 from tests.torch.stand_in import StandIn, stand_in_for
 from tests.torch.telling import assert_telling
 
 
+@linear_only
 @pytest.mark.parametrize("memory_limit", FORMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_what_is_multiplied(dtype: torch.dtype, memory_limit: int | None) -> None:
