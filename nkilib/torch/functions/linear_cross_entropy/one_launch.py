@@ -51,7 +51,8 @@ def granted_scratch(given: LinearArguments, wanted: WantedGradients, memory_limi
     weight = given.linear_weight
     classes, features = weight.shape
     positions = given.input.numel() // features
-    kept = wanted.grad_input_wanted * given.input.nbytes + wanted.grad_weight_wanted * weight.nbytes
+    rows = wanted.grad_input_wanted * positions + wanted.grad_weight_wanted * classes
+    kept = rows * features * weight.itemsize
     least = min(positions, _TILE) * classes * torch.float32.itemsize
     scratch = max(SCRATCH_BYTES, least)
     while kept + one_launch_bytes(positions, features, classes, scratch) > memory_limit:

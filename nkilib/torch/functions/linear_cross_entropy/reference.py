@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
@@ -57,11 +58,7 @@ def reference_loss(caller: Caller, given: LinearArguments, reason: str, options:
         reason: why no kernel computes it.
         options: of the loss, none but PyTorch's.
     """
-    warnings.warn(
-        f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory",
-        UserWarning,
-        stacklevel=3,
-    )
+    _warn(f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory")
     weight, bias, positions = given.linear_weight, given.linear_bias, given.input.shape[:-1]
     is_deep = len(positions) > 1
     rows = given.input.flatten(0, -2) if is_deep else given.input
@@ -76,3 +73,12 @@ def reference_loss(caller: Caller, given: LinearArguments, reason: str, options:
         label_smoothing=options.label_smoothing,
     )
     return loss.reshape(positions) if given.reduction == "none" and is_deep else loss
+
+
+def _warn(message: str) -> None:
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
+
+        uncompiled.warn(message)
+    else:
+        warnings.warn(message, UserWarning, stacklevel=4)

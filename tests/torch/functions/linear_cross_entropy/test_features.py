@@ -21,7 +21,7 @@ from tests.torch.functions.linear_cross_entropy.problem import (
     Problem,
     make_problem,
 )
-from tests.torch.inputs import make_logits, make_targets, make_weight
+from tests.torch.inputs import make_logits, make_probabilities, make_targets, make_weight
 from tests.torch.of_pytorch import linear_only
 from tests.torch.operator_log import OperatorLog
 from tests.torch.stand_in import StandIn, stand_in_for
@@ -179,6 +179,29 @@ def test_a_full_graph_gives_equal_results(options: str, dtype: torch.dtype) -> N
         upstream = make_logits(POSITIONS, seed=9) if loss.dim() else torch.tensor(-1.5)
         results.append((loss, *torch.autograd.grad(loss, list(leaves.values()), upstream)))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@pytest.mark.usefixtures("compile_afresh")
+@pytest.mark.parametrize("memory_limit", FORMS)
+def test_a_graph_for_any_number_of_positions(memory_limit: int | None) -> None:
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager", dynamic=True)
+    for positions in (4, 7):
+        problem = make_problem(2, positions)
+        leaves = problem.leaves()
+        losses = [
+            f(target=problem.target, **leaves, memory_limit=memory_limit) for f in (linear_cross_entropy, compiled)
+        ]
+        gradients = [torch.autograd.grad(loss, list(leaves.values())) for loss in losses]
+        assert torch.equal(*losses) and all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.usefixtures("compile_afresh")
+def test_a_graph_of_pytorchs_operators_warns_while_it_is_made() -> None:
+    x, w, target = make_logits(4, FEATURES), make_logits(CLASSES, FEATURES), make_probabilities(4, CLASSES)
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    with pytest.warns(UserWarning, match="target has class probabilities; computed by linear and cross_entropy"):
+        loss = compiled(x, w, target)
+    torch.testing.assert_close(loss, F.cross_entropy(x @ w.t(), target))
 
 
 @pytest.mark.usefixtures("compile_afresh")
