@@ -18,8 +18,8 @@ from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStre
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import TILES_OF_GROUP, WINDOW, ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.positions import (
     StoredPositions,
@@ -40,26 +40,32 @@ def forward_of_core(
     kept: KeptLogits | None = None,
 ) -> None:
     """The results, of which each core stores some; in ``kept`` the logits of the core's classes are kept."""
-    _require_room(launch, tiling)
+    _require_room(launch, options, tiling)
     spans = balanced_spans(Span(0, launch.num_positions), tiling.position_block)
     forward = _Forward.make(launch, options, tiling, spans, kept)
     for span in spans:
         forward.run(Block(*span), results)
 
 
-def _sizes(launch: LinearLaunch) -> ForwardSizes:
-    itemsize = dtype_bytes(launch.dtype)
-    return ForwardSizes(launch.num_positions, launch.num_features, launch.vocab_size, itemsize, nl.num_programs())
+def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
+    return ForwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        dtype_bytes(launch.dtype),
+        nl.num_programs(),
+        has_options(launch, options),
+    )
 
 
-def _require_room(launch: LinearLaunch, tiling: LinearTiling) -> None:
+def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) -> None:
     """Refuse a tiling whose tiles do not fit SBUF.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
     tiles = min(div_ceil(tiling.position_block, PARTITIONS), launch.position_tiles)
-    needed, most = _sizes(launch).bytes_of(tiles, tiling.class_block), nl.tile_size.sbuf_fmax_bytes
+    needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), nl.tile_size.sbuf_fmax_bytes
     require(
         needed <= most,
         f"{launch.function}: position_block and class_block must leave the tiles of {launch.num_features} features at "
@@ -101,9 +107,7 @@ class _Forward:
         tiles = max(div_ceil(span.size, PARTITIONS) for span in spans)
         depth = div_ceil(launch.num_features, PARTITIONS)
         shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-        sizes = _sizes(launch)
-        has_options = launch.bias_hbm is not None or options != Options(options.classes)
-        bodies = sizes.most_bodies(tiles, len(spans), has_options)
+        bodies = _sizes(launch, options).most_bodies(tiles, len(spans))
         schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
@@ -184,14 +188,12 @@ class _BlockForward:
     def finish(self, block: Block, results: Results) -> None:
         """Results of all classes of all cores; the cores store them in turn."""
         statistics = self.statistics
-        group = statistics.group
         statistics.finish(self.forward.schedule.count)
         if self.forward.launch.bias_hbm is not None:
-            restore_masked(statistics.picked_sbuf)
-        nisa.tensor_copy(dst=group.targets.logits_sbuf, src=statistics.picked_sbuf)
-        for number, found in enumerate(found_results(group, results, self.forward.options)):
+            restore_masked(statistics.targets.logits_sbuf)
+        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
             if number % nl.num_programs() == nl.program_id():
-                group.batches.stored(found.vector_hbm, found.tile_sbuf)
+                store_positions(block.of(found.vector_hbm), found.tile_sbuf)
 
     def _group(self, input_sbuf: list[nl.NkiTensor], start: int, classes: ClassTiles, step: Step) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax

@@ -13,7 +13,7 @@ class Gradients:
     """Tensors in HBM, in the order in which a kernel returns them; None for what is not wanted.
 
     Attributes:
-        input_hbm: dX, [N, D], in the dtype of X.
+        input_hbm: dX, [N, D], in the dtype of X, or float32.
         weight_hbm: dW in the layout of W, in its dtype or in float32.
         bias_hbm: db, [V], float32.
         weight_sum_hbm: float32, to which dW is added before it is rounded; it may be ``weight_hbm``. None for 0.
@@ -41,11 +41,12 @@ class Gradients:
         weight_hbm = weight_sum_hbm
         if wanted.weight and weight_sum_hbm is None:
             weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.dtype)
+        input_dtype = nl.float32 if wanted.input_float32 else launch.dtype
         bias_hbm = None
         if wanted.bias and launch.bias_hbm is not None:
             bias_hbm = like("grad_bias_hbm", launch.bias_hbm, nl.float32)
         return cls(
-            input_hbm=like("grad_input_hbm", launch.input_hbm, launch.dtype) if wanted.input else None,
+            input_hbm=like("grad_input_hbm", launch.input_hbm, input_dtype) if wanted.input else None,
             weight_hbm=weight_hbm,
             bias_hbm=bias_hbm,
             weight_sum_hbm=weight_sum_hbm,
