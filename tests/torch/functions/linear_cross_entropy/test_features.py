@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from nkilib.torch import linear_cross_entropy
 from tests.torch.functions.linear_cross_entropy.problem import (
     CLASSES,
-    DTYPES,
     FEATURES,
     FORMS,
     POSITIONS,
@@ -149,48 +148,36 @@ def test_a_second_backward_works() -> None:
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "none": {"reduction": "none"},
-    "everything": {
-        "weight": make_weight(),
-        "ignore_index": 3,
-        "label_smoothing": 0.1,
-        "logit_softcap": 5.0,
-        "lse_square_scale": 0.1,
-    },
-    "normalizer": {"normalizer": torch.tensor(7.0)},
+OPTIONS: dict[str, Any] = {
+    "weight": make_weight(),
+    "ignore_index": 3,
+    "label_smoothing": 0.1,
+    "logit_softcap": 5.0,
+    "lse_square_scale": 0.1,
+    "normalizer": torch.tensor(7.0),
 }
 
 
 @pytest.mark.usefixtures("compile_afresh")
-@pytest.mark.parametrize(("options", "dtype"), list(zip(OPTIONS, [*DTYPES, torch.float32], strict=True)))
-def test_a_full_graph_gives_equal_results(options: str, dtype: torch.dtype) -> None:
-    problem = make_problem(POSITIONS, dtype=dtype, bias=True, ignored=-100)
-    if "ignore_index" in OPTIONS[options]:
-        problem = make_problem(POSITIONS, dtype=dtype, bias=True, ignored=3)
+@pytest.mark.parametrize(("dtype", "options"), [(torch.bfloat16, {"reduction": "none"}), (torch.float16, OPTIONS)])
+def test_a_full_graph_gives_equal_results(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    problem = make_problem(POSITIONS, dtype=dtype, bias=True, ignored=options.get("ignore_index", -100))
     results = []
-    for function in (
-        linear_cross_entropy,
-        torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager"),
-    ):
+    for function in (linear_cross_entropy, torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")):
         leaves = problem.leaves()
-        loss = function(target=problem.target, **leaves, **OPTIONS[options])
+        loss = function(target=problem.target, **leaves, **options)
         upstream = make_logits(POSITIONS, seed=9) if loss.dim() else torch.tensor(-1.5)
         results.append((loss, *torch.autograd.grad(loss, list(leaves.values()), upstream)))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.usefixtures("compile_afresh")
-@pytest.mark.parametrize("memory_limit", FORMS)
-def test_a_graph_for_any_number_of_positions(memory_limit: int | None) -> None:
+def test_a_graph_for_any_number_of_positions() -> None:
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager", dynamic=True)
     for positions in (4, 7):
         problem = make_problem(2, positions)
         leaves = problem.leaves()
-        losses = [
-            f(target=problem.target, **leaves, memory_limit=memory_limit) for f in (linear_cross_entropy, compiled)
-        ]
+        losses = [f(target=problem.target, **leaves, memory_limit=2**30) for f in (linear_cross_entropy, compiled)]
         gradients = [torch.autograd.grad(loss, list(leaves.values())) for loss in losses]
         assert torch.equal(*losses) and all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 

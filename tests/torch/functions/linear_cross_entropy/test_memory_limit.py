@@ -114,9 +114,8 @@ def test_the_upstream_scalar_is_not_rounded_to_the_type_of_the_gradients() -> No
 
 
 @pytest.mark.usefixtures("compile_afresh")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_full_graph_gives_equal_results(dtype: torch.dtype) -> None:
-    problem = make_problem(POSITIONS, dtype=dtype, bias=True, ignored=-100, weighted=True)
+def test_a_full_graph_gives_equal_results() -> None:
+    problem = make_problem(POSITIONS, dtype=torch.bfloat16, bias=True, ignored=-100, weighted=True)
     results = []
     for function in (linear_cross_entropy, torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")):
         leaves = problem.leaves()
