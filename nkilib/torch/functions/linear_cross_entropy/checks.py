@@ -87,7 +87,7 @@ def check_kernel_arguments(caller: Caller, given: LinearArguments) -> None:
     Raises:
         TypeError: input and weight are of another type than bfloat16, float16 and float32.
         RuntimeError: input, weight and bias are of unlike types; ``weight`` requires grad.
-        NotImplementedError: no floating types.
+        NotImplementedError: no floating types; ``grad_weight_sum`` of XLA tensors.
         ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit; more positions than a launch takes.
     """
     _check_dtypes(caller, given)
@@ -128,6 +128,11 @@ def _check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -
     """Refuse a tensor to which the gradient of the weight cannot be added in place."""
     if grad_weight_sum is None:
         return
+    if weight.device.type == "xla":
+        raise NotImplementedError(
+            f"{caller}: grad_weight_sum is not supported for XLA tensors, which have no memory to add to; add the "
+            f"gradient of linear_weight yourself"
+        )
     if grad_weight_sum.dtype != torch.float32 or grad_weight_sum.shape != weight.shape:
         raise ValueError(
             f"{caller}: grad_weight_sum must be float32 of the shape of linear_weight, {tuple(weight.shape)}, got "
