@@ -12,10 +12,15 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step, balanced_spans, shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step
+from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, even_shares
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import TILES_OF_GROUP, WINDOW, ForwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
+    TILES_OF_GROUP,
+    WINDOW,
+    ForwardSizes,
+    PositionPlan,
+)
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
@@ -37,14 +42,31 @@ def forward_of_core(
     options: Options,
     tiling: LinearTiling,
     results: Results,
+    shares: list[Span] | None = None,
     kept: KeptLogits | None = None,
 ) -> None:
-    """The results, of which each core stores some; in ``kept`` the logits of the core's classes are kept."""
+    """The results, of which each core stores some.
+
+    Args:
+        launch, options, tiling: of the kernel.
+        results: to be written.
+        shares: the classes of each core; None for even ones. With some, no positions are left to a loop of the device.
+        kept: where the logits of the core's classes are kept; None for nowhere.
+    """
     _require_room(launch, options, tiling)
-    spans = balanced_spans(Span(0, launch.num_positions), tiling.position_block)
-    forward = _Forward.make(launch, options, tiling, spans, kept)
-    for span in spans:
-        forward.run(Block(*span), results)
+    plan = _sizes(launch, options).position_plan(*tiling)
+    if shares is None:
+        shares = even_shares(launch.vocab_size, nl.num_programs())
+    else:
+        plan = plan._replace(is_loop=False)
+    forward = _Forward.make(launch, options, tiling, plan, shares, kept)
+    looped = plan.whole * plan.size if plan.is_loop else 0
+    if looped > 0:
+        forward.classes.open(forward.schedule.opening)
+        nl.fori_loop(0, looped, lambda first: forward.run(Block(first, plan.size), results, False, True), plan.size)
+    for first in range(looped, launch.num_positions, plan.size):
+        left = launch.num_positions - first
+        forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)
 
 
 def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
@@ -101,13 +123,13 @@ class _Forward:
         launch: LinearLaunch,
         options: Options,
         tiling: LinearTiling,
-        spans: list[Span],
+        plan: PositionPlan,
+        shares: list[Span],
         kept: KeptLogits | None,
     ) -> _Forward:
-        tiles = max(div_ceil(span.size, PARTITIONS) for span in spans)
+        tiles = plan.tiles
         depth = div_ceil(launch.num_features, PARTITIONS)
-        shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-        bodies = _sizes(launch, options).most_bodies(tiles, len(spans))
+        bodies = _sizes(launch, options).most_bodies(plan)
         schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
@@ -123,12 +145,20 @@ class _Forward:
             kept,
         )
 
-    def run(self, block: Block, results: Results) -> None:
-        """The results of a block of positions."""
+    def run(self, block: Block, results: Results, opens: bool, reopens: bool) -> None:
+        """The results of a block of positions.
+
+        Args:
+            block: the positions.
+            results: of all positions.
+            opens: the first classes are still to be loaded, for which the first tile of positions does not wait.
+            reopens: the first classes are loaded again at the end, for the next block.
+        """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
-        of_block = _BlockForward.make(self, block, input_sbuf)
+        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         load_input(input_sbuf[0:1], self.launch.input_hbm, block)
-        self.classes.open(self.schedule.opening)
+        if opens:
+            self.classes.open(self.schedule.opening)
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
         self.schedule.run(of_block.step)
@@ -141,10 +171,11 @@ class _BlockForward:
 
     Attributes:
         forward: of the core.
-        first_tile: of positions, counted in the launch.
+        first_tile: of positions, counted in the launch, where logits are kept.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         targets: what is found of the logits at the targets.
+        reopens: the last step loads the first classes again, for another block of positions.
         first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
     """
 
@@ -153,10 +184,11 @@ class _BlockForward:
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     targets: TargetLogits
+    reopens: bool
     first_class_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor]) -> _BlockForward:
+    def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor], reopens: bool) -> _BlockForward:
         launch, options = forward.launch, forward.options
         targets_sbuf = load_targets(launch, block)
         first_class = options.classes.first + forward.schedule.first
@@ -169,12 +201,16 @@ class _BlockForward:
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         if options.wanted.argmax:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, int(block.first) // PARTITIONS, input_sbuf, statistics, targets, first_class_sbuf)
+        first_tile = 0 if forward.kept is None else int(block.first) // PARTITIONS
+        return cls(forward, first_tile, input_sbuf, statistics, targets, reopens, first_class_sbuf)
 
     def step(self, step: Step) -> None:
         """One block of classes."""
         forward, statistics = self.forward, self.statistics
+        is_last = step.number == forward.schedule.count - 1
         classes = forward.classes.advance(step)
+        if is_last and self.reopens:
+            forward.classes.open(forward.schedule.opening)
         self._take_class_sums(classes, step)
         self.targets.aim(step.block.size)
         tiles = len(self.input_sbuf)
@@ -182,7 +218,7 @@ class _BlockForward:
             self._group(self.input_sbuf[start : start + TILES_OF_GROUP], start, classes, step)
         self.targets.keep()
         self._shift_argmax(step)
-        if statistics.column(step.number) == statistics.window and step.number != forward.schedule.count - 1:
+        if statistics.column(step.number) == statistics.window and not is_last:
             statistics.combine_window()
 
     def finish(self, block: Block, results: Results) -> None:

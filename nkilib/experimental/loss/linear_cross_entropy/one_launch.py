@@ -57,11 +57,12 @@ def one_launch(
     first_plan = _plan(_part(launch, spans[0]), options, tiling, len(spans) > 1)
     require_fitting_plan(launch.function, tiling, first_plan)
     scale_hbm = scale if isinstance(scale, nl.NkiTensor) else _constant(scale)
-    kept = _kept(launch, spans)
+    shares = shares_of_cores(launch.vocab_size, nl.num_programs())
+    kept = _kept(spans, shares[nl.program_id(0)])
     parts = _PartGradients.make(launch, gradients, len(spans))
     for number, span in enumerate(spans):
         part, part_results = _part(launch, span), _of_results(results, span)
-        forward_of_core(part, options, _forward_tiling(part), part_results, kept)
+        forward_of_core(part, options, _forward_tiling(part), part_results, shares, kept)
         _wait_for(part_results)
         upstream = PositionUpstream(
             part_results.lse_hbm, scale_hbm.broadcast(0, span.size), None, None, None, None, None, None
@@ -90,9 +91,8 @@ def _of_results(results: Results, span: Span) -> Results:
     return Results(results.loss_hbm[rows], results.lse_hbm[rows])
 
 
-def _kept(launch: LinearLaunch, spans: list[Span]) -> KeptLogits | None:
-    """The scratch of this core, which all blocks take in turn; None without classes."""
-    share = shares_of_cores(launch.vocab_size, nl.num_programs())[nl.program_id(0)]
+def _kept(spans: list[Span], share: Span) -> KeptLogits | None:
+    """The scratch of a core with these classes, which all blocks of positions take in turn; None without classes."""
     return KeptLogits.make(max(span.size for span in spans), share) if share.size > 0 else None
 
 
@@ -104,11 +104,9 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, adds_to_we
         part.vocab_size,
         dtype_bytes(part.dtype),
         part.has_classes_first,
-        part.bias_hbm is not None,
-        options.needs_class_weights,
-        options.softcap is not None,
-        options.spread != 0.0 or options.square != 0.0,
-        adds_to_weight,
+        has_class_weights=options.needs_class_weights,
+        has_rest=options.spread != 0.0 or options.square != 0.0,
+        adds_to_weight=adds_to_weight,
         keeps_logits=True,
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
