@@ -235,7 +235,7 @@ class _Backward:
         if gradients.weight_hbm is not None:
             banks = [banks_psum[bank] for bank in _WEIGHT_BANKS]
             weight_gradient = WeightGradient.make(
-                launch, plan, gradients.weight_hbm, gradients.adds_to_weight, banks, columns.power
+                launch, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, columns.power
             )
         if gradients.bias_hbm is not None:
             bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, columns.power)
@@ -336,14 +336,14 @@ class _Backward:
                 place = TilePlace(first_column + tile, round_.rows(tile), span)
                 made = self._make_tile(tile, tile * len(of_tiles) + number, input_sbuf, place)
                 if last is not None:
-                    last.issue()
+                    last.issue(self.source.is_kept)
                 last = made
             ahead = tile + len(inputs.tiles)
             if ahead < round_.tiles:
                 loaded.append(self._load_input(round_.classes, 0, round_.positions, ahead))
             self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
         if last is not None:
-            last.issue()
+            last.issue(self.source.is_kept)
         if self.source.is_kept:
             for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
                 self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
