@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.checks import require
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.backward_streams import BackwardStreams
 from nkilib.experimental.loss.linear_cross_entropy.bias_gradient import BiasGradient
 from nkilib.experimental.loss.linear_cross_entropy.blocks import (
@@ -33,13 +34,16 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
-from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles, LastProduct, TilePlace
+from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import GradientTiles, LastProduct, TilePlace
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
-from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE, LogitTiles
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.products import InputGradient, InputSum
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.score_sources import ComputedScores, KeptScores, ScoreSource
 from nkilib.experimental.loss.linear_cross_entropy.weight_gradient import WeightGradient, WeightGroup
 from nkilib.nki import nisa, nl
 
@@ -50,6 +54,8 @@ _TRANSPOSE_BANKS = (3, 4, 5)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
 # A tile is transposed when so many more have been made: then it is there.
 _TRANSPOSED_LATER = 1
+# Of kept logits nothing but the rounding of their gradient comes between: Scalar and Vector get ahead of Tensor.
+_KEPT_TRANSPOSED_LATER, _KEPT_MULTIPLIED_LATER = 2, 3
 # Tiles of dX of the first stripe before the last tiles are transposed.
 _TILES_BEFORE_TRANSPOSE = 2
 # Copies of a block in a program with a loop: of the loop, and behind it.
@@ -59,16 +65,52 @@ _UNITS_UNTIL_SUMMED = 1
 
 
 def backward_of_core(
-    launch: LinearLaunch, options: Options, upstream: PositionUpstream, plan: BackwardPlan, gradients: Gradients
+    launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
 ) -> None:
-    """Write the gradients, of which this core has the classes that fall to it."""
+    """Write the gradients, of which this core has the classes that fall to it.
+
+    Raises:
+        AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
+    """
+    sizes = BackwardSizes.of_launch(launch, options, upstream, gradients.adds_to_weight)
+    plan = BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
+    require_fitting_plan(launch.function, tiling, plan)
+    write_gradients(launch, options, plan, upstream, gradients)
+
+
+def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
+    """Refuse blocks that do not fit SBUF.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    require(
+        plan.fits,
+        f"{function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
+        f"partition of SBUF, {nl.tile_size.sbuf_fmax_bytes} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
+        f"smaller ones",
+    )
+
+
+def write_gradients(
+    launch: LinearLaunch,
+    options: Options,
+    plan: BackwardPlan,
+    upstream: PositionUpstream,
+    gradients: Gradients,
+    kept: KeptLogits | None = None,
+) -> None:
+    """Write the gradients by a plan that fits.
+
+    ``kept`` are the logits of the core's classes, where the launch has them; they are computed otherwise.
+    """
     cores, core = nl.num_programs(), nl.program_id(0)
     shares = shares_of_cores(launch.vocab_size, cores)
     shares = [share for share in shares if share.size > 0]
     partials_hbm = _partials(launch, gradients, len(shares))
     if core >= len(shares):
         return
-    backward = _Backward.make(launch, options, upstream, plan, gradients, partials_hbm, core)
+    backward = _Backward.make(launch, options, upstream, plan, gradients, partials_hbm, core, kept)
     backward.run(shares)
 
 
@@ -141,7 +183,8 @@ class _Backward:
         core: of this launch.
         positions: the blocks of positions.
         streams: buffers.
-        logits, tiles: that make the gradient of the logits.
+        source: of the scores.
+        tiles: that make the gradient of the logits.
         block: where it stands.
         targets_sbuf: counted from the first class of the block, float32 [128, tiles].
         transpose_banks: of PSUM, for transposes beside the logits.
@@ -154,7 +197,7 @@ class _Backward:
     core: int
     positions: list[Span]
     streams: BackwardStreams
-    logits: LogitTiles
+    source: ScoreSource
     tiles: GradientTiles
     block: GradientBlock
     targets_sbuf: nl.NkiTensor
@@ -175,6 +218,7 @@ class _Backward:
         gradients: Gradients,
         partials_hbm: list[nl.NkiTensor],
         core: int,
+        kept: KeptLogits | None,
     ) -> _Backward:
         columns = GradientColumns.make(launch, options, upstream)
         banks_psum = [
@@ -191,7 +235,7 @@ class _Backward:
         if gradients.weight_hbm is not None:
             banks = [banks_psum[bank] for bank in _WEIGHT_BANKS]
             weight_gradient = WeightGradient.make(
-                launch, plan, gradients.weight_hbm, gradients.adds_to_weight, banks, columns.power
+                launch, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, columns.power
             )
         if gradients.bias_hbm is not None:
             bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, columns.power)
@@ -201,7 +245,7 @@ class _Backward:
             core,
             positions,
             BackwardStreams.make(launch, options, plan),
-            _logit_tiles(launch, options, plan, [banks_psum[bank] for bank in _LOGIT_BANKS]),
+            _source(launch, options, plan, kept, [banks_psum[bank] for bank in _LOGIT_BANKS]),
             GradientTiles.make(columns, options.softcap, plan.class_tiles * PARTITIONS, plan.classes_of_tile),
             GradientBlock.make(plan, launch.dtype, input_gradient is not None or bias_gradient is not None),
             nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),
@@ -225,10 +269,8 @@ class _Backward:
         )
         first = Block(share.first, lead) if lead > 0 else blocks.opening
         assert first is not None
-        self.streams.load_first_inputs(self.positions[0])
-        for part in self.streams.weight_parts(first, 0):
-            self.streams.load_weight(part)
-        self.streams.load_rows(first, 0)
+        self._load_first_inputs(first, 0, self.positions[0])
+        self._load_classes(first, 0)
 
         def body(step: Step) -> None:
             self._step(step, share)
@@ -244,9 +286,10 @@ class _Backward:
         is_first_of_core = is_known and classes.first == share.first
         is_last_of_core = is_known and classes.first + classes.size == share.end
         late = classes.part(step.loaded, classes.size - step.loaded)
-        for part in self.streams.weight_parts(late, step.loaded):
-            self.streams.load_weight(part)
-        self.streams.load_rows(late, step.loaded)
+        if late.size > 0:
+            self._load_classes(late, step.loaded)
+            if self.source.is_kept:
+                self._load_first_inputs(late, step.loaded, self.positions[0])
         for number, positions in enumerate(self.positions):
             is_last = number + 1 == len(self.positions)
             next_positions = self.positions[0 if is_last else number + 1]
@@ -270,40 +313,83 @@ class _Backward:
         for gradient in (self.input_gradient, self.weight_gradient, self.bias_gradient):
             if gradient is not None:
                 gradient.restart()
-        self._make_gradient(round_)
-        self._multiply(round_)
+        self._multiply(round_, self._make_gradient(round_))
 
-    def _make_gradient(self, round_: _Round) -> None:
-        """The block of the gradient, but for the transposes of its last tiles."""
+    def _make_gradient(self, round_: _Round) -> nl.NkiTensor | None:
+        """The block of the gradient; the first stripe of W where it is loaded already.
+
+        Of computed scores the last tiles are not transposed yet. Kept ones leave Tensor idle: dX of the first stripe is
+        computed meanwhile, some tiles later.
+        """
         of_tiles = cut(round_.classes.size, self.plan.classes_of_tile)
-        inputs = self.streams.inputs
+        inputs = self.source.inputs
         inputs.restart()
-        loaded = [inputs.next_tile() for _ in range(self.streams.first_inputs(round_.positions))]
+        loaded = [inputs.next_tile() for _ in range(self._first_inputs(round_.positions))]
         first_column = round_.positions.first // PARTITIONS
+        stripe = cut(self.launch.num_features, self.plan.stripe)[0]
+        weight_sbuf = self._load_stripe(round_, stripe) if self.source.is_kept else None
+        lag = _KEPT_TRANSPOSED_LATER if self.source.is_kept else _TRANSPOSED_LATER
         last: LastProduct | None = None
         for tile in range(round_.tiles):
-            rows = round_.rows(tile)
-            input_sbuf = loaded.pop(0)[:, :, 0:rows]
+            input_sbuf = loaded.pop(0)
             for number, span in enumerate(of_tiles):
-                place = TilePlace(first_column + tile, rows, span)
+                place = TilePlace(first_column + tile, round_.rows(tile), span)
                 made = self._make_tile(tile, tile * len(of_tiles) + number, input_sbuf, place)
                 if last is not None:
-                    last.issue()
+                    last.issue(self.source.is_kept)
                 last = made
-            ahead = tile + self.plan.buffers.input_tiles
+            ahead = tile + len(inputs.tiles)
             if ahead < round_.tiles:
-                loaded.append(self.streams.load_input(round_.positions, ahead))
-            if tile >= _TRANSPOSED_LATER:
-                self._transpose(round_, tile - _TRANSPOSED_LATER, self.transpose_banks)
+                loaded.append(self._load_input(round_.classes, 0, round_.positions, ahead))
+            self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
         if last is not None:
-            last.issue()
+            last.issue(self.source.is_kept)
+        if self.source.is_kept:
+            for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
+                self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
+            self._add_bias(round_)
+        return weight_sbuf
+
+    def _transpose_later(self, round_: _Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
+        """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
+        if 0 <= tile < round_.tiles:
+            self._transpose(round_, tile, self.transpose_banks)
+        earlier = tile - (_KEPT_MULTIPLIED_LATER - _KEPT_TRANSPOSED_LATER)
+        if self.source.is_kept and 0 <= earlier < round_.tiles:
+            self._add_input(round_, stripe, earlier, weight_sbuf)
+
+    def _add_bias(self, round_: _Round) -> None:
+        """db of the block, all of which is transposed."""
+        if self.bias_gradient is not None:
+            positions = round_.positions.size
+            self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
+
+    def _first_inputs(self, positions: Span) -> int:
+        """Tiles of a block of positions for which there are buffers."""
+        return min(len(self.source.inputs.tiles), div_ceil(positions.size, PARTITIONS))
+
+    def _load_first_inputs(self, classes: Block, at: int, positions: Span) -> None:
+        """What those need, of some classes, the first of which is class ``at`` of their block."""
+        self.source.inputs.restart()
+        for tile in range(self._first_inputs(positions)):
+            self._load_input(classes, at, positions, tile)
+
+    def _load_input(self, classes: Block, at: int, positions: Span, tile: int) -> nl.NkiTensor:
+        first = tile * PARTITIONS
+        rows = min(PARTITIONS, positions.size - first)
+        return self.source.load_input(classes, at, positions.first + first, rows)
+
+    def _load_classes(self, classes: Block, at: int) -> None:
+        """All that is known of some classes but W for dX."""
+        for part in self.source.weight_parts(classes, at):
+            self.source.load_weight(part)
+        self.source.load_bias(classes, at)
+        self.streams.load_class_weights(classes, at)
 
     def _make_tile(self, tile: int, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
-        streams = self.streams
         columns = slice(place.classes.first, place.classes.end)
-        bias_sbuf = None if streams.bias_sbuf is None else streams.bias_sbuf[:, columns]
-        scores = self.logits.scores(number, input_sbuf, streams.weight_sbuf[:, :, columns], bias_sbuf)
-        weights_sbuf = streams.class_weight_sbuf
+        scores = self.source.scores(number, input_sbuf, place)
+        weights_sbuf = self.streams.class_weight_sbuf
         return self.tiles.make_tile(
             number,
             self.block.plain_sbuf[0 : place.rows, tile, columns],
@@ -316,18 +402,18 @@ class _Backward:
     def _transpose(self, round_: _Round, tile: int, banks: Ring) -> None:
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
-    def _multiply(self, round_: _Round) -> None:
-        """dX, dW and db of the block."""
+    def _multiply(self, round_: _Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
+        """dX, dW and db of the block, but for what has been made beside its gradient."""
         stripes = cut(self.launch.num_features, self.plan.stripe)
         units = self._units(round_)
-        pending = list(range(max(0, round_.tiles - _TRANSPOSED_LATER), round_.tiles))
+        pending = [] if self.source.is_kept else list(range(max(0, round_.tiles - _TRANSPOSED_LATER), round_.tiles))
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         loaded: list[nl.NkiTensor] = []
-        parts = self.streams.weight_parts(round_.next_classes, 0)
+        parts = self.source.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
         steps = max(1, (len(stripes) - 1) * len(units))
         due = div_ceil(len(parts), steps)
-        weights = [self._load_stripe(round_, stripe) for stripe in stripes[:1]]
+        weights = [first_stripe_sbuf if self.source.is_kept else self._load_stripe(round_, stripes[0])]
         while pieces and len(loaded) < self.plan.buffers.pieces - 1:
             stripe, piece = pieces.pop(0)
             loaded.append(self.streams.load_piece(round_.positions, piece, stripe))
@@ -337,14 +423,15 @@ class _Backward:
             if number + 1 < len(stripes):
                 weights.append(self._load_stripe(round_, stripes[number + 1]))
             for unit in units:
-                self._add_inputs(round_, stripe, unit, weights[number], pending)
+                if number > 0 or not self.source.is_kept:
+                    self._add_inputs(round_, stripe, unit, weights[number], pending)
                 if number > 0:
                     self._sum_inputs(round_, stripes[number - 1], unit.number, len(units))
                 if pieces and unit.loads:
                     of_stripe, piece = pieces.pop(0)
                     loaded.append(self.streams.load_piece(round_.positions, piece, of_stripe))
                 for _ in range(min(due, len(parts))):
-                    self.streams.load_weight(parts.pop(0))
+                    self.source.load_weight(parts.pop(0))
                 if number + 1 == len(stripes) and unit.number + 1 == len(units):
                     self._load_next(round_)
                 if unit.loads:
@@ -380,18 +467,18 @@ class _Backward:
             is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
             while pending and (is_due or tile >= pending[0]):
                 self._transpose(round_, pending.pop(0), self.input_banks)
-                if not pending and self.bias_gradient is not None:
-                    self.bias_gradient.add(
-                        self.block, round_.classes, round_.positions.size, round_.is_first, round_.is_last
-                    )
-            if self.input_gradient is None or weight_sbuf is None:
-                continue
-            first = round_.positions.first + tile * PARTITIONS
-            rows, columns = slice(first, first + round_.rows(tile)), slice(stripe.first, stripe.end)
-            place_hbm = self.input_gradient.partial_hbm[rows, columns]
-            self.input_gradient.add_tile(
-                self.block, weight_sbuf, place_hbm, tile, round_.classes.size, round_.is_first_of_core
-            )
+                if not pending:
+                    self._add_bias(round_)
+            self._add_input(round_, stripe, tile, weight_sbuf)
+
+    def _add_input(self, round_: _Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
+        """dX of a tile."""
+        if self.input_gradient is None or weight_sbuf is None:
+            return
+        first = round_.positions.first + tile * PARTITIONS
+        place_hbm = self.input_gradient.partial_hbm[first : first + round_.rows(tile), stripe.first : stripe.end]
+        classes, is_first = round_.classes.size, round_.is_first_of_core
+        self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def _add_weights(self, round_: _Round, group: WeightGroup, unit: _Unit, piece_sbuf: nl.NkiTensor) -> None:
         """A piece of X times the gradient, for a group of tiles of dW."""
@@ -420,9 +507,12 @@ class _Backward:
 
     def _load_next(self, round_: _Round) -> None:
         """What the next round starts with, but for W^T."""
-        self.streams.load_rows(round_.next_classes, 0)
-        if round_.next_positions is not None:
-            self.streams.load_first_inputs(round_.next_positions)
+        following = round_.next_classes if round_.is_last else round_.classes
+        if round_.next_classes is not None:
+            self.source.load_bias(round_.next_classes, 0)
+            self.streams.load_class_weights(round_.next_classes, 0)
+        if round_.next_positions is not None and (following is not None or not self.source.is_kept):
+            self._load_first_inputs(following or round_.classes, 0, round_.next_positions)
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> tuple[int, BlockPlan]:
@@ -443,18 +533,11 @@ def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positi
     return lead * PARTITIONS, plan_blocks(rests, core, most, bodies)
 
 
-def _logit_tiles(
-    launch: LinearLaunch, options: Options, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]
-) -> LogitTiles:
-    """The tiles of logits, in banks that others take at other times."""
-
-    def tiles_sbuf(is_needed: bool) -> list[nl.NkiTensor]:
-        return Ring.of_sbuf(TURNS if is_needed else 0, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
-
-    return LogitTiles(
-        launch.num_features,
-        options.softcap,
-        banks_psum,
-        tiles_sbuf(launch.bias_hbm is not None),
-        tiles_sbuf(options.softcap is not None),
-    )
+def _source(
+    launch: LinearLaunch,
+    options: Options,
+    plan: BackwardPlan,
+    kept: KeptLogits | None,
+    banks_psum: list[nl.NkiTensor],
+) -> ScoreSource:
+    return ComputedScores.make(launch, options, plan, banks_psum) if kept is None else KeptScores.make(kept, plan)

@@ -27,6 +27,8 @@ _FLOAT32_BYTES = 4
 PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
 # Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Of a tile of logits that no product has to fit a bank of PSUM for.
+_CLASSES_OF_KEPT_TILE = 1024
 # Columns of positions and what else is small, with room for alignment.
 _SMALL_BYTES = 6144
 _COLUMNS = 14
@@ -46,6 +48,7 @@ class BackwardSizes:
         has_softcap: of the logits.
         has_rest: other terms of the gradient than that of the error at the target.
         adds_to_weight: dW is added to a float32 sum.
+        keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
     """
 
     num_positions: int
@@ -58,6 +61,7 @@ class BackwardSizes:
     has_softcap: bool = False
     has_rest: bool = False
     adds_to_weight: bool = False
+    keeps_logits: bool = False
 
     @classmethod
     def of_launch(
@@ -121,6 +125,8 @@ class BackwardPlan:
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
+        keeps_logits: as in :class:`BackwardSizes`.
+        available_bytes: of a partition.
     """
 
     features: int
@@ -134,6 +140,8 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    keeps_logits: bool
+    available_bytes: int
 
     @property
     def feature_tiles(self) -> int:
@@ -162,7 +170,8 @@ class BackwardPlan:
         """About how many instructions a block of so many classes is, for all positions; rather too many."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
-        of_logits = div_ceil(classes, self.classes_of_tile) * (self.feature_tiles + _INSTRUCTIONS_OF_GRADIENT)
+        products = 0 if self.keeps_logits else self.feature_tiles
+        of_logits = div_ceil(classes, self.classes_of_tile) * (products + _INSTRUCTIONS_OF_GRADIENT)
         of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe)
 
@@ -174,10 +183,9 @@ class BackwardPlan:
     @property
     def sbuf_bytes(self) -> int:
         """What it takes of a partition."""
-        buffers, transposed = self.buffers, self.feature_tiles * self.itemsize
+        buffers = self.buffers
         rings = (
-            buffers.input_tiles * PARTITIONS * transposed,
-            self.class_tiles * PARTITIONS * transposed,
+            *self._logits_bytes,
             buffers.pieces * buffers.tiles_of_piece * self.stripe * self.itemsize,
             buffers.weight_stripes * self.class_tiles * self.stripe * self.itemsize,
             buffers.input_results * self.stripe * _FLOAT32_BYTES,
@@ -189,20 +197,32 @@ class BackwardPlan:
         return sum(rings) + self.option_bytes + _SMALL_BYTES
 
     @property
+    def _logits_bytes(self) -> tuple[int, int]:
+        """What is loaded for the logits: tiles of X^T and W^T, or the logits themselves."""
+        if self.keeps_logits:
+            return self.buffers.input_tiles * self.class_tiles * PARTITIONS * _FLOAT32_BYTES, 0
+        transposed = PARTITIONS * self.feature_tiles * self.itemsize
+        return self.buffers.input_tiles * transposed, self.class_tiles * transposed
+
+    @property
     def fits(self) -> bool:
         """Whether a partition of SBUF holds it."""
-        return self.sbuf_bytes <= nl.tile_size.sbuf_fmax_bytes
+        return self.sbuf_bytes <= self.available_bytes
 
     @classmethod
-    def of(cls, sizes: BackwardSizes, position_block: int, class_block: int) -> BackwardPlan:
+    def of(
+        cls, sizes: BackwardSizes, position_block: int, class_block: int, available_bytes: int | None = None
+    ) -> BackwardPlan:
         """For blocks of at most so many positions and classes, with as many buffers as there is room for and use of.
 
-        ``fits`` says whether even the fewest are too many.
+        ``fits`` says whether even the fewest are too many. There are ``available_bytes`` of a partition; None: as many
+        as the target has.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
         position_blocks = div_ceil(sizes.num_positions, position_block)
-        classes_of_tile = div_ceil(class_block, div_ceil(class_block, CLASSES_OF_TILE))
+        most = _CLASSES_OF_KEPT_TILE if sizes.keeps_logits and sizes.has_classes_first else CLASSES_OF_TILE
+        classes_of_tile = div_ceil(class_block, div_ceil(class_block, most))
         least = cls(
             sizes.num_features,
             sizes.itemsize,
@@ -215,6 +235,8 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            keeps_logits=sizes.keeps_logits,
+            available_bytes=nl.tile_size.sbuf_fmax_bytes if available_bytes is None else available_bytes,
         )
         return least._grown()
 

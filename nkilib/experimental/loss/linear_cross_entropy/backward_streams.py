@@ -1,32 +1,17 @@
-"""What the backward loads: W^T and X^T for the logits, W for dX, X for dW, rows of the bias and of class weights."""
+"""What the backward loads for its products: W for dX, X for dW; and class weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.score_sources import weight_of
 from nkilib.nki import nl
-
-
-@dataclass(frozen=True)
-class WeightPart:
-    """A part of W^T of some classes, as large as a transfer is.
-
-    Attributes:
-        classes: which, in HBM.
-        at: the first of them, counted in the block of classes.
-        span: of these classes, or of the features where those are the rows in HBM.
-    """
-
-    classes: Block
-    at: int
-    span: Span
 
 
 @dataclass(frozen=True)
@@ -35,58 +20,32 @@ class BackwardStreams:
 
     Attributes:
         launch, plan: of the kernel.
-        inputs: tiles of X^T, [128, tiles of features, 128].
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes].
         pieces: of X, [128, tiles of positions, stripe].
         stripes: of W, [128, tiles of classes, stripe].
-        bias_sbuf, class_weight_sbuf: of a block, float32 [128, classes]; None without.
+        class_weight_sbuf: of a block, float32 [128, classes]; None without.
     """
 
     launch: LinearLaunch
     plan: BackwardPlan
-    inputs: Ring
-    weight_sbuf: nl.NkiTensor
     pieces: Ring
     stripes: Ring
-    bias_sbuf: nl.NkiTensor | None
     class_weight_sbuf: nl.NkiTensor | None
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, plan: BackwardPlan) -> BackwardStreams:
         """Nothing is loaded yet."""
-        dtype, classes = launch.dtype, plan.class_tiles * PARTITIONS
-
-        def row(is_needed: bool) -> nl.NkiTensor | None:
-            return nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) if is_needed else None
-
+        class_weight_sbuf = None
+        if options.needs_class_weights:
+            shape = (PARTITIONS, plan.class_tiles * PARTITIONS)
+            class_weight_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        buffers, dtype = plan.buffers, launch.dtype
         return cls(
             launch,
             plan,
-            Ring.of_sbuf(plan.buffers.input_tiles, (PARTITIONS, plan.feature_tiles, PARTITIONS), dtype),
-            nl.ndarray((PARTITIONS, plan.feature_tiles, classes), dtype=dtype, buffer=nl.sbuf),
-            Ring.of_sbuf(plan.buffers.pieces, (PARTITIONS, plan.buffers.tiles_of_piece, plan.stripe), dtype),
-            Ring.of_sbuf(plan.buffers.weight_stripes, (PARTITIONS, plan.class_tiles, plan.stripe), dtype),
-            row(launch.bias_hbm is not None),
-            row(options.needs_class_weights),
+            Ring.of_sbuf(buffers.pieces, (PARTITIONS, buffers.tiles_of_piece, plan.stripe), dtype),
+            Ring.of_sbuf(buffers.weight_stripes, (PARTITIONS, plan.class_tiles, plan.stripe), dtype),
+            class_weight_sbuf,
         )
-
-    def load_first_inputs(self, positions: Span) -> None:
-        """The first tiles of X^T of a block, as many as there are buffers."""
-        self.inputs.restart()
-        for tile in range(self.first_inputs(positions)):
-            self.load_input(positions, tile)
-
-    def first_inputs(self, positions: Span) -> int:
-        """How many tiles that are."""
-        return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
-
-    def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
-        """A tile of X^T of a block, in the next buffer."""
-        rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
-        tile_sbuf = self.inputs.next_tile()
-        of_tile = Matrix(self.launch.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
-        of_tile.load_transposed(tile_sbuf)
-        return tile_sbuf
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
         """Some tiles of X of a block, in the next buffer."""
@@ -100,41 +59,10 @@ class BackwardStreams:
     def load_stripe(self, classes: Block, stripe: Span) -> nl.NkiTensor:
         """A stripe of W of a block, in the next buffer."""
         stripe_sbuf = self.stripes.next_tile()
-        self._weight(classes).columns_of(stripe.first, stripe.size).load(stripe_sbuf)
+        weight_of(self.launch, classes).columns_of(stripe.first, stripe.size).load(stripe_sbuf)
         return stripe_sbuf
 
-    def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
-        """What W^T of some classes is loaded in, in the order in which the logits need it."""
-        if classes is None or classes.size == 0:
-            return []
-        if self.launch.has_classes_first:
-            pieces = cut(classes.size, PARTITIONS)
-        else:
-            step = div_ceil(self.plan.feature_tiles, self.plan.class_tiles) * PARTITIONS
-            pieces = cut(self.launch.num_features, step)
-        return [WeightPart(classes, at, span) for span in pieces]
-
-    def load_weight(self, part: WeightPart) -> None:
-        """A part of W^T."""
-        weight, span = self._weight(part.classes), part.span
-        if self.launch.has_classes_first:
-            at = part.at + span.first
-            weight.rows_of(span.first, span.size).load_transposed(self.weight_sbuf[:, :, at : at + span.size])
-            return
-        tiles_sbuf = self.weight_sbuf[:, span.first // PARTITIONS : div_ceil(span.end, PARTITIONS), :]
-        at_sbuf = tiles_sbuf[:, :, part.at : part.at + part.classes.size]
-        weight.columns_of(span.first, span.size).load_transposed(at_sbuf)
-
-    def load_rows(self, classes: Block | None, at: int) -> None:
-        """Bias and class weights of some classes."""
-        if classes is None or classes.size == 0:
-            return
-        of_launch = (self.launch.bias_hbm, self.launch.class_weight_hbm)
-        for vector_hbm, row_sbuf in zip(of_launch, (self.bias_sbuf, self.class_weight_sbuf), strict=True):
-            if vector_hbm is not None and row_sbuf is not None:
-                load_broadcast(row_sbuf[:, at : at + classes.size], classes.of(vector_hbm))
-
-    def _weight(self, classes: Block) -> Matrix:
-        """W of some classes, [classes, features]."""
-        has_classes_first = self.launch.has_classes_first
-        return Matrix(classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1), not has_classes_first)
+    def load_class_weights(self, classes: Block, at: int) -> None:
+        """Of some classes, the first of which is class ``at`` of their block."""
+        if self.launch.class_weight_hbm is not None and self.class_weight_sbuf is not None:
+            load_broadcast(self.class_weight_sbuf[:, at : at + classes.size], classes.of(self.launch.class_weight_hbm))

@@ -1,7 +1,7 @@
 """How the forward goes through the classes of a core: perhaps a block by itself, and then those of a plan.
 
-Where there is a loop of the device, all loads that were issued are waited for before it starts, X of all positions among
-them. So a block stands before it, whose products take as long as these loads.
+Where there is a loop of the device, all loads that were issued are waited for before it starts, X of all positions
+among them. So a block stands before it, whose products take as long as these loads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class ClassSchedule:
         if plan.trips == 0:
             return cls(None, plan)
         left = [Span(share.first + class_block, share.size - class_block) for share in shares]
-        return cls(Span(shares[core].first, class_block), plan_blocks(left, core, class_block, bodies - 1, WINDOW))
+        most = _most_of_longest_trips(left, class_block, bodies - 1)
+        return cls(Span(shares[core].first, class_block), plan_blocks(left, core, class_block, most, WINDOW))
 
     @property
     def first(self) -> int:
@@ -68,3 +69,18 @@ class ClassSchedule:
         if self.head is not None and self.opening is not None:
             body(self.opening)
         self.plan.run(body)
+
+
+def _most_of_longest_trips(shares: list[Span], class_block: int, bodies: int) -> int:
+    """The ``most_bodies`` of the plan that meets the edges of trips least often and has at most ``bodies``.
+
+    A plan keeps room for what is left over behind the loop, which may be less: then its trips can be longer.
+    """
+    found, fewest = bodies, None
+    for most in range(bodies, 2 * bodies + 2):
+        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
+        trips = plans[0].trips
+        fits = trips > 0 and max(plan.bodies for plan in plans) <= bodies
+        if fits and (fewest is None or trips < fewest):
+            found, fewest = most, trips
+    return found

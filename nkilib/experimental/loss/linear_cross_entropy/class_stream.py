@@ -38,11 +38,8 @@ class ClassTiles:
         def vector(is_needed: bool) -> nl.NkiTensor | None:
             return nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) if is_needed else None
 
-        return cls(
-            nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf),
-            vector(launch.bias_hbm is not None),
-            vector(has_factors),
-        )
+        weight_sbuf = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf)
+        return cls(weight_sbuf, vector(launch.bias_hbm is not None), vector(has_factors))
 
     def part(self, start: int, count: int) -> ClassTiles:
         """Classes ``start`` to ``start + count``, views."""

@@ -17,8 +17,9 @@ from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSc
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import TILES_OF_GROUP, WINDOW, ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.positions import (
     StoredPositions,
@@ -31,28 +32,40 @@ from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLo
 from nkilib.nki import nisa, nl
 
 
-def forward_of_core(launch: LinearLaunch, options: Options, tiling: LinearTiling, results: Results) -> None:
-    """The results, of which each core stores some."""
-    _require_room(launch, tiling)
+def forward_of_core(
+    launch: LinearLaunch,
+    options: Options,
+    tiling: LinearTiling,
+    results: Results,
+    kept: KeptLogits | None = None,
+) -> None:
+    """The results, of which each core stores some; in ``kept`` the logits of the core's classes are kept."""
+    _require_room(launch, options, tiling)
     spans = balanced_spans(Span(0, launch.num_positions), tiling.position_block)
-    forward = _Forward.make(launch, options, tiling, spans)
+    forward = _Forward.make(launch, options, tiling, spans, kept)
     for span in spans:
         forward.run(Block(*span), results)
 
 
-def _sizes(launch: LinearLaunch) -> ForwardSizes:
-    itemsize = dtype_bytes(launch.dtype)
-    return ForwardSizes(launch.num_positions, launch.num_features, launch.vocab_size, itemsize, nl.num_programs())
+def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
+    return ForwardSizes(
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        dtype_bytes(launch.dtype),
+        nl.num_programs(),
+        has_options(launch, options),
+    )
 
 
-def _require_room(launch: LinearLaunch, tiling: LinearTiling) -> None:
+def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) -> None:
     """Refuse a tiling whose tiles do not fit SBUF.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
     tiles = min(div_ceil(tiling.position_block, PARTITIONS), launch.position_tiles)
-    needed, most = _sizes(launch).bytes_of(tiles, tiling.class_block), nl.tile_size.sbuf_fmax_bytes
+    needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), nl.tile_size.sbuf_fmax_bytes
     require(
         needed <= most,
         f"{launch.function}: position_block and class_block must leave the tiles of {launch.num_features} features at "
@@ -71,6 +84,7 @@ class _Forward:
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
         classes: their stream.
         scores: tiles of logits.
+        kept: where these are kept; None for nowhere.
     """
 
     launch: LinearLaunch
@@ -79,15 +93,21 @@ class _Forward:
     input_sbuf: list[nl.NkiTensor]
     classes: ClassStream
     scores: ScoreTiles
+    kept: KeptLogits | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, spans: list[Span]) -> _Forward:
+    def make(
+        cls,
+        launch: LinearLaunch,
+        options: Options,
+        tiling: LinearTiling,
+        spans: list[Span],
+        kept: KeptLogits | None,
+    ) -> _Forward:
         tiles = max(div_ceil(span.size, PARTITIONS) for span in spans)
         depth = div_ceil(launch.num_features, PARTITIONS)
         shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-        sizes = _sizes(launch)
-        has_options = launch.bias_hbm is not None or options != Options(options.classes)
-        bodies = sizes.most_bodies(tiles, len(spans), has_options)
+        bodies = _sizes(launch, options).most_bodies(tiles, len(spans))
         schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
@@ -100,6 +120,7 @@ class _Forward:
             ScoreTiles.make(
                 options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
             ),
+            kept,
         )
 
     def run(self, block: Block, results: Results) -> None:
@@ -120,6 +141,7 @@ class _BlockForward:
 
     Attributes:
         forward: of the core.
+        first_tile: of positions, counted in the launch.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         targets: what is found of the logits at the targets.
@@ -127,6 +149,7 @@ class _BlockForward:
     """
 
     forward: _Forward
+    first_tile: int
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     targets: TargetLogits
@@ -146,7 +169,7 @@ class _BlockForward:
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         if options.wanted.argmax:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, input_sbuf, statistics, targets, first_class_sbuf)
+        return cls(forward, int(block.first) // PARTITIONS, input_sbuf, statistics, targets, first_class_sbuf)
 
     def step(self, step: Step) -> None:
         """One block of classes."""
@@ -165,14 +188,12 @@ class _BlockForward:
     def finish(self, block: Block, results: Results) -> None:
         """Results of all classes of all cores; the cores store them in turn."""
         statistics = self.statistics
-        group = statistics.group
         statistics.finish(self.forward.schedule.count)
         if self.forward.launch.bias_hbm is not None:
-            restore_masked(statistics.picked_sbuf)
-        nisa.tensor_copy(dst=group.targets.logits_sbuf, src=statistics.picked_sbuf)
-        for number, found in enumerate(found_results(group, results, self.forward.options)):
+            restore_masked(statistics.targets.logits_sbuf)
+        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
             if number % nl.num_programs() == nl.program_id():
-                group.batches.stored(found.vector_hbm, found.tile_sbuf)
+                store_positions(block.of(found.vector_hbm), found.tile_sbuf)
 
     def _group(self, input_sbuf: list[nl.NkiTensor], start: int, classes: ClassTiles, step: Step) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax
@@ -184,6 +205,8 @@ class _BlockForward:
                 place = self.statistics.place(start + tile, step.number)
                 argmax.take(group.logits(tile), group.neg_max_sbuf[:, tile : tile + 1], place, 0)
         scores.take_sums(group, classes, self.statistics, step.number, first_bank)
+        if self.forward.kept is not None:
+            self.forward.kept.store(group.scores_sbuf, self.first_tile + start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""

@@ -125,21 +125,26 @@ def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
     return values_sbuf
 
 
-def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
     """The reverse of :func:`load_positions`.
 
     Args:
         vector_hbm: [positions], of any type; a float32 value is cast to an integer type before it is stored.
         values_sbuf: float32 [128, tiles], written everywhere.
+
+    Returns:
+        The stores.
     """
     positions = vector_hbm.shape[0]
     tiles = values_sbuf.shape[1]
+    stores: list[nisa.NkiInstruction] = []
     for start in range(0, tiles, PARTITIONS):
         count = min(PARTITIONS, tiles - start)
         rows_sbuf = nl.ndarray((count, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
         _transpose(rows_sbuf, values_sbuf[:, start : start + count])
         last = min((start + count) * PARTITIONS, positions)
-        _transfer_rows(vector_hbm.slice(0, start * PARTITIONS, last), rows_sbuf, is_load=False)
+        stores += _transfer_rows(vector_hbm.slice(0, start * PARTITIONS, last), rows_sbuf, is_load=False)
+    return stores
 
 
 def _loaded_rows(vector_hbm: nl.NkiTensor, tiles: int, fill: float) -> nl.NkiTensor:
@@ -155,7 +160,7 @@ def _loaded_rows(vector_hbm: nl.NkiTensor, tiles: int, fill: float) -> nl.NkiTen
     return float32_sbuf
 
 
-def _transfer_rows(vector_hbm: nl.NkiTensor, rows_sbuf: nl.NkiTensor, is_load: bool) -> None:
+def _transfer_rows(vector_hbm: nl.NkiTensor, rows_sbuf: nl.NkiTensor, is_load: bool) -> list[nisa.NkiInstruction]:
     """Between a vector and its rows of 128, of which the last one may be shorter."""
     size = vector_hbm.shape[0]
     tiles, rest = divmod(size, PARTITIONS)
@@ -166,8 +171,10 @@ def _transfer_rows(vector_hbm: nl.NkiTensor, rows_sbuf: nl.NkiTensor, is_load: b
     if rest > 0:
         rest_hbm = vector_hbm.slice(0, tiles * PARTITIONS, size).expand_dim(0)
         parts.append((rest_hbm, rows_sbuf[tiles : tiles + 1, 0:rest]))
-    for part_hbm, part_sbuf in parts:
+    return [
         nisa.dma_copy(dst=part_sbuf if is_load else part_hbm, src=part_hbm if is_load else part_sbuf)
+        for part_hbm, part_sbuf in parts
+    ]
 
 
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
 from nkilib.nki import nl
 
 # [classes, features], as PyTorch has the weight of a Linear, and its transpose.
@@ -73,13 +74,33 @@ class LinearLaunch:
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """Which gradients a kernel returns; the others cost nothing."""
+    """Which gradients a kernel returns; the others cost nothing.
+
+    Attributes:
+        input, weight, bias: dX, dW and db.
+        input_float32: dX is not rounded to the dtype of X.
+    """
 
     input: bool = True
     weight: bool = True
     bias: bool = False
+    input_float32: bool = False
 
     @classmethod
-    def of(cls, input_wanted: bool, weight_wanted: bool, bias_wanted: bool | None, bias_hbm: object) -> WantedGradients:
+    def of(
+        cls,
+        input_wanted: bool,
+        weight_wanted: bool,
+        bias_wanted: bool | None,
+        bias_hbm: object,
+        input_float32: bool = False,
+    ) -> WantedGradients:
         """As a kernel is asked; None stands for what there is a bias for."""
-        return cls(input_wanted, weight_wanted, bias_hbm is not None if bias_wanted is None else bias_wanted)
+        of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
+        return cls(input_wanted, weight_wanted, of_bias, input_float32)
+
+
+def has_options(launch: LinearLaunch, options: Options) -> bool:
+    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles."""
+    recipe = replace(options.recipe, ignore_index=LossOptions().ignore_index)
+    return launch.bias_hbm is not None or options.is_weighted or recipe != LossOptions() or options.wanted != Wanted()

@@ -29,12 +29,14 @@ class PositionStatistics:
         window: blocks of classes that are combined at once.
         group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
             the same of the other core.
-        picked_sbuf: column 0 of the logits at the targets, float32 [128, tiles].
+        targets: their logits are there in the end.
+        picked_sbuf: what this core has of them: column 0, float32 [128, tiles].
         exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous.
     """
 
     window: int
     group: Group
+    targets: TargetValues
     picked_sbuf: nl.NkiTensor
     exchanged_sbuf: nl.NkiTensor
 
@@ -57,7 +59,7 @@ class PositionStatistics:
             nisa.memset(dst=argmax.found_sbuf[:, :, 0:own], value=float(options.classes.total))
         exact_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         group = Group(positions, statistics, moments, argmax, exact_sbuf, targets)
-        return cls(window, group, picked_sbuf[:, :, 0], exchanged_sbuf)
+        return cls(window, group, targets, picked_sbuf[:, :, 0], exchanged_sbuf)
 
     def column(self, number: int) -> int:
         """Of block number ``number`` of classes."""
@@ -78,6 +80,8 @@ class PositionStatistics:
         if nl.num_programs() > 1:
             self._exchange(columns)
             columns *= 2
+        else:
+            nisa.tensor_copy(dst=self.targets.logits_sbuf, src=self.picked_sbuf)
         self.group.take_weights(columns)
         self.group.combine(columns)
         self.group.statistics.take_logs()
@@ -112,7 +116,7 @@ class PositionStatistics:
             pipe_id=0,
         )
         others_sbuf = self.exchanged_sbuf[:, columns, 0]
-        nisa.tensor_tensor(dst=self.picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
+        nisa.tensor_tensor(dst=self.targets.logits_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
 
 
 def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:

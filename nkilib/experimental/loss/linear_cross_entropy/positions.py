@@ -33,7 +33,7 @@ class StoredPositions:
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store float32 [128, tiles] as the values of a vector [N] that belong to the positions."""
-        return store_positions(self.block.of(vector_hbm), values_sbuf)
+        return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
 
 
 def load_input(tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block) -> None:

@@ -70,10 +70,16 @@ class TargetLogits:
         nisa.tensor_scalar(dst=distance_sbuf, data=targets_sbuf, op0=nl.subtract, operand0=float(first_class))
         for place in range(min(side_by_side, targets_sbuf.shape[1])):
             nisa.memset(dst=starts_sbuf[:, place::side_by_side], value=float(place * stride))
-        index_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-        scratch = [float32_like(targets_sbuf) for _ in range(3)]
-        sizes_sbuf = {size: _constants(size) for size in sorted(sizes)}
-        return cls(distance_sbuf, picked_sbuf, starts_sbuf, index_sbuf, *scratch, sizes_sbuf)
+        return cls(
+            distance_sbuf,
+            picked_sbuf,
+            starts_sbuf,
+            index_sbuf=nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf),
+            penalty_sbuf=float32_like(targets_sbuf),
+            found_sbuf=float32_like(targets_sbuf),
+            nearest_sbuf=float32_like(targets_sbuf),
+            sizes_sbuf={size: _constants(size) for size in sorted(sizes)},
+        )
 
     def aim(self, classes: int) -> None:
         """Say where the targets are in the next block, of so many classes."""

@@ -14,7 +14,6 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_MAX,
@@ -24,6 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     WEIGHT_LAYOUTS,
     LinearLaunch,
     WantedGradients,
+    has_options,
 )
 from nkilib.nki import nisa, nl
 
@@ -85,6 +85,7 @@ def validate_wanted_gradients(
     require_flag(function, "grad_input_wanted", wanted.input)
     require_flag(function, "grad_weight_wanted", wanted.weight)
     require_flag(function, "grad_bias_wanted", wanted.bias)
+    require_flag(function, "grad_input_float32", wanted.input_float32)
     require(
         not wanted.bias or launch.bias_hbm is not None,
         f"{function}: grad_bias_wanted must be False or None without bias_hbm, got True; pass the bias",
@@ -155,7 +156,7 @@ def validate_scratch_bytes(launch: LinearLaunch, scratch_bytes: int) -> None:
 
 
 def validated_tiling(
-    launch: LinearLaunch, direction: str, position_block: int | None, class_block: int | None
+    launch: LinearLaunch, options: Options, direction: str, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
     """The tiling that is asked for; None in it stands for what ``choose_linear_tiling`` says.
 
@@ -171,6 +172,7 @@ def validated_tiling(
         cores=nl.num_programs(),
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=launch.weight_layout,
+        extended=has_options(launch, options),
     )
     tiling = LinearTiling(
         chosen.position_block if position_block is None else position_block,
@@ -188,22 +190,6 @@ def validated_tiling(
         f"got {tiling.class_block}; {remedy}",
     )
     return tiling
-
-
-def validated_plan(launch: LinearLaunch, sizes: BackwardSizes, tiling: LinearTiling) -> BackwardPlan:
-    """The plan of a backward.
-
-    Raises:
-        AssertionError: its tiles do not fit SBUF; with function, requirement, value and remedy.
-    """
-    plan = BackwardPlan.of(sizes, *tiling)
-    require(
-        plan.fits,
-        f"{launch.function}: position_block and class_block must be so small that tiles fit "
-        f"{nl.tile_size.sbuf_fmax_bytes} bytes of a partition, got {tiling.position_block} and {tiling.class_block}, "
-        f"which take {plan.sbuf_bytes}; None takes what choose_linear_tiling says",
-    )
-    return plan
 
 
 def _validate_input(function: str, input_hbm: nl.NkiTensor) -> None:

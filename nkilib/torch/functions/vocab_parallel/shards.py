@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch import Tensor
 
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.dtensors import LocalPart
@@ -47,6 +48,11 @@ class VocabularyShards(NamedTuple):
     def columns(self) -> Columns:
         """Which classes the columns of this rank are, for the kernels."""
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
+
+    def own(self, of_classes: Tensor | None) -> Tensor | None:
+        """The part of this rank of a tensor [V] of all classes."""
+        first = self.columns.first_class
+        return None if of_classes is None else of_classes[first : first + self.held]
 
 
 def shards_of_ranks(

@@ -46,12 +46,12 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "floating targets of another shape": (
         RuntimeError,
         lambda: loss_of(X, X[:, 0].abs()),
-        r"to be an integer type, but got torch.float32; class probabilities have the shape of logits_shard, \(6, 8\)",
+        r"to be an integer type, but got torch.float32; class probabilities have the shape of the logits, \(6, 8\)",
     ),
     "probabilities of all ranks": (
         RuntimeError,
         lambda: loss_of(X, make_probabilities(POSITIONS, 2 * COLUMNS)),
-        r"class probabilities have the shape of logits_shard, \(6, 8\)",
+        r"class probabilities have the shape of the logits, \(6, 8\)",
     ),
     "weight of the shard alone": (
         RuntimeError,

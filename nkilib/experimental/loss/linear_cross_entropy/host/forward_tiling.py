@@ -1,6 +1,6 @@
 """How the forward is cut up: what fits SBUF, how long its program is, and what is modelled to be fastest.
 
-The more positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there are.
+The more positions are on chip, the less often W is read; the more classes a block has, the fewer are the instructions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE, Linea
 # Tiles of positions whose logits stand side by side, and how many such groups there are.
 TILES_OF_GROUP, GROUPS = 4, 2
 # Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
-WINDOW = 8
+WINDOW = 4
 
 # Classes of a block, of which the largest fills a bank of PSUM.
 _CLASS_BLOCKS = (512, 384, 256, 128)
 # Beyond so many tiles of positions nothing is gained, and statistics take too much.
 _POSITION_TILES_MAX = 64
+# Of tiles that do not depend on the tiling, with room for alignment.
+_SMALL_BYTES = 2048
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
@@ -30,8 +32,8 @@ _COLUMNS_PER_US = 2400.0
 _BYTES_PER_US = 331_000.0
 # Vector's pass over a tile, us: a column a cycle and what lies between two instructions.
 _VECTOR_COLUMNS_PER_US, _VECTOR_BETWEEN = 960.0, 164.0
-# A loop's start and end; the edge of a trip; what a block of positions waits for at its start and its end.
-_LOOP_US, _TRIP_US, _POSITIONS_US = 25.0, 5.0, 15.0
+# A loop's start and end; the edge of a trip; what a block of classes takes by itself, and one of positions.
+_LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class ForwardSizes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
         cores: of the launch.
+        has_options: there is a bias, or an option of the loss, or a further result.
     """
 
     num_positions: int
@@ -49,6 +52,7 @@ class ForwardSizes:
     vocab_size: int
     itemsize: int
     cores: int
+    has_options: bool
 
     @property
     def depth(self) -> int:
@@ -66,20 +70,22 @@ class ForwardSizes:
         return div_ceil(div_ceil(self.vocab_size, TILE), self.cores)
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Bytes of a partition of SBUF for blocks of so many tiles of positions, with every option.
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions; of options, for all that there are.
 
-        X and two blocks of W; the groups of logits and of tangents; bias, class weights, exponentials and terms of the
-        sums, two each; statistics, eight of them exchanged, the weights and two of the moments.
+        X and two blocks of W; the groups of logits, and of tangents; exponentials and, with options, bias, class
+        weights and terms of the sums, two each; statistics of a window, which the cores swap, and what is made of them.
         """
         operands = self.depth * self.itemsize * (tiles * TILE + 2 * class_block)
-        logits = 2 * GROUPS * min(tiles, TILES_OF_GROUP) * class_block * 4
-        rows = 2 * class_block * (3 * 4 + 2)
-        statistics = tiles * 4 * (12 * self.cores * (WINDOW + 1) + 30)
-        return operands + logits + rows + statistics + 2048
+        logits = GROUPS * min(tiles, TILES_OF_GROUP) * class_block * 4
+        rows, statistics, small = 2 * class_block * 2, 4, 16
+        if self.has_options:
+            logits, rows, statistics, small = 2 * logits, rows + 3 * 2 * class_block * 4, 12, 48
+        columns = self.cores * (WINDOW + 1)
+        return operands + logits + rows + tiles * 4 * (statistics * columns + small) + _SMALL_BYTES
 
-    def most_bodies(self, tiles: int, position_blocks: int, has_options: bool) -> int:
+    def most_bodies(self, tiles: int, position_blocks: int) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
-        of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if has_options else _OF_TILE)
+        of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
         total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
         return max(2 * WINDOW, total // position_blocks // (tiles * of_tile + _OF_BLOCK))
 
@@ -88,24 +94,22 @@ class ForwardSizes:
         blocks = div_ceil(self.position_tiles, tiles)
         tiles = div_ceil(self.position_tiles, blocks)
         steps = div_ceil(self.class_tiles, class_block // TILE)
+        columns = self.class_tiles * TILE
         passes = 4 if self.itemsize == 4 else 1
-        product = passes * self.depth * class_block / _COLUMNS_PER_US
-        vector = (class_block + _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
-        load = class_block * self.depth * TILE * self.itemsize / _BYTES_PER_US
-        found = steps * max(tiles * max(product, vector), load) + _POSITIONS_US
-        bodies = self.most_bodies(tiles, blocks, False)
+        product = passes * self.depth * columns / _COLUMNS_PER_US
+        vector = (columns + steps * _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
+        load = columns * self.depth * TILE * self.itemsize / _BYTES_PER_US
+        found = max(tiles * max(product, vector), load) + steps * _STEP_US + _POSITIONS_US
+        bodies = self.most_bodies(tiles, blocks)
         if steps > bodies:
-            found += _LOOP_US + _TRIP_US * steps / max(WINDOW, bodies // (2 * WINDOW) * WINDOW)
+            found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
         return blocks * found
 
 
 def choose_forward_tiling(sizes: ForwardSizes, sbuf_bytes: int) -> LinearTiling:
-    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition with every option."""
+    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
     best, least_us = LinearTiling(TILE, TILE), float("inf")
-    whole = div_ceil(sizes.class_tiles, 1) * TILE
     for class_block in _CLASS_BLOCKS:
-        if class_block > max(TILE, whole):
-            continue
         for tiles in range(min(sizes.position_tiles, _POSITION_TILES_MAX), 0, -1):
             if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
                 continue

@@ -26,12 +26,13 @@ def choose_linear_tiling(
     cores: int = 2,
     target: str = "trn2",
     weight_layout: str = "vd",
+    extended: bool = False,
 ) -> LinearTiling:
     """The tiling with which a kernel is modelled to be fastest, or nearly."""
     del weight_layout
     itemsize = 4 if "32" in str(dtype) else 2
     if direction == FORWARD:
-        sizes = ForwardSizes(num_positions, num_features, vocab_size, itemsize, cores)
+        sizes = ForwardSizes(num_positions, num_features, vocab_size, itemsize, cores, extended)
         return choose_forward_tiling(sizes, _SBUF_BYTES[target])
     column = div_ceil(num_features, _TILE) * itemsize
     class_block = 768 if column <= 128 else 256

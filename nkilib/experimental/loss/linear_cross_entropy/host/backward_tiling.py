@@ -1,0 +1,138 @@
+"""How the backward is cut up: arithmetic only.
+
+Tensor takes as long whatever the tiling is. What differs is how much the DMA engines have to do meanwhile, and whether
+there is room for the buffers that let them do it meanwhile. So of all blocks of positions and classes that fit, those
+are taken whose traffic, and what too few buffers cost, is estimated to delay Tensor least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE, LinearTiling
+
+# Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.
+_CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128
+# Tiles of classes whose sums of dW grow at a time: for each such group X is loaded once.
+_TILES_OF_GROUP = 6
+# As modelled (docs/performance-model.md): columns that Tensor takes and bytes that the DMA engines of a core move in a
+# microsecond, and what a transpose on the way reaches of that. float32 takes four passes of Tensor.
+_COLUMNS_PER_US, _PASSES = 2400.0, {2: 1, 4: 4}
+_BYTES_PER_US = {"trn2": 368_000.0, "trn3": 528_000.0}
+_OF_TRANSPOSE = 0.9
+# Bytes of an element of dX and of dW that are moved to add a float32 sum in HBM to another.
+_ADDED_BYTES = 8.0
+
+# Fitted to profiles of some thirty launches on trn2: the share of Tensor's time by which transfers delay it, at a ratio
+# of both times, and what too few buffers add.
+_DELAY, _RATIO, _POWER = 0.8, 0.62, 1.4
+_OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_FEW_RESULTS = 0.12, 0.10, 0.04
+_OF_PIECES = {1: 0.06, 2: 0.012}
+# A group of one tile of classes waits for its X.
+_OF_SHORT_GROUP = 0.03
+# Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
+_AS_GOOD = 0.002
+
+
+@dataclass(frozen=True)
+class BackwardLaunch:
+    """What a launch of the backward is about.
+
+    Attributes:
+        sizes: N, D, V and the options.
+        cores: of the launch.
+        target: the generation.
+        available_bytes: of a partition of SBUF.
+    """
+
+    sizes: BackwardSizes
+    cores: int
+    target: str
+    available_bytes: int
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of positions."""
+        return div_ceil(self.sizes.num_positions, TILE)
+
+    @property
+    def class_tiles(self) -> int:
+        """Tiles of classes of the core that has most."""
+        return div_ceil(div_ceil(self.sizes.vocab_size, TILE), self.cores)
+
+    def plan(self, tiling: LinearTiling) -> BackwardPlan:
+        """With as many buffers as fit."""
+        return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
+
+    def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
+        """About by what share of its time Tensor is delayed."""
+        class_blocks = div_ceil(self.class_tiles, tiling.class_block // TILE)
+        each = div_ceil(self.class_tiles, class_blocks)
+        ratio = self._transfers_us(tiling.position_block, class_blocks, each) / self._tensor_us
+        buffers = plan.buffers
+        return (
+            _DELAY * max(0.0, ratio - _RATIO) ** _POWER
+            + _OF_ONE_INPUT_TILE * (buffers.input_tiles < min(2, plan.position_tiles))
+            + _OF_ONE_WEIGHT_STRIPE * (buffers.weight_stripes < 2)
+            + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
+            + _OF_FEW_RESULTS * (buffers.input_results < 4)
+            + _OF_SHORT_GROUP * (each > _TILES_OF_GROUP and each % _TILES_OF_GROUP == 1)
+        )
+
+    @property
+    def _tensor_us(self) -> float:
+        """Of the three products, or the two that are left where logits are kept."""
+        depth = div_ceil(self.sizes.num_features, TILE)
+        products = 2 if self.sizes.keeps_logits else 3
+        columns = products * self.position_tiles * self.class_tiles * depth * TILE
+        return _PASSES[self.sizes.itemsize] * columns / _COLUMNS_PER_US
+
+    def _transfers_us(self, position_block: int, class_blocks: int, each: int) -> float:
+        """X twice and dX for each block of classes; W twice and dW for each block of positions, but for W^T.
+
+        Logits that are kept come once, and take the place of X^T and W^T.
+        """
+        sizes = self.sizes
+        transposed = 0.0 if sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
+        of_input = transposed + sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
+        position_blocks = div_ceil(sizes.num_positions, position_block)
+        of_weight = transposed + sizes.itemsize * (position_blocks + 1)
+        of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
+        moved = sizes.num_features * (
+            sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
+        )
+        if sizes.keeps_logits:
+            moved += 4 * sizes.num_positions * self.class_tiles * TILE
+        return moved / _BYTES_PER_US[self.target]
+
+
+def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
+    """The tiling of which Tensor is estimated to be delayed least, of those that fit.
+
+    Raises:
+        ValueError: not even the smallest one fits.
+    """
+    best, least = None, float("inf")
+    for position_tiles in sorted(_position_tiles(launch.position_tiles), reverse=True):
+        for class_tiles in range(1, min(_CLASS_TILES_MAX, launch.class_tiles) + 1):
+            tiling = LinearTiling(position_tiles * TILE, class_tiles * TILE)
+            plan = launch.plan(tiling)
+            if not plan.fits:
+                continue
+            delay = launch.delay(tiling, plan)
+            if delay < least - _AS_GOOD:
+                best, least = tiling, delay
+    if best is None:
+        sizes = launch.sizes
+        raise ValueError(
+            f"choose_linear_tiling: {sizes.num_positions} positions and {sizes.num_features} features must leave room "
+            f"for a tile of each in SBUF, and do not; split the positions"
+        )
+    return best
+
+
+def _position_tiles(tiles: int) -> set[int]:
+    """Tiles of blocks that are as equal as can be."""
+    return {div_ceil(tiles, blocks) for blocks in range(1, min(tiles, _POSITION_BLOCKS_MAX) + 1)}

@@ -1,0 +1,257 @@
+"""The gradients of ``linear_cross_entropy_backward``, held against float64 of the very inputs within derived bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearGradients,
+    LinearProblem,
+    Upstream,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
+    BF16,
+    FP16,
+    FP32,
+    OPTIONS,
+    PROBLEMS,
+    Sizes,
+    in_layout,
+    normal_problem,
+    problem_of,
+    upstream_of,
+    with_options,
+)
+
+BLOCKS = {"position_block": 128, "class_block": 128}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launch gave beside the truth and how far it may be off; the bias counts where there is one."""
+
+    found: dict[str, Any]
+    truth: LinearGradients
+    bounds: LinearGradients
+    problem: LinearProblem = field(repr=False)
+
+    def check(self) -> None:
+        """All that was returned is within its bounds."""
+        for name, found in self.found.items():
+            off = np.abs(np.asarray(found, dtype=np.float64) - getattr(self.truth, name))
+            assert (off <= getattr(self.bounds, name)).all(), (name, np.nanmax(off / getattr(self.bounds, name)))
+
+
+def lse_of(problem: LinearProblem) -> Any:
+    """As the forward returns it."""
+    return linear_forward_reference(problem).lse.astype(np.float32)
+
+
+def arguments_of(problem: LinearProblem) -> dict[str, Any]:
+    """Keywords of a launch."""
+    options = problem.options
+    return {
+        "bias_hbm": problem.bias,
+        "class_weight_hbm": options.class_weight,
+        "weight_layout": problem.weight_layout,
+        "ignore_index": options.ignore_index,
+        "label_smoothing": options.label_smoothing,
+        "logit_softcap": options.logit_softcap,
+        "lse_square_scale": options.lse_square_scale,
+    }
+
+
+def launched(problem: LinearProblem, upstream: Upstream | None = None, cores: int = 2, **kwargs: Any) -> Launched:
+    """A launch with everything wanted, of small blocks unless others are asked for."""
+    if upstream is None:
+        upstream = upstream_of(problem, lse_of(problem))
+    found = linear_cross_entropy_backward[cores](
+        problem.input,
+        problem.weight,
+        problem.targets,
+        upstream.lse,
+        upstream.grad_loss,
+        grad_lse_hbm=upstream.grad_lse,
+        grad_logprob_hbm=upstream.grad_logprob,
+        **arguments_of(problem),
+        **{**BLOCKS, **kwargs},
+    )
+    names = ["input", "weight", "bias"]
+    return Launched(
+        dict(zip(names, found, strict=False)),
+        linear_backward_reference(problem, upstream),
+        linear_gradient_bounds(problem, upstream),
+        problem,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [(BF16, "vd"), (FP32, "dv"), (FP16, "vd")], ids=str)
+@pytest.mark.parametrize("kind", list(PROBLEMS))
+def test_gradients_of_hard_inputs_are_within_their_bounds(kind: str, dtype: Any, layout: str) -> None:
+    launched(problem_of(kind, Sizes(140, 48, 260, dtype), layout=layout)).check()
+
+
+@pytest.mark.parametrize(("dtype", "further"), [(BF16, True), (FP32, False), (FP16, True)], ids=str)
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_gradients_with_options_are_within_their_bounds(name: str, further: bool, dtype: Any) -> None:
+    problem = with_options(problem_of("30% ignored", Sizes(140, 64, 300, dtype)), name)
+    launched(problem, upstream_of(problem, lse_of(problem), further)).check()
+
+
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+@pytest.mark.parametrize("blocks", [(128, 256), (256, 384), (512, 1024)])
+def test_gradients_do_not_depend_on_the_blocks(blocks: tuple[int, int], layout: str) -> None:
+    problem = with_options(problem_of("normal", Sizes(300, 200, 1100, BF16), layout=layout), "bias")
+    launched(problem, position_block=blocks[0], class_block=blocks[1]).check()
+
+
+def test_more_features_than_a_stripe_and_classes_than_banks() -> None:
+    for layout in ("vd", "dv"):
+        problem = problem_of("normal", Sizes(260, 1100, 1000, BF16), layout=layout)
+        launched(problem, position_block=384, class_block=1024, cores=1).check()
+
+
+@pytest.mark.parametrize("transformed", [np.zeros_like, np.negative, lambda array: array[::-1]])
+def test_the_bounds_refuse_other_gradients(transformed: Any) -> None:
+    found = launched(problem_of("normal", Sizes(150, 96, 330, BF16)))
+    for name, array in found.found.items():
+        wrong = replace(found, found={name: transformed(np.asarray(array))})
+        with pytest.raises(AssertionError):
+            wrong.check()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(1, 200),
+    st.integers(16, 150),
+    st.integers(1, 400),
+    st.sampled_from([BF16, FP32, FP16]),
+    st.sampled_from(["vd", "dv"]),
+    st.sampled_from([1, 2]),
+    st.integers(0, 2**16),
+)
+def test_gradients_of_any_shape_are_within_their_bounds(
+    positions: int, features: int, classes: int, dtype: Any, layout: str, cores: int, seed: int
+) -> None:
+    problem = normal_problem(Sizes(positions, features, classes, dtype), np.random.default_rng(seed))
+    launched(with_options(in_layout(problem, layout), "bias"), cores=cores).check()
+
+
+def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large a program as is allowed unrolls these; a small one has the loop."""
+    for layout in ("vd", "dv"):
+        problem = with_options(problem_of("normal", Sizes(130, 48, 2700, BF16), layout=layout), "weights, smoothing")
+        problem = replace(problem, bias=np.linspace(-1.0, 1.0, 2700, dtype=np.float32))
+        unrolled = launched(problem)
+        with monkeypatch.context() as patch:
+            patch.setattr("nkilib.experimental.loss.linear_cross_entropy.backward_plan.PROGRAM_INSTRUCTIONS", 300)
+            looped = launched(problem)
+        looped.check()
+        for name, array in unrolled.found.items():
+            np.testing.assert_allclose(np.float32(looped.found[name]), np.float32(array), atol=1e-3)
+
+
+def test_what_is_not_wanted_is_not_there() -> None:
+    problem = with_options(problem_of("normal", Sizes(100, 64, 300, BF16)), "bias")
+    whole = launched(problem).found
+    for wanted in ("input", "weight", "bias"):
+        flags = {f"grad_{name}_wanted": name == wanted for name in whole}
+        (found,) = launched(problem, **flags).found.values()
+        np.testing.assert_array_equal(found, whole[wanted])
+
+
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_the_weight_is_added_to_a_sum_in_float32(layout: str, dtype: Any) -> None:
+    problem = problem_of("normal", Sizes(150, 64, 300, dtype), layout=layout)
+    start = np.random.default_rng(5).standard_normal(problem.weight.shape).astype(np.float32)
+    total = start.copy()
+    found = launched(problem, grad_weight_sum_hbm=total)
+    np.testing.assert_array_equal(found.found["weight"], total)
+    added = replace(found, found={"weight": total.astype(np.float64) - start})
+    rounded = found.bounds.weight + 2.0**-23 * (np.abs(start) + np.abs(total))
+    replace(added, bounds=found.bounds._replace(weight=rounded)).check()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_the_gradient_of_the_input_may_stay_in_float32(dtype: Any, cores: int) -> None:
+    problem = problem_of("normal", Sizes(150, 64, 300, dtype))
+    found = launched(problem, cores=cores, grad_input_float32=True)
+    found.check()
+    unrounded, rounded = found.found["input"], launched(problem, cores=cores).found["input"]
+    assert (unrounded.dtype, rounded.dtype) == (np.float32, dtype)
+    np.testing.assert_array_equal(unrounded.astype(dtype), rounded)
+    assert (unrounded != rounded.astype(np.float32)).any()
+
+
+def test_maximum_and_log_sum_keep_the_digits_of_large_logits() -> None:
+    problem = problem_of("bias 1e4", Sizes(130, 64, 300, FP32))
+    forward = linear_forward_reference(problem)
+    upstream = upstream_of(problem, forward.lse.astype(np.float32))
+    exact = replace(upstream, lse=forward.lse)  # the truth of an lse that was not rounded
+    logits = problem.logits_of(slice(None), problem.classes_first)
+    maximum = logits.max(axis=1).astype(np.float32)
+    log_sum = (forward.lse - maximum).astype(np.float32)
+    off = []
+    for given_too in (False, True):
+        pair = {"maximum_hbm": maximum, "log_sum_hbm": log_sum} if given_too else {}
+        found = launched(problem, upstream, **pair)
+        truth = linear_backward_reference(problem, exact).input
+        off.append(np.linalg.norm(found.found["input"] - truth) / np.linalg.norm(truth))
+    assert off[1] < off[0] / 2 or off[1] < 1e-3, off
+
+
+def test_shards_of_the_vocabulary_give_the_parts_of_the_whole() -> None:
+    problem = with_options(problem_of("30% ignored", Sizes(100, 64, 300, BF16)), "weights, smoothing")
+    upstream = upstream_of(problem, lse_of(problem), further=True)
+    weight = problem.options.class_weight
+    assert weight is not None
+    at_target = np.where(problem.targets < 0, 0, weight[np.maximum(problem.targets, 0)]).astype(np.float32)
+    for first, end in ((0, 130), (130, 300)):
+        shard = slice(first, end)
+        found = linear_cross_entropy_backward[2](
+            problem.input,
+            problem.weight[shard],
+            problem.targets,
+            upstream.lse,
+            upstream.grad_loss,
+            grad_lse_hbm=upstream.grad_lse,
+            grad_logprob_hbm=upstream.grad_logprob,
+            **{**arguments_of(problem), "class_weight_hbm": weight[shard]},
+            **BLOCKS,
+            first_class=first,
+            num_classes=300,
+            target_weight_hbm=at_target,
+            weight_sum=float(weight.astype(np.float64).sum()),
+        )
+        Launched(
+            dict(zip(["input", "weight"], found, strict=True)),
+            linear_backward_reference(problem, upstream, shard),
+            linear_gradient_bounds(problem, upstream, shard),
+            problem,
+        ).check()
+
+
+def test_masked_classes_have_no_gradient() -> None:
+    problem = problem_of("masked classes", Sizes(100, 64, 300, BF16))
+    assert problem.bias is not None
+    found = launched(problem).found
+    assert not np.float32(found["weight"])[np.isinf(problem.bias)].any()
+    assert not found["bias"][np.isinf(problem.bias)].any()
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    problem = problem_of("normal", Sizes(100, 16384, 300, FP32))
+    with pytest.raises(AssertionError, match="class_block"):
+        launched(problem, position_block=4096, class_block=1024)
