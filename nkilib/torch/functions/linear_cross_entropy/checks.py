@@ -18,7 +18,6 @@ from nkilib.torch.functions.cross_entropy.checks import (
     check_floating,
     check_indices,
     check_normalizer,
-    check_weight,
 )
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES
@@ -26,6 +25,8 @@ from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES
 
 def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | None) -> None:
     """Refuse what PyTorch does not accept either, in its order: the error is that of the first fault.
+
+    :func:`check_weight` of cross-entropy is apart, for a shard of the classes has not their number.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -52,7 +53,6 @@ def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | 
         positions = tuple(given.input.shape[:-1])
         _, *inner = given.linear_weight.shape[:-1]
         check_indices(caller, given.logits_shape, (*positions, *inner), given.target)
-    check_weight(caller, given.weight, given.linear_weight.shape[0], given.has_probabilities)
 
 
 def _check_shapes(caller: Caller, given: LinearArguments) -> None:

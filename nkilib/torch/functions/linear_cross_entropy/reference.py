@@ -16,9 +16,15 @@ from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 
 
-def reason_for_reference(given: LinearArguments) -> str | None:
-    """A clause that says what no kernel computes; None where one does."""
-    classes, *inner, features = given.linear_weight.shape
+def reason_for_reference(given: LinearArguments, vocabulary: int | None = None) -> str | None:
+    """A clause that says what no kernel computes; None where one does.
+
+    Args:
+        given: the arguments.
+        vocabulary: classes of all ranks, where ``linear_weight`` has those of one.
+    """
+    held, *inner, features = given.linear_weight.shape
+    classes = held if vocabulary is None else vocabulary
     if inner:
         return f"linear_weight has {given.linear_weight.dim()} dimensions"
     if given.has_probabilities:
