@@ -56,6 +56,7 @@ class BackwardSizes:
         has_rest: other terms of the gradient than that of the error at the target.
         adds_to_weight: dW is added to a float32 sum.
         keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
+        program_share: of the instructions that a program may have, for the backward.
     """
 
     num_positions: int
@@ -69,6 +70,7 @@ class BackwardSizes:
     has_rest: bool = False
     adds_to_weight: bool = False
     keeps_logits: bool = False
+    program_share: float = 1.0
 
     @classmethod
     def of_launch(
@@ -134,7 +136,7 @@ class BackwardPlan:
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
-        keeps_logits: as in :class:`BackwardSizes`.
+        keeps_logits, program_share: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
     """
 
@@ -150,6 +152,7 @@ class BackwardPlan:
     position_blocks: int
     option_bytes: int
     keeps_logits: bool
+    program_share: float
     available_bytes: int
 
     @property
@@ -187,7 +190,7 @@ class BackwardPlan:
     def blocks_of_program(self, num_positions: int) -> float:
         """How many of the largest blocks the program may have."""
         limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
-        return limit / self.instructions(num_positions, self.class_block)
+        return self.program_share * limit / self.instructions(num_positions, self.class_block)
 
     @property
     def pieces_size(self) -> int:
@@ -274,6 +277,7 @@ class BackwardPlan:
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
             keeps_logits=sizes.keeps_logits,
+            program_share=sizes.program_share,
             available_bytes=nl.tile_size.sbuf_fmax_bytes if available_bytes is None else available_bytes,
         )
         return least._grown()

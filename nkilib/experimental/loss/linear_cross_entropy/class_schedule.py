@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, BlockPlan, Span, Step, plan_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import WINDOW
+
+# Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
+_GRAIN = 32
+
+
+def even_shares(vocab_size: int, cores: int) -> list[Span]:
+    """The classes of each core, as even as whole grains are; a core may have none."""
+    grains = div_ceil(vocab_size, _GRAIN)
+    edges = [min(vocab_size, div_ceil(grains * core, cores) * _GRAIN) for core in range(cores + 1)]
+    return [Span(first, last - first) for first, last in pairwise(edges)]
 
 
 @dataclass(frozen=True)

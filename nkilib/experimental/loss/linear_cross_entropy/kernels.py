@@ -16,7 +16,7 @@ from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients, has_options
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
     validate_scratch_bytes,
@@ -100,7 +100,7 @@ def linear_cross_entropy_forward(
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, with_target)
     options = validated_linear_options(launch, recipe, first_class, num_classes, wanted)
-    tiling = validated_tiling(launch, options, FORWARD, position_block, class_block)
+    tiling = validated_tiling(launch, has_options(launch, options), FORWARD, position_block, class_block)
     results = Results.of_options(launch.num_positions, options)
     forward_of_core(launch, options, tiling, results)
     return results.returned()
@@ -195,7 +195,9 @@ def linear_cross_entropy_backward(
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    tiling = validated_tiling(launch, options, BACKWARD, position_block, class_block)
+    adds_more = grad_lse_hbm is not None or grad_weight_sum_hbm is not None
+    extended = adds_more or has_options(launch, options)
+    tiling = validated_tiling(launch, extended, BACKWARD, position_block, class_block)
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
     backward_of_core(launch, options, tiling, upstream, gradients)
     return gradients.returned()
@@ -264,7 +266,8 @@ def linear_cross_entropy_forward_backward(
     validate_scratch_bytes(launch, scratch_bytes)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)
     validate_wanted_gradients(launch, wanted)
-    tiling = validated_tiling(launch, options, FORWARD_BACKWARD, position_block, class_block)
+    extended = has_options(launch, options)
+    tiling = validated_tiling(launch, extended, FORWARD_BACKWARD, position_block, class_block, scratch_bytes)
     results = Results.of_options(launch.num_positions, options)
     gradients = Gradients.of_launch(launch, wanted)
     one_launch(launch, options, tiling, scale, scratch_bytes, results, gradients)

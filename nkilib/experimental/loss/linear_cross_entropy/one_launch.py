@@ -23,11 +23,13 @@ from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_cor
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.nki import nisa, nl
 
+# Of the instructions that the program of a core may have.
+_FORWARD_SHARE = 0.4
 # Tensors that nisa.dma_compute adds up.
 _SOURCES_MAX = 16
 
@@ -54,20 +56,23 @@ def one_launch(
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
     """
     spans = _spans(launch, scratch_bytes)
-    first_plan = _plan(_part(launch, spans[0]), options, tiling, len(spans) > 1)
+    first_plan = _plan(_part(launch, spans[0]), options, tiling, len(spans))
     require_fitting_plan(launch.function, tiling, first_plan)
     scale_hbm = scale if isinstance(scale, nl.NkiTensor) else _constant(scale)
-    kept = _kept(launch, spans)
+    shares = shares_of_cores(launch.vocab_size, nl.num_programs())
+    share = shares[nl.program_id(0)]
+    kept = KeptLogits.make(max(span.size for span in spans), share) if share.size > 0 else None
+    keeping = Keeping(kept, shares, _FORWARD_SHARE / len(spans))
     parts = _PartGradients.make(launch, gradients, len(spans))
     for number, span in enumerate(spans):
         part, part_results = _part(launch, span), _of_results(results, span)
-        forward_of_core(part, options, _forward_tiling(part), part_results, kept)
+        forward_of_core(part, options, _forward_tiling(part, options), part_results, keeping)
         _wait_for(part_results)
         upstream = PositionUpstream(
             part_results.lse_hbm, scale_hbm.broadcast(0, span.size), None, None, None, None, None, None
         )
         part_gradients = parts.of_part(span, number)
-        write_gradients(part, options, _plan(part, options, tiling, len(spans) > 1), upstream, part_gradients, kept)
+        write_gradients(part, options, _plan(part, options, tiling, len(spans)), upstream, part_gradients, kept)
     parts.finish()
 
 
@@ -90,14 +95,8 @@ def _of_results(results: Results, span: Span) -> Results:
     return Results(results.loss_hbm[rows], results.lse_hbm[rows])
 
 
-def _kept(launch: LinearLaunch, spans: list[Span]) -> KeptLogits | None:
-    """The scratch of this core, which all blocks take in turn; None without classes."""
-    share = shares_of_cores(launch.vocab_size, nl.num_programs())[nl.program_id(0)]
-    return KeptLogits.make(max(span.size for span in spans), share) if share.size > 0 else None
-
-
-def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, adds_to_weight: bool) -> BackwardPlan:
-    """Of the gradients."""
+def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int) -> BackwardPlan:
+    """Of the gradients of one of so many parts."""
     sizes = BackwardSizes(
         part.num_positions,
         part.num_features,
@@ -106,13 +105,14 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, adds_to_we
         part.has_classes_first,
         has_class_weights=options.needs_class_weights,
         has_rest=options.spread != 0.0 or options.square != 0.0,
-        adds_to_weight=adds_to_weight,
+        adds_to_weight=parts > 1,
         keeps_logits=True,
+        program_share=(1.0 - _FORWARD_SHARE) / parts,
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
 
-def _forward_tiling(part: LinearLaunch) -> LinearTiling:
+def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
     """Of loss and lse."""
     return choose_linear_tiling(
         part.num_positions,
@@ -123,6 +123,7 @@ def _forward_tiling(part: LinearLaunch) -> LinearTiling:
         cores=nl.num_programs(),
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=part.weight_layout,
+        extended=has_options(part, options),
     )
 
 

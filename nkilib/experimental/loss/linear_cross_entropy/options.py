@@ -92,7 +92,7 @@ class WantedGradients:
         input_wanted: bool,
         weight_wanted: bool,
         bias_wanted: bool | None,
-        bias_hbm: object,
+        bias_hbm: nl.NkiTensor | None,
         input_float32: bool = False,
     ) -> WantedGradients:
         """As a kernel is asked; None stands for what there is a bias for."""

@@ -23,7 +23,8 @@ from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.nki import nisa, nl
 
-_BANKS = 8
+# Banks of PSUM that tiles take in turn; one is left to transposes of positions.
+_BANKS = 7
 # Of these, where the entropy needs some for its exponentials.
 _BANKS_OF_ENTROPY = 2
 

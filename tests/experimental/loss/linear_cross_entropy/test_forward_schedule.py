@@ -23,12 +23,16 @@ from .linear_inputs import Sizes, in_layout, normal_problem, with_options
 EVERYTHING = Launch(wanted=WANTED, class_block=128)
 
 
-@pytest.mark.parametrize(("cores", "name", "layout"), [(1, "all", "vd"), (2, "none", "dv"), (2, "all", "vd")])
-def test_a_loop_gives_what_the_unrolled_program_gives(
-    monkeypatch: pytest.MonkeyPatch, cores: int, name: str, layout: str
+@pytest.mark.parametrize(
+    ("cores", "name", "layout", "positions"), [(1, "all", "vd", 300), (2, "none", "dv", 300), (2, "all", "vd", 130)]
+)
+def test_loops_give_what_the_unrolled_program_gives(
+    monkeypatch: pytest.MonkeyPatch, cores: int, name: str, layout: str, positions: int
 ) -> None:
-    problem = in_layout(with_options(normal_problem(Sizes(130, 16, 5500), np.random.default_rng(0)), name), layout)
-    launch = replace(EVERYTHING, cores=cores)
+    """Over blocks of classes and, with 300 positions, over two of three blocks of these."""
+    problem = normal_problem(Sizes(positions, 16, 2800 * cores), np.random.default_rng(0))
+    problem = in_layout(with_options(problem, name), layout)
+    launch = replace(EVERYTHING, cores=cores, position_block=128)
     unrolled = check(problem, launch)
     monkeypatch.setattr(forward_tiling, "_INSTRUCTIONS", 1)
     for each, values in launch.results(problem).items():

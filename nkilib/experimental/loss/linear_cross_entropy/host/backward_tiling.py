@@ -24,6 +24,7 @@ _BYTES_PER_US = {"trn2": 368_000.0, "trn3": 528_000.0}
 _OF_TRANSPOSE = 0.9
 # Bytes of an element of dX and of dW that are moved to add a float32 sum in HBM to another.
 _ADDED_BYTES = 8.0
+_LOGIT_BYTES = 4.0
 
 # Fitted to profiles of some thirty launches on trn2: the share of Tensor's time by which transfers delay it, at a ratio
 # of both times, and what too few buffers add.
@@ -83,29 +84,22 @@ class BackwardLaunch:
 
     @property
     def _tensor_us(self) -> float:
-        """Of the three products, or the two that are left where logits are kept."""
+        """Of the products: logits, dX and dW."""
         depth = div_ceil(self.sizes.num_features, TILE)
-        products = 2 if self.sizes.keeps_logits else 3
-        columns = products * self.position_tiles * self.class_tiles * depth * TILE
+        columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * TILE
         return _PASSES[self.sizes.itemsize] * columns / _COLUMNS_PER_US
 
     def _transfers_us(self, position_block: int, class_blocks: int, each: int) -> float:
-        """X twice and dX for each block of classes; W twice and dW for each block of positions, but for W^T.
-
-        Logits that are kept come once, and take the place of X^T and W^T.
-        """
+        """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead."""
         sizes = self.sizes
         transposed = 0.0 if sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
         of_input = transposed + sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
         position_blocks = div_ceil(sizes.num_positions, position_block)
         of_weight = transposed + sizes.itemsize * (position_blocks + 1)
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
-        moved = sizes.num_features * (
-            sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
-        )
-        if sizes.keeps_logits:
-            moved += 4 * sizes.num_positions * self.class_tiles * TILE
-        return moved / _BYTES_PER_US[self.target]
+        moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
+        logits = sizes.num_positions * self.class_tiles * TILE * _LOGIT_BYTES if sizes.keeps_logits else 0.0
+        return (moved * sizes.num_features + logits) / _BYTES_PER_US[self.target]
 
 
 def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:

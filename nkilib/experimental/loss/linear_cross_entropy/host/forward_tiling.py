@@ -6,6 +6,7 @@ The more positions are on chip, the less often W is read; the more classes a blo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE, LinearTiling
@@ -36,6 +37,37 @@ _VECTOR_COLUMNS_PER_US, _VECTOR_BETWEEN = 960.0, 164.0
 _LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 
+class PositionPlan(NamedTuple):
+    """How the positions are cut up: ``whole`` blocks of ``size`` positions, and a rest.
+
+    Attributes:
+        size: positions of a block, whole tiles.
+        whole: blocks of that size.
+        rest: positions of a further block; may be 0.
+        is_loop: the whole blocks are trips of a loop of the device.
+    """
+
+    size: int
+    whole: int
+    rest: int
+    is_loop: bool
+
+    @property
+    def tiles(self) -> int:
+        """Of a block."""
+        return self.size // TILE
+
+    @property
+    def blocks(self) -> int:
+        """How many."""
+        return self.whole + (self.rest > 0)
+
+    @property
+    def copies(self) -> int:
+        """How often what a block of positions takes stands in the program."""
+        return 1 + (self.rest > 0) if self.is_loop else self.blocks
+
+
 @dataclass(frozen=True)
 class ForwardSizes:
     """What a launch of the forward is about.
@@ -45,6 +77,7 @@ class ForwardSizes:
         itemsize: bytes of an element of X and W.
         cores: of the launch.
         has_options: there is a bias, or an option of the loss, or a further result.
+        program_share: of the instructions that a program may have, for the forward.
     """
 
     num_positions: int
@@ -53,6 +86,7 @@ class ForwardSizes:
     itemsize: int
     cores: int
     has_options: bool
+    program_share: float = 1.0
 
     @property
     def depth(self) -> int:
@@ -83,27 +117,38 @@ class ForwardSizes:
         columns = self.cores * (WINDOW + 1)
         return operands + logits + rows + tiles * 4 * (statistics * columns + small) + _SMALL_BYTES
 
-    def most_bodies(self, tiles: int, position_blocks: int) -> int:
+    def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
+        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes."""
+        count = div_ceil(self.position_tiles, min(position_block // TILE, self.position_tiles))
+        size = div_ceil(self.position_tiles, count) * TILE
+        whole, rest = divmod(self.num_positions, size)
+        unrolled = PositionPlan(size, whole, rest, False)
+        steps = div_ceil(self.class_tiles, class_block // TILE)
+        is_long = self.most_bodies(unrolled) < steps
+        return unrolled._replace(is_loop=whole > 1 and is_long)
+
+    def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
         of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
         total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
-        return max(2 * WINDOW, total // position_blocks // (tiles * of_tile + _OF_BLOCK))
+        return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""
-        blocks = div_ceil(self.position_tiles, tiles)
-        tiles = div_ceil(self.position_tiles, blocks)
+        plan = self.position_plan(tiles * TILE, class_block)
+        tiles = plan.tiles
         steps = div_ceil(self.class_tiles, class_block // TILE)
         columns = self.class_tiles * TILE
         passes = 4 if self.itemsize == 4 else 1
         product = passes * self.depth * columns / _COLUMNS_PER_US
         vector = (columns + steps * _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
         load = columns * self.depth * TILE * self.itemsize / _BYTES_PER_US
-        found = max(tiles * max(product, vector), load) + steps * _STEP_US + _POSITIONS_US
-        bodies = self.most_bodies(tiles, blocks)
+        tile = self.depth * TILE * TILE * self.itemsize / _BYTES_PER_US
+        found = max(tiles * max(product, vector), load) + steps * _STEP_US + tile + _POSITIONS_US
+        bodies = self.most_bodies(plan)
         if steps > bodies:
             found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
-        return blocks * found
+        return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
 
 
 def choose_forward_tiling(sizes: ForwardSizes, sbuf_bytes: int) -> LinearTiling:
