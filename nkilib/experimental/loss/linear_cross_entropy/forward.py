@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.statistics import Place
+from nkilib.core.rows.tiles import float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
-from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, even_shares
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step
+from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     TILES_OF_GROUP,
@@ -100,9 +102,9 @@ class _Forward:
     def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, plan: PositionPlan) -> _Forward:
         tiles = plan.tiles
         depth = div_ceil(launch.num_features, PARTITIONS)
-        shares = even_shares(launch.vocab_size, nl.num_programs())
-        bodies = _sizes(launch, options).most_bodies(plan)
-        schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
+        sizes, classes = _sizes(launch, options), Span(0, launch.vocab_size)
+        shared = sizes.shared_classes(plan, tiling.class_block)
+        schedule = ClassSchedule.make(classes, shared, nl.program_id(), tiling.class_block, sizes.most_bodies(plan))
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
         return cls(
@@ -133,7 +135,44 @@ class _Forward:
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
         self.schedule.run(of_block.step)
+        of_block.statistics.exchange(self.schedule.count)
+        self.schedule.run_shared(of_block.shared_step)
         of_block.finish(block, results)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Classes that some tiles of positions go through.
+
+    Attributes:
+        tiles: of the positions.
+        targets: what is found of the logits at the targets.
+        first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
+    """
+
+    tiles: range
+    targets: TargetLogits
+    first_class_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(
+        cls, forward: _Forward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
+    ) -> _Pass:
+        """From class ``first`` of the weight on."""
+        first_class = forward.options.classes.first + first
+        targets = TargetLogits.make(
+            targets_sbuf,
+            first_class,
+            picked_sbuf,
+            forward.scores.logits_sbuf[0].shape[2],
+            TILES_OF_GROUP,
+            tiles.start,
+            forward.schedule.sizes,
+        )
+        first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        if forward.options.wanted.argmax:
+            nisa.memset(dst=first_class_sbuf, value=float(first_class))
+        return cls(tiles, targets, first_class_sbuf)
 
 
 @dataclass(frozen=True)
@@ -144,78 +183,95 @@ class _BlockForward:
         forward: of the core.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
-        targets: what is found of the logits at the targets.
+        own, shared: how all tiles go through the core's own classes, and its part of them through shared ones; None
+            without any.
         reopens: the last step loads the first classes again, for another block of positions.
-        first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
     """
 
     forward: _Forward
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
-    targets: TargetLogits
+    own: _Pass
+    shared: _Pass | None
     reopens: bool
-    first_class_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor], reopens: bool) -> _BlockForward:
-        launch, options = forward.launch, forward.options
+        launch, options, schedule = forward.launch, forward.options, forward.schedule
         targets_sbuf = load_targets(launch, block)
-        first_class = options.classes.first + forward.schedule.first
-        picked_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        values = target_values(launch, options, targets_sbuf, picked_sbuf)
-        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, options)
-        stride = forward.scores.logits_sbuf[0].shape[2]
-        sizes = forward.schedule.sizes
-        targets = TargetLogits.make(targets_sbuf, first_class, statistics.picked_sbuf, stride, TILES_OF_GROUP, sizes)
-        first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        if options.wanted.argmax:
-            nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, input_sbuf, statistics, targets, reopens, first_class_sbuf)
+        values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
+        of_shared = len(schedule.shared)
+        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options)
+        tiles, shared = len(input_sbuf), None
+        own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, range(tiles), schedule.first)
+        if of_shared > 0:
+            part, first = _part_of_core(tiles), schedule.shared[0].first
+            shared = _Pass.make(forward, targets_sbuf, float32_like(targets_sbuf), part, first)
+        return cls(forward, input_sbuf, statistics, own, shared, reopens)
 
     def step(self, step: Step) -> None:
-        """One block of classes."""
-        forward, statistics = self.forward, self.statistics
-        is_last = step.number == forward.schedule.count - 1
+        """One block of the core's own classes."""
+        statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
+        column = statistics.column(step.number)
+        self._take(step, self.own, column, is_last and self.shared is None)
+        if column == statistics.window and not is_last:
+            statistics.combine_window()
+
+    def shared_step(self, step: Step) -> None:
+        """One block of the classes that the cores share."""
+        if self.shared is not None:
+            schedule = self.forward.schedule
+            number = step.number - schedule.count
+            is_last = number + 1 == len(schedule.shared)
+            self._take(step, self.shared, self.statistics.shared_column(number), is_last)
+
+    def finish(self, block: Block, results: Results) -> None:
+        """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
+        launch, statistics = self.forward.launch, self.statistics
+        statistics.finish(None if self.shared is None else self.shared.targets.picked_sbuf)
+        if launch.bias_hbm is not None:
+            restore_masked(statistics.targets.logits_sbuf)
+        tiles = range(len(self.input_sbuf)) if self.shared is None else self.shared.tiles
+        first, end = tiles.start * PARTITIONS, min(tiles.stop * PARTITIONS, block.size)
+        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
+            is_own = self.shared is not None or number % nl.num_programs() == nl.program_id()
+            if is_own and end > first:
+                vector_hbm = block.part(first, end - first).of(found.vector_hbm)
+                store_positions(vector_hbm, found.tile_sbuf[:, tiles.start : tiles.stop])
+
+    def _take(self, step: Step, through: _Pass, column: int, is_last: bool) -> None:
+        """One block of classes, whose statistics stand in a column."""
+        forward = self.forward
         classes = forward.classes.advance(step)
         if is_last and self.reopens:
             forward.classes.open(forward.schedule.opening)
-        self._take_class_sums(classes, step)
-        self.targets.aim(step.block.size)
-        tiles = len(self.input_sbuf)
-        for start in range(0, tiles, TILES_OF_GROUP):
-            self._group(self.input_sbuf[start : start + TILES_OF_GROUP], start, classes, step)
-        self.targets.keep()
-        self._shift_argmax(step)
-        if statistics.column(step.number) == statistics.window and not is_last:
-            statistics.combine_window()
+        self._take_class_sums(classes, step, column)
+        through.targets.aim(step.block.size)
+        for start in range(through.tiles.start, through.tiles.stop, TILES_OF_GROUP):
+            tiles = range(start, min(start + TILES_OF_GROUP, through.tiles.stop))
+            self._take_group(tiles, classes, through, step, column)
+        through.targets.keep()
+        self._shift_argmax(step, through, column)
 
-    def finish(self, block: Block, results: Results) -> None:
-        """Results of all classes of all cores; the cores store them in turn."""
-        statistics = self.statistics
-        statistics.finish(self.forward.schedule.count)
-        if self.forward.launch.bias_hbm is not None:
-            restore_masked(statistics.targets.logits_sbuf)
-        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
-            if number % nl.num_programs() == nl.program_id():
-                store_positions(block.of(found.vector_hbm), found.tile_sbuf)
-
-    def _group(self, input_sbuf: list[nl.NkiTensor], start: int, classes: ClassTiles, step: Step) -> None:
+    def _take_group(self, tiles: range, classes: ClassTiles, through: _Pass, step: Step, column: int) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax
-        first_bank = step.number * div_ceil(len(self.input_sbuf), TILES_OF_GROUP) * TILES_OF_GROUP + start
-        group = scores.open(start, input_sbuf, classes, self.statistics, step.number, first_bank)
-        self.targets.gather(group.logits_sbuf, start)
+        each = div_ceil(len(self.input_sbuf), TILES_OF_GROUP) * TILES_OF_GROUP
+        first_bank = step.number * each + tiles.start - through.tiles.start
+        input_sbuf = self.input_sbuf[tiles.start : tiles.stop]
+        group = scores.open(tiles.start, input_sbuf, classes, self.statistics, column, first_bank)
+        through.targets.gather(group.logits_sbuf, tiles.start)
         if argmax is not None:
-            for tile in range(len(input_sbuf)):
-                place = self.statistics.place(start + tile, step.number)
-                argmax.take(group.logits(tile), group.neg_max_sbuf[:, tile : tile + 1], place, 0)
-        scores.take_sums(group, classes, self.statistics, step.number, first_bank)
+            for number, tile in enumerate(tiles):
+                neg_max_sbuf = group.neg_max_sbuf[:, number : number + 1]
+                argmax.take(group.logits(number), neg_max_sbuf, Place(tile, column), 0)
+        scores.take_sums(group, classes, self.statistics, column, first_bank)
 
-    def _take_class_sums(self, classes: ClassTiles, step: Step) -> None:
+    def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return
-        column_sbuf = moments.first.factors_sbuf[:, :, self.statistics.column(step.number)]
+        column_sbuf = moments.first.factors_sbuf[:, :, column]
         if classes.factors_sbuf is None:
             nisa.memset(dst=column_sbuf, value=float(step.block.size))
             return
@@ -223,13 +279,18 @@ class _BlockForward:
         nisa.tensor_reduce(dst=total_sbuf, op=nl.add, data=classes.factors_sbuf, axis=1)
         nisa.tensor_copy(dst=column_sbuf, src=total_sbuf.broadcast(1, column_sbuf.shape[1]))
 
-    def _shift_argmax(self, step: Step) -> None:
+    def _shift_argmax(self, step: Step, through: _Pass, column: int) -> None:
         """The columns that were found, counted over all classes."""
         argmax = self.statistics.group.argmax
         if argmax is None:
             return
-        column_sbuf = argmax.found_sbuf[:, :, self.statistics.column(step.number)]
-        nisa.tensor_scalar(dst=column_sbuf, data=column_sbuf, op0=nl.add, operand0=self.first_class_sbuf)
-        nisa.tensor_scalar(
-            dst=self.first_class_sbuf, data=self.first_class_sbuf, op0=nl.add, operand0=float(step.block.size)
-        )
+        found_sbuf = argmax.found_sbuf[:, through.tiles.start : through.tiles.stop, column]
+        first_sbuf = through.first_class_sbuf
+        nisa.tensor_scalar(dst=found_sbuf, data=found_sbuf, op0=nl.add, operand0=first_sbuf)
+        nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.add, operand0=float(step.block.size))
+
+
+def _part_of_core(tiles: int) -> range:
+    """The tiles of positions that a core takes where the cores share classes."""
+    core, cores = nl.program_id(), nl.num_programs()
+    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import linear_cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.blocks import shares_of_cores
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Span
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
 from nkilib.experimental.loss.linear_cross_entropy.host import forward_tiling
 from nkilib.nki import nl
@@ -39,16 +39,23 @@ def test_loops_give_what_the_unrolled_program_gives(
         np.testing.assert_allclose(values, unrolled[each], rtol=1e-6, err_msg=each)
 
 
-def test_trips_take_what_a_program_may_have() -> None:
-    shares = shares_of_cores(128_256, 2)
-    for bodies in (8, 9, 16, 25, 40, 63, 100):
-        schedules = [ClassSchedule.make(shares, core, 512, bodies) for core in (0, 1)]
-        assert schedules[0].plan.trips == schedules[1].plan.trips > 1
-        for schedule, share in zip(schedules, shares, strict=True):
+@pytest.mark.parametrize("shared", [0, 300])
+def test_trips_take_what_a_program_may_have(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    monkeypatch.setattr(nl, "num_programs", lambda: 2)
+    for bodies in (10, 16, 25, 40, 63, 100):
+        first, second = (ClassSchedule.make(Span(0, 128_200), shared, core, 512, bodies) for core in (0, 1))
+        assert first.plan.trips == second.plan.trips > 1
+        assert first.shared == second.shared
+        assert bool(first.shared) == bool(shared)
+        edges = [0, second.first, first.shared[0].first if first.shared else 128_200]
+        assert sum(span.size for span in first.shared) - shared in (range(128) if shared else (0,))
+        for schedule, start, end in zip((first, second), edges, edges[1:], strict=False):
+            assert schedule.plan.bodies + 1 + len(schedule.shared) <= max(bodies, 10)
             assert schedule.head is not None
-            assert schedule.plan.bodies + 1 <= max(bodies, 10)
-            assert schedule.first == share.first
+            assert schedule.head.first == start
             assert schedule.head.first + schedule.head.size == schedule.plan.first
+            last = schedule.plan.rest[-1]
+            assert last.first + last.size == end
 
 
 def profiled(positions: int, features: int, classes: int, **arguments: Any) -> Profile:
@@ -71,7 +78,8 @@ def test_a_program_is_short_whatever_the_vocabulary(monkeypatch: pytest.MonkeyPa
 def test_the_weight_is_read_once_where_the_positions_fit() -> None:
     found = profiled(1024, 1024, 16_000)
     operands = 2 * 1024 * (1024 * 2 + 16_000)
-    assert operands <= found.hbm_read_bytes <= operands + 4 * 2 * 1024
+    # And the few classes that both cores work on at the end once more.
+    assert operands <= found.hbm_read_bytes <= 1.05 * operands
     assert found.hbm_written_bytes == 2 * 4 * 1024
 
 
