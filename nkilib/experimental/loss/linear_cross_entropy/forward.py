@@ -128,10 +128,10 @@ class _Forward:
             reopens: the first classes are loaded again at the end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
-        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         load_input(input_sbuf[0:1], self.launch.input_hbm, block)
         if opens:
             self.classes.open(self.schedule.opening)
+        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
         self.schedule.run(of_block.step)

@@ -83,7 +83,6 @@ class PositionStatistics:
         """Swap what the cores have found in their own classes, of which this one had so many blocks."""
         self._forget_combined(number)
         if nl.num_programs() == 1:
-            nisa.tensor_copy(dst=self.targets.logits_sbuf, src=self.picked_sbuf)
             return
         own, other = self.window + 1, 1 - nl.program_id()
         nisa.sendrecv(
@@ -101,15 +100,21 @@ class PositionStatistics:
             shared_sbuf: logits that were found in the classes that the cores share; None without any.
         """
         columns = self.group.statistics.columns.count
-        picked_sbuf = self.targets.logits_sbuf
-        if nl.num_programs() > 1:
-            others_sbuf = self.exchanged_sbuf[:, self.window + 1, 0]
-            nisa.tensor_tensor(dst=picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
-        if shared_sbuf is not None:
-            nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
         self.group.take_weights(columns)
         self.group.combine(columns)
         self.group.statistics.take_logs()
+        # While Scalar takes the logs: the last of these logits are found later than the maxima.
+        self._join_targets(shared_sbuf)
+
+    def _join_targets(self, shared_sbuf: nl.NkiTensor | None) -> None:
+        picked_sbuf = self.targets.logits_sbuf
+        if nl.num_programs() == 1:
+            nisa.tensor_copy(dst=picked_sbuf, src=self.picked_sbuf)
+            return
+        others_sbuf = self.exchanged_sbuf[:, self.window + 1, 0]
+        nisa.tensor_tensor(dst=picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
+        if shared_sbuf is not None:
+            nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
 
     def _forget_combined(self, number: int) -> None:
         """Where windows were combined, the columns that the last blocks did not take hold what is in column 0 already.

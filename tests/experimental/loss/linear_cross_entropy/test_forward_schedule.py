@@ -83,7 +83,7 @@ def test_the_weight_is_read_once_where_the_positions_fit() -> None:
     assert found.hbm_written_bytes == 2 * 4 * 1024
 
 
-@pytest.mark.parametrize(("positions", "features", "most"), [(512, 512, 1.16), (1024, 1024, 1.045)])
+@pytest.mark.parametrize(("positions", "features", "most"), [(512, 512, 1.15), (1024, 1024, 1.03)])
 def test_tensor_is_kept_busy(positions: int, features: int, most: float) -> None:
     """Modelled, not measured: the time over that of the products alone."""
     found = profiled(positions, features, 32_000)

@@ -24,7 +24,7 @@ _POSITION_TILES_MAX = 64
 _SMALL_BYTES = 2048
 # How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
 # they share, which are not more than so many.
-_SWAP_US, _LOAD_US = 7.0, 2.3
+_SWAP_US, _LOAD_US = 6.0, 2.3
 _SHARED_BLOCKS_MAX = 4
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
