@@ -20,8 +20,10 @@ class Contender:
     prepare: Callable[[], object] = lambda: None
 
 
-def interleaved_minimum(contenders: Mapping[str, Contender], runs: int) -> dict[str, float]:
-    """The shortest run of each contender, in seconds.
+def interleaved_minimum(
+    contenders: Mapping[str, Contender], runs: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """The shortest run of each contender, in seconds of ``clock``.
 
     The contenders take turns, so that a slow spell of the machine hits all of them; the minimum is what remains when
     nothing else disturbs. One round before the first that counts warms caches and thread pools.
@@ -35,9 +37,9 @@ def interleaved_minimum(contenders: Mapping[str, Contender], runs: int) -> dict[
     for round_number in range(runs + 1):
         for name, contender in contenders.items():
             contender.prepare()
-            start = time.perf_counter()
+            start = clock()
             result = contender.run()
-            elapsed = time.perf_counter() - start
+            elapsed = clock() - start
             # Freed here, outside of the timed part: unmapping a large result is not the contender's work.
             del result
             if round_number > 0:

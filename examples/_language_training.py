@@ -12,8 +12,8 @@ from torch import Tensor
 from examples._corpus import Corpus
 from examples._transformer import LanguageModel, Size
 
-# The mean loss of logits [batch, length, V] and targets [batch, length].
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+# The mean loss of a model for words and the words that follow them, [batch, length] each.
+LossFunction = Callable[[LanguageModel, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Learner:
     def step(self, words: Tensor, following: Tensor) -> Tensor:
         """Learn from one batch; returns its loss before the step. Nothing here waits for the device."""
         self.optimizer.zero_grad()
-        loss = self.loss_function(self.model(words), following)
+        loss = self.loss_function(self.model, words, following)
         loss.backward()
         self.optimizer.step()
         return loss.detach()

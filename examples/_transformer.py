@@ -69,7 +69,11 @@ class LanguageModel(nn.Module):
         for weight in (self.words.weight, self.positions.weight, self.output.weight):
             nn.init.normal_(weight, std=0.02)  # all words start nearly alike: the first loss is about ln V
 
+    def hidden(self, words: Tensor) -> Tensor:
+        """[batch, length] word numbers -> [batch, length, width], what the output layer gets."""
+        positions = torch.arange(words.shape[1], device=words.device)
+        return self.norm(self.blocks(self.words(words) + self.positions(positions)))
+
     def forward(self, words: Tensor) -> Tensor:
         """[batch, length] word numbers -> [batch, length, V] logits of the words that follow."""
-        positions = torch.arange(words.shape[1], device=words.device)
-        return self.output(self.norm(self.blocks(self.words(words) + self.positions(positions))))
+        return self.output(self.hidden(words))

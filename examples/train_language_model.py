@@ -1,7 +1,8 @@
 """A small transformer learns English with the loss of nkilib.torch: ``python -m examples.train_language_model``.
 
-The loss function is the one line that differs from a training with PyTorch alone. On the CPU its kernels are
-simulated; ``--device xla`` and ``--device neuron`` are for torch-neuronx, where this was never run.
+The loss function is the one line that differs from a training with PyTorch alone. With ``--fused`` that line takes the
+hidden states and the weight of the output layer, and no logits are computed. On the CPU the kernels are simulated;
+``--device xla`` and ``--device neuron`` are for torch-neuronx, where this was never run.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from examples._display import counted, heading, make_console
 from examples._language_training import Learner, LossFunction, Plan
 from examples._learning import LAST_STEPS
 from examples._loss_plot import draw_losses, fault_of, has_matplotlib
-from examples._transformer import Size
+from examples._transformer import LanguageModel, Size
 from nkilib.nki import NOT_SIMULATED, SIMULATED
-from nkilib.torch import cross_entropy
+from nkilib.torch import cross_entropy, linear_cross_entropy
 
 OURS, PYTORCH = "loss", "F.cross_entropy"
 # Nats that two trainings may be apart at any step. Float32 losses differ by some 1e-6, and do so over the 200 steps of
@@ -35,14 +36,19 @@ LARGEST_DIFFERENCE = 1e-3
 QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, width=32, heads=2, blocks=1))
 
 
-def our_loss(logits: Tensor, following: Tensor) -> Tensor:
-    """The mean over all positions: logits [batch, length, V], following [batch, length]."""
-    return cross_entropy(logits, following, class_dim=-1)
+def our_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
+    """The mean over all positions, of logits [batch, length, V]."""
+    return cross_entropy(model(words), following, class_dim=-1)
 
 
-def pytorch_loss(logits: Tensor, following: Tensor) -> Tensor:
+def fused_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
+    """The same from hidden states [batch, length, width]: logits are never in memory."""
+    return linear_cross_entropy(model.hidden(words), model.output.weight, following)
+
+
+def pytorch_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
     """The same with PyTorch, which wants the positions in one dimension."""
-    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+    return F.cross_entropy(model(words).flatten(0, 1), following.flatten())
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,6 +56,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(
         prog="python -m examples.train_language_model",
         description="Train a small transformer on English text with nkilib.torch.cross_entropy.",
+    )
+    parser.add_argument(
+        "--fused", action="store_true", help="output layer and loss in one, nkilib.torch.linear_cross_entropy"
     )
     parser.add_argument(
         "--device", choices=("cpu", "xla", "neuron"), default="cpu", help="cpu is the simulator (default)"
@@ -144,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = QUICK if options.quick else Plan()
     if options.steps is not None:
         plan = replace(plan, steps=options.steps)
-    functions = {OURS: our_loss, PYTORCH: pytorch_loss} if options.compare else {OURS: our_loss}
+    functions = {OURS: fused_loss if options.fused else our_loss}
+    if options.compare:
+        functions[PYTORCH] = pytorch_loss
     corpus = read_corpus(limit=QUICK_WORDS if options.quick else None)
     marks = {
         "uniform guess, ln V": math.log(corpus.vocabulary_size),
@@ -153,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = f"{counted(plan.size.blocks, 'block')} of width {plan.size.width}, context {plan.size.context}"
     console.print(
         heading(
-            "A transformer learns English with nkilib.torch.cross_entropy",
+            f"A transformer learns English with nkilib.torch.{'linear_' if options.fused else ''}cross_entropy",
             f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
             f"Model: {model}; {counted(plan.steps, 'step')} of {counted(plan.batch_size, 'window')}, AdamW, float32.",
             "Device: " + ("cpu, kernels simulated, not hardware." if options.device == "cpu" else options.device),

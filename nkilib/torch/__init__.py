@@ -10,15 +10,21 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
+from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
+from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
 
 __all__ = [
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
+    "LinearCrossEntropyLoss",
     "TokenScores",
     "cross_entropy",
     "int32_targets",
+    "linear_cross_entropy",
     "token_scores",
     "vocab_parallel_cross_entropy",
+    "vocab_parallel_linear_cross_entropy",
 ]

@@ -18,6 +18,7 @@ from examples._language_training import Learner, Plan
 from examples._transformer import LanguageModel, Size
 from nkilib import simulator
 from nkilib.torch import cross_entropy
+from tests.torch.operator_log import OperatorLog
 
 
 def test_the_quick_form_trains_with_the_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -35,9 +36,22 @@ def test_the_quick_form_trains_with_the_kernels(capsys: pytest.CaptureFixture[st
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_compared_it_follows_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_language_model.main(["--quick", "--compare", "--steps", "6"]) == 0
-    assert "The training follows that with F.cross_entropy" in capsys.readouterr().out
+@pytest.mark.parametrize(("fused", "function"), [([], "cross_entropy"), (["--fused"], "linear_cross_entropy")])
+def test_compared_it_follows_pytorch(fused: list[str], function: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_language_model.main(["--quick", "--compare", "--steps", "6", *fused]) == 0
+    shown = capsys.readouterr().out
+    assert "The training follows that with F.cross_entropy" in shown
+    assert f"A transformer learns English with nkilib.torch.{function} " in shown
+
+
+def test_fused_no_logits_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LanguageModel(50, Size(context=8, width=16, heads=2, blocks=1))
+    words, following = (torch.randint(50, (2, 8)) for _ in range(2))
+    monkeypatch.setattr(model.output, "forward", None)  # nothing may call the output layer
+    with OperatorLog() as log:
+        train_language_model.fused_loss(model, words, following).backward()
+    assert not [shape for _, shape in log.calls if shape is not None and shape[-1:] == (50,)]
+    assert model.output.weight.grad is not None and model.output.weight.grad.any()
 
 
 @pytest.mark.parametrize(

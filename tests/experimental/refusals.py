@@ -77,6 +77,7 @@ def _with_scale(rows: int, columns: int) -> Arguments:
 _OF_INPUTS = {"matrix": "input_hbm"}
 _OF_LOSSES = {"matrix": "logits_hbm", "row": "vocabulary", "rows_per_batch": "positions_per_batch"}
 _LSE = float(np.log(COLUMNS))
+_LSE_OF_PRODUCTS = float(COLUMNS + np.log(CLASSES))
 
 KERNELS = {
     kernel.name: kernel
@@ -107,7 +108,9 @@ LINEAR_KERNELS = {
     kernel.name: kernel
     for kernel in (
         LinearKernel(loss.linear_cross_entropy_forward, _of_classes(), _OF_INPUTS),
-        LinearKernel(loss.linear_cross_entropy_backward, _of_classes(lse_hbm=_LSE, grad_loss_hbm=1.0), _OF_INPUTS),
+        LinearKernel(
+            loss.linear_cross_entropy_backward, _of_classes(lse_hbm=_LSE_OF_PRODUCTS, grad_loss_hbm=1.0), _OF_INPUTS
+        ),
         LinearKernel(loss.linear_cross_entropy_forward_backward, _with_scale, _OF_INPUTS),
     )
 }

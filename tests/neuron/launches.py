@@ -170,6 +170,7 @@ LINEAR_BACKWARD: Final = {
     "weights of a shard": EXTENDED_BACKWARD["weights of a shard"],
     "every gradient": {**_GRADIENTS, **_MAXIMUM},
     "added to a sum": {"grad_weight_sum_hbm": _numbers(11, CLASSES, FEATURES)},
+    "input's in float32": {"grad_input_float32": True},
 }
 LINEAR_BOTH: Final = {
     **_LINEAR,

@@ -29,7 +29,7 @@ def assert_loss(actual: Tensor, exact: Tensor, magnitude: float) -> None:
         magnitude: the largest summand that enters: logits, log V, times weights; for a sum, times its length.
     """
     assert actual.dtype == torch.float32
-    _assert_telling(actual, exact, 0.0, LOSS_UNITS * UNIT * max(1.0, magnitude))
+    assert_telling(actual, exact, 0.0, LOSS_UNITS * UNIT * max(1.0, magnitude))
 
 
 def assert_gradient(actual: Tensor, exact: Tensor, scale: float) -> None:
@@ -41,10 +41,11 @@ def assert_gradient(actual: Tensor, exact: Tensor, scale: float) -> None:
         scale: the largest factor of a softmax in it: upstream gradient times weight.
     """
     rounding = BFLOAT16_ROUNDING if actual.dtype == torch.bfloat16 else 0.0
-    _assert_telling(actual, exact, rounding, GRADIENT_UNITS * UNIT * scale)
+    assert_telling(actual, exact, rounding, GRADIENT_UNITS * UNIT * scale)
 
 
-def _assert_telling(actual: Tensor, exact: Tensor, rtol: float, atol: float) -> None:
+def assert_telling(actual: Tensor, exact: Tensor, rtol: float, atol: float) -> None:
+    """``actual`` is within a tolerance of ``exact``, float64, in which no wrong result is."""
     assert actual.shape == exact.shape
     torch.testing.assert_close(actual.double(), exact, rtol=rtol, atol=atol)
     for name, wrong in _wrong_results(exact).items():

@@ -3,5 +3,6 @@
 - :mod:`.options`: options as fields of a dataclass;
 - :mod:`.keywords`: those fields as keywords of public functions;
 - :mod:`.reductions`: what a loss of rows may be reduced to;
+- :mod:`.sizes`: sizes and types as functions that choose tilings are given them;
 - :mod:`.requirement`: the release of a framework that a package needs.
 """

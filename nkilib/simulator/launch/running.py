@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..machine.core import Core
+from ..numerics.blas_threads import one_thread
 from ..target.current import enter
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
 from ..terms.spec import DataNeeded
@@ -35,7 +36,7 @@ class CoreRun:
         enter(self.core)
         try:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), one_thread():
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
             for check in self.core.at_end:
                 check()

@@ -66,6 +66,8 @@ def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
                 f"operand {rule.name!r}: {value} is a read-only input and cannot be written: pass a writable array, or "
                 f"a torch tensor that does not require grad (.detach()){several}"
             )
+        if storage.derived is not None:
+            storage.change()
         return value
     call.reads.append(value)
     if not storage.written.is_full and rule.is_accessed and value.indirect_access is None:

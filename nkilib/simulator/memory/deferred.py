@@ -1,9 +1,10 @@
 """Contents of tiles that are made when somebody reads them, if ever.
 
-A simulation of a kernel over a large matrix spends its time on moving memory. Two of the moves are often not needed:
+A simulation of a kernel over a large matrix spends its time on moving memory. Some of the moves are often not needed:
 
 - A large load from HBM. Until the tile or what it came from changes, its elements can be read where they came from.
 - The elements of an instruction that reduces them as well. Kernels sum exponentials that nobody reads afterwards.
+- The sum of products in PSUM, to which the next matmul adds; see engines/tensor/sums.py.
 
 The content of a storage is then what its :class:`Deferred` says. Whoever asks for the elements (``View.array``) has it
 made first; an instruction that can do with less (:attr:`View.rows_to_read`) reads the source, and one that overwrites
@@ -12,14 +13,17 @@ all of it leaves it unmade.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
 from ..terms.dtypes import DType
 from ..terms.layout import Layout
+
+if TYPE_CHECKING:
+    from .storage import Storage
 
 # Writes the elements of some rows and columns into an array of just those.
 Writer = Callable[[npt.NDArray[Any], slice, slice], None]
@@ -31,9 +35,10 @@ class Deferred(NamedTuple):
 
     Attributes:
         layout, dtype: of the view.
-        source: the memory from which the elements are made, which must not change before.
+        source: the memory from which the elements are made, which must not change before; of a sum of products empty.
         is_copy: whether they are those of ``source``, an array (rows, columns).
         write: makes some of them.
+        operands: the storages from whose elements they are made, which are made before these change.
     """
 
     layout: Layout
@@ -41,6 +46,7 @@ class Deferred(NamedTuple):
     source: npt.NDArray[Any]
     is_copy: bool
     write: Writer
+    operands: Collection[Storage] = ()
 
     @property
     def matrix(self) -> Layout:

@@ -14,6 +14,7 @@ from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
 from .deferred import Deferred, Remainder
+from .derived import Derived
 from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
 from .written import WrittenMap
 
@@ -51,6 +52,7 @@ class Storage:
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: which elements have a value.
         deferred: what the elements of a part of it are instead of what its memory holds; see deferred.py.
+        derived: what holds of its elements until they change, or None; see derived.py.
         number: its own in this process; those who watch a core keep what they know of storages by their numbers.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
         address: where the kernel places it itself: on chip first partition and first byte in a partition, in HBM the
@@ -66,6 +68,7 @@ class Storage:
         "_remainders",
         "address",
         "deferred",
+        "derived",
         "dtype",
         "is_abstract",
         "is_read_only",
@@ -123,6 +126,7 @@ class Storage:
         self.deferred: Deferred | None = None
         # Of the contents before it, the oldest first; empty where nothing is deferred.
         self._remainders: list[Remainder] = []
+        self.derived: Derived | None = None
         self._describe_index: Callable[[int], str] | None = None
         self.scope = scope
         self.address = address
@@ -216,6 +220,28 @@ class Storage:
         content, self.deferred = self.deferred, None
         if content is not None:
             self._make(content, content.everything)
+
+    def derive(self) -> Derived:
+        """Where to keep what holds of its elements until they change."""
+        if self.derived is None:
+            self.derived = Derived(self.nbytes)
+        return self.derived
+
+    def change(self) -> None:
+        """An instruction is about to write some of its elements: what is to be made of them is made now."""
+        if self.derived is None:
+            return
+        for reader in self.derived.readers:
+            if reader.waits_for(self):
+                reader.settle()
+        self.derived = None  # with the copies that were made of the elements just now
+
+    def waits_for(self, operand: Storage) -> bool:
+        """Whether something deferred is to be made of the elements of ``operand``."""
+        if self.deferred is None:
+            return False
+        contents = [self.deferred, *(each.content for each in self._remainders)]
+        return any(operand in content.operands for content in contents)
 
     @property
     def deferred_sources(self) -> list[npt.NDArray[Any]]:

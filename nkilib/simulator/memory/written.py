@@ -142,11 +142,9 @@ class WrittenMap:
         if self.is_full or (layout, itemsize) in self._known or 0 in layout.shape:
             return True
         with self._lock:
-            if self._blocks is not None and self._blocks.covers(layout, itemsize):
-                return True
-        if self.is_untouched:
-            return False
-        is_written = bool(self.mask_of(layout, itemsize).all())
+            is_written = self._blocks is not None and self._blocks.covers(layout, itemsize)
+        if not is_written and not self.is_untouched:
+            is_written = bool(self.mask_of(layout, itemsize).all())
         if is_written:
             self._remember(layout, itemsize)
         return is_written

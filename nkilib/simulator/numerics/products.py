@@ -1,8 +1,7 @@
-"""Products of matrices that never leave the calling thread.
+"""Products of matrices that never leave the calling thread; blas_threads.py says why.
 
-A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
-the two cores of a kernel multiply at the same time, that is up to a hundred times slower than both on their own
-thread. OpenBLAS, which numpy brings along, keeps products of up to 2**18 multiplications on the calling thread.
+While a kernel runs, OpenBLAS takes one thread for a product of any size. Elsewhere, and where another library cannot be
+told so, a product is made of pieces: OpenBLAS keeps those of up to 2**18 multiplications on the calling thread anyway.
 
 The bits of an element depend on the shapes of the two matrices and on its place: BLAS sums an element in the order that
 suits the block that it is in. They are the same on every run and on every core.
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .blas_threads import has_one_thread
+
 Matrix = npt.NDArray[np.floating[Any]]
 
 # Multiplications of a piece: SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD in OpenBLAS.
@@ -25,7 +26,7 @@ _STEP = 8
 
 
 def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -> Matrix:
-    """``left.T @ right`` of matrices (K, M) and (K, N) of the same type, in pieces that stay on this thread.
+    """``left.T @ right`` of matrices (K, M) and (K, N) of the same type.
 
     ``out``, if given, is an array (M, N) of that type whose rows are dense; it takes the product and shares no memory
     with the operands.
@@ -33,7 +34,7 @@ def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -
     inner, rows = left.shape
     columns = right.shape[1]
     product = np.empty((rows, columns), left.dtype) if out is None else out
-    if inner * rows * columns <= _ONE_THREAD:
+    if has_one_thread() or inner * rows * columns <= _ONE_THREAD:
         return np.matmul(left.T, right, out=product)
     height, width = _piece(inner, rows, columns)
     for high in _stacks(rows, height):

@@ -69,17 +69,20 @@ class IndexedViews(View):
         for item, size, stride in zip(key, self.shape, self.strides, strict=True):
             if type(item) is slice:
                 start, stop, step = item.start, item.stop, item.step
-                if start is None and stop is None and step is None:
-                    shape.append(size)
-                    strides.append(stride)
-                    continue
-                start = 0 if start is None else start
-                stop = size if stop is None else stop
-                step = 1 if step is None else step
-                if not type(start) is type(stop) is type(step) is int or not 0 <= start <= stop <= size or step < 1:
+                if start is None:
+                    start = 0
+                if stop is None:
+                    stop = size
+                if not type(start) is type(stop) is int or not 0 <= start <= stop <= size:
                     return None
-                shape.append((stop - start + step - 1) // step)
-                strides.append(stride * step)
+                if step is None:
+                    shape.append(stop - start)
+                    strides.append(stride)
+                elif type(step) is int and step > 0:
+                    shape.append((stop - start + step - 1) // step)
+                    strides.append(stride * step)
+                else:
+                    return None
             elif type(item) is int and 0 <= item < size:
                 start = item
             else:

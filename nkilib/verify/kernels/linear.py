@@ -201,11 +201,11 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """What a shard cannot know of the others is given."""
+    """What a shard cannot know of the others is given; dX, a summand of theirs, is not rounded."""
     given = _backward({**_operands(type_name), "label_smoothing": 0.1})
     weights = given["class_weight_hbm"]
     known = {"target_weight_hbm": weights[given["targets_hbm"]], "weight_sum": float(weights.sum())}
-    return {**_of_shard(given), **known}
+    return {**_of_shard(given), **known, "grad_input_float32": True}
 
 
 def _gradient_names(given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from tests.torch.fresh import leave
 from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.operator_log import OperatorLog
 
-POSITIONS = 12
+POSITIONS, FEATURES = 12, 16
 OPTIONS = {"label_smoothing": 0.1, "lse_square_scale": 0.01}
 
 
@@ -69,6 +69,19 @@ def results(
     loss = loss_function(leaf * 1.0, target)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return {"loss": to_cpu(loss).item(), "gradient": to_cpu(gradient).tolist()}
+
+
+def of_a_layer(loss_function: Callable[..., Tensor], **arguments: Any) -> dict[str, Any]:
+    """Loss and gradients of output layer and loss in one, and what was added to a sum of the weight's."""
+    x, w = (to_device(make_logits(rows, FEATURES, seed=rows)).requires_grad_() for rows in (POSITIONS, CLASSES))
+    target, summed = to_device(make_targets(POSITIONS, ignored=-100)), to_device(torch.ones(CLASSES, FEATURES))
+    loss = loss_function(x * 1.0, w, target, grad_weight_sum=summed, **arguments)
+    (3.0 * loss).backward()
+    return {
+        "loss": to_cpu(loss).item(),
+        "gradient": None if x.grad is None else to_cpu(x.grad).tolist(),
+        "sum": to_cpu(summed).tolist(),
+    }
 
 
 def logged(loss_function: Callable[..., Tensor], target_dtype: torch.dtype) -> dict[str, Any]:
@@ -153,7 +166,7 @@ def fake_shapes() -> list[Any]:
 def main() -> None:
     """Print everything."""
     registrations = install()
-    from nkilib.torch import cross_entropy, vocab_parallel_cross_entropy
+    from nkilib.torch import cross_entropy, linear_cross_entropy, vocab_parallel_cross_entropy
     from nkilib.torch.dispatch.native import registrar
     from tests.torch.users_wrappers import function_over_kernels, operators_over_kernels
 
@@ -170,6 +183,11 @@ def main() -> None:
         report["compilations"] = compilations(cross_entropy)
         report["beyond 32 bits"] = beyond_32_bits(whole, kernels["cross_entropy_forward"])
         report["fake"] = fake_shapes()
+        with OperatorLog() as log:
+            report["layer"] = of_a_layer(linear_cross_entropy)
+        report["operators of the layer"] = log.names
+        layer = torch.compile(linear_cross_entropy, fullgraph=True, dynamic=False, backend="aot_eager")
+        report["layer in a graph"] = of_a_layer(layer)
         report["users function"] = results(function_over_kernels(neuronx.Kernel), torch.int32, ignored=None)
         operators = operators_over_kernels(neuronx.nki_op, neuronx.Kernel)
         report["users operators"] = results(operators, torch.int32, ignored=None)

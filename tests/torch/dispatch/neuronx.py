@@ -44,7 +44,7 @@ class _Launch:
         cores: it is launched on.
         names: of the tensors, None among them, the one that is written over first.
         constants: all other keywords, by name.
-        writes: the kernel writes over the first tensor, and returns it.
+        writes: the kernel writes over the first tensor, and returns it among its results.
     """
 
     kernel: Any
@@ -96,17 +96,21 @@ class Kernel:
         self.cores_of_launches.append(cores)
         self.keywords_of_launches.append(given)
         tensors = {name: value for name, value in given.items() if value is None or isinstance(value, Tensor)}
-        tensors = dict(sorted(tensors.items(), key=lambda item: item[0] != "logits_hbm"))  # what is written over
+        written = "logits_hbm" if given.get("inplace") else "grad_weight_sum_hbm"
+        tensors = dict(sorted(tensors.items(), key=lambda item: item[0] != written))
         constants = tuple((name, value) for name, value in given.items() if name not in tensors)
-        launch = _Launch(self.kernel, cores, tuple(tensors), constants, bool(given.get("inplace")))
+        launch = _Launch(self.kernel, cores, tuple(tensors), constants, tensors.get(written) is not None)
         if launch not in _launches:
             _launches.append(launch)
         number = _launches.index(launch)
         ops = getattr(torch.ops, _NAMESPACE)
         if launch.writes:
             first, *others = tensors.values()
-            ops.kernel_over(first, others, number)
-            return first.view_as(first)  # the same memory, by another tensor
+            over = first.view_as(first)  # the same memory, by another tensor
+            if written == "logits_hbm":
+                ops.kernel_over(first, others, number)
+                return over
+            return ops.kernel_over_one(first, others, number), over  # the gradient of the input, and the sum
         results = ops.kernel(list(tensors.values()), number)
         return tuple(results) if len(results) > 1 else results[0]
 
@@ -116,6 +120,7 @@ def define() -> list[torch.library.Library]:
     library = torch.library.Library(_NAMESPACE, "FRAGMENT")
     library.define("kernel(Tensor?[] tensors, int launch) -> Tensor[]")
     library.define("kernel_over(Tensor(a!) first, Tensor?[] others, int launch) -> ()")
+    library.define("kernel_over_one(Tensor(a!) first, Tensor?[] others, int launch) -> Tensor")
 
     def entered(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else to_cpu(tensor)
@@ -126,8 +131,17 @@ def define() -> list[torch.library.Library]:
     def kernel_over(first: Tensor, others: list[Tensor | None], launch: int) -> None:
         _launches[launch].run([to_cpu(first), *map(entered, others)])
 
+    def kernel_over_one(first: Tensor, others: list[Tensor | None], launch: int) -> Tensor:
+        own = to_cpu(first)
+        results = _launches[launch].run([own, *map(entered, others)])
+        return next(to_device(result) for result in results if result.data_ptr() != own.data_ptr())
+
     library.impl("kernel", kernel, "PrivateUse1")
     library.impl("kernel_over", kernel_over, "PrivateUse1")
+    library.impl("kernel_over_one", kernel_over_one, "PrivateUse1")
     torch.library.register_fake(f"{_NAMESPACE}::kernel", lambda tensors, launch: _launches[launch].shapes(tensors))
     torch.library.register_fake(f"{_NAMESPACE}::kernel_over", lambda first, others, launch: None)
+    torch.library.register_fake(
+        f"{_NAMESPACE}::kernel_over_one", lambda first, others, launch: _launches[launch].shapes([first, *others])[0]
+    )
     return [library]

@@ -184,9 +184,11 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
     assert nkilib.torch.__all__ == [
         "CrossEntropyLoss",
         "CrossEntropyOutputs",
+        "LinearCrossEntropyLoss",
         "TokenScores",
         "cross_entropy",
         "int32_targets",
+        "linear_cross_entropy",
         "token_scores",
         "vocab_parallel_cross_entropy",
     ]

@@ -6,6 +6,7 @@ What the stand-in for torch_neuronx cannot show stands in its first lines.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,14 +19,14 @@ from torch import Tensor
 
 import nkilib.torch
 from nkilib.cli.doctor import _torch_operators
-from nkilib.torch import cross_entropy
+from nkilib.torch import cross_entropy, linear_cross_entropy
 from nkilib.torch.dispatch import devices, launch
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.native import Registrar, chosen_registrar, registrar
 from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import DEFINITIONS, OPERATORS, register
 from nkilib.torch.dispatch.typed import operator_signature, typed_function
-from tests.torch.dispatch.native_ops_run import OPTIONS, POSITIONS
+from tests.torch.dispatch.native_ops_run import FEATURES, OPTIONS, POSITIONS
 from tests.torch.fresh import run_module
 from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.stand_in import StandIn
@@ -102,15 +103,28 @@ def test_wrappers_as_users_write_them_run(run: str, report: dict[str, Any]) -> N
     torch.testing.assert_close(torch.tensor(report[run]["gradient"]), gradient)
 
 
+@pytest.mark.parametrize("run", ["layer", "layer in a graph"])
+def test_a_sum_of_gradients_is_written_to(run: str, report: dict[str, Any]) -> None:
+    x, w = (make_logits(rows, FEATURES, seed=rows).requires_grad_() for rows in (POSITIONS, CLASSES))
+    summed = torch.ones(CLASSES, FEATURES)
+    loss = linear_cross_entropy(x, w, make_targets(POSITIONS, ignored=-100), grad_weight_sum=summed)
+    (3.0 * loss).backward()
+    assert report[run]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(torch.tensor(report[run]["gradient"]), x.grad)
+    torch.testing.assert_close(torch.tensor(report[run]["sum"]), summed)
+    ours = [name for name in report["operators of the layer"] if name.startswith("nkilib")]
+    assert ours == [f"nkilib_neuron::linear_cross_entropy_{name}" for name in ("forward", "backward_adding")]
+
+
 def nothing(*args: Any, **keywords: Any) -> None:
     """The body of functions whose types alone are looked at."""
 
 
 def as_schema(operator: Operator, overwrites: bool) -> str:
     """What PyTorch infers from the types, with the alias and the size type of the descriptions."""
-    mutated = {operator.inputs[0].name} if overwrites else set()
+    mutated = set(operator.written(overwrites))
     schema = torch.library.infer_schema(typed_function(operator, overwrites, nothing), mutates_args=mutated)
-    return schema.replace("SymInt", "int").replace("a0!", "a!")
+    return re.sub(r"\(a\d+!\)", "(a!)", schema.replace("SymInt", "int"))
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -33,7 +33,10 @@ def test_operators_refuse_devices_that_have_none() -> None:
             definition._init_fn(make_logits(POSITIONS, CLASSES), make_targets(POSITIONS))
 
 
-@pytest.mark.parametrize("name", [name.removeprefix("nkilib::") for name in DEFINITIONS])
+OF_LOGITS = [name.removeprefix("nkilib::") for name in DEFINITIONS if name.startswith("nkilib::cross_entropy")]
+
+
+@pytest.mark.parametrize("name", OF_LOGITS)
 def test_logits_of_another_type_or_shape_are_refused(name: str) -> None:
     operator = getattr(ops, name)
     for logits in (make_logits(POSITIONS, CLASSES).double(), make_logits(2, POSITIONS, CLASSES)):

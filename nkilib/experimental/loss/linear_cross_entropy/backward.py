@@ -34,16 +34,15 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
 )
 from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
-from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import GradientTiles, LastProduct, TilePlace
+from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles, LastProduct, TilePlace
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
+from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE, LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.products import InputGradient, InputSum
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.score_sources import ComputedScores, KeptScores, ScoreSource
 from nkilib.experimental.loss.linear_cross_entropy.weight_gradient import WeightGradient, WeightGroup
 from nkilib.nki import nisa, nl
 
@@ -52,8 +51,8 @@ _INPUT_BANKS = (6, 7)
 _LOGIT_BANKS = (6, 7, 0, 1, 2)
 _TRANSPOSE_BANKS = (3, 4, 5)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
-# A tile is transposed when so many more have been made: then it is there.
-_TRANSPOSED_LATER = 1
+# A tile is transposed when so many more have been made: then it is there. Under a cap it takes longer.
+_TRANSPOSED_LATER, _TRANSPOSED_LATER_WITH_CAP = 1, 2
 # Of kept logits nothing but the rounding of their gradient comes between: Scalar and Vector get ahead of Tensor.
 _KEPT_TRANSPOSED_LATER, _KEPT_MULTIPLIED_LATER = 2, 3
 # Tiles of dX of the first stripe before the last tiles are transposed.
@@ -183,7 +182,7 @@ class _Backward:
         core: of this launch.
         positions: the blocks of positions.
         streams: buffers.
-        source: of the scores.
+        logits: that computes them, where they are not kept.
         tiles: that make the gradient of the logits.
         block: where it stands.
         targets_sbuf: counted from the first class of the block, float32 [128, tiles].
@@ -197,7 +196,7 @@ class _Backward:
     core: int
     positions: list[Span]
     streams: BackwardStreams
-    source: ScoreSource
+    logits: LogitTiles
     tiles: GradientTiles
     block: GradientBlock
     targets_sbuf: nl.NkiTensor
@@ -235,7 +234,7 @@ class _Backward:
         if gradients.weight_hbm is not None:
             banks = [banks_psum[bank] for bank in _WEIGHT_BANKS]
             weight_gradient = WeightGradient.make(
-                launch, plan, gradients.weight_hbm, gradients.adds_to_weight, banks, columns.power
+                launch, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, columns.power
             )
         if gradients.bias_hbm is not None:
             bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, columns.power)
@@ -244,8 +243,8 @@ class _Backward:
             plan,
             core,
             positions,
-            BackwardStreams.make(launch, options, plan),
-            _source(launch, options, plan, kept, [banks_psum[bank] for bank in _LOGIT_BANKS]),
+            BackwardStreams.make(launch, options, plan, kept),
+            _logit_tiles(launch, options, plan, [banks_psum[bank] for bank in _LOGIT_BANKS]),
             GradientTiles.make(columns, options.softcap, plan.class_tiles * PARTITIONS, plan.classes_of_tile),
             GradientBlock.make(plan, launch.dtype, input_gradient is not None or bias_gradient is not None),
             nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),
@@ -269,8 +268,7 @@ class _Backward:
         )
         first = Block(share.first, lead) if lead > 0 else blocks.opening
         assert first is not None
-        self._load_first_inputs(first, 0, self.positions[0])
-        self._load_classes(first, 0)
+        self.streams.load_opening(first, self.positions[0])
 
         def body(step: Step) -> None:
             self._step(step, share)
@@ -286,10 +284,7 @@ class _Backward:
         is_first_of_core = is_known and classes.first == share.first
         is_last_of_core = is_known and classes.first + classes.size == share.end
         late = classes.part(step.loaded, classes.size - step.loaded)
-        if late.size > 0:
-            self._load_classes(late, step.loaded)
-            if self.source.is_kept:
-                self._load_first_inputs(late, step.loaded, self.positions[0])
+        self.streams.load_late(late, step.loaded, self.positions[0])
         for number, positions in enumerate(self.positions):
             is_last = number + 1 == len(self.positions)
             next_positions = self.positions[0 if is_last else number + 1]
@@ -315,6 +310,12 @@ class _Backward:
                 gradient.restart()
         self._multiply(round_, self._make_gradient(round_))
 
+    @property
+    def _transposed_later(self) -> int:
+        if self.plan.keeps_logits:
+            return _KEPT_TRANSPOSED_LATER
+        return _TRANSPOSED_LATER if self.tiles.softcap is None else _TRANSPOSED_LATER_WITH_CAP
+
     def _make_gradient(self, round_: _Round) -> nl.NkiTensor | None:
         """The block of the gradient; the first stripe of W where it is loaded already.
 
@@ -322,31 +323,39 @@ class _Backward:
         computed meanwhile, some tiles later.
         """
         of_tiles = cut(round_.classes.size, self.plan.classes_of_tile)
-        inputs = self.source.inputs
+        inputs = self.streams.inputs
         inputs.restart()
-        loaded = [inputs.next_tile() for _ in range(self._first_inputs(round_.positions))]
+        loaded = [inputs.next_tile()]
+        if self.plan.buffers.takes_turns:
+            loaded += self.streams.load_second_inputs(round_.positions)
+        else:
+            loaded += [inputs.next_tile() for _ in range(1, self.streams.first_inputs(round_.positions))]
         first_column = round_.positions.first // PARTITIONS
-        stripe = cut(self.launch.num_features, self.plan.stripe)[0]
-        weight_sbuf = self._load_stripe(round_, stripe) if self.source.is_kept else None
-        lag = _KEPT_TRANSPOSED_LATER if self.source.is_kept else _TRANSPOSED_LATER
+        stripe = self.streams.stripes_of_features[0]
+        weight_sbuf = self._load_stripe(round_, stripe) if self.plan.keeps_logits else None
         last: LastProduct | None = None
         for tile in range(round_.tiles):
             input_sbuf = loaded.pop(0)
-            for number, span in enumerate(of_tiles):
-                place = TilePlace(first_column + tile, round_.rows(tile), span)
-                made = self._make_tile(tile, tile * len(of_tiles) + number, input_sbuf, place)
-                if last is not None:
-                    last.issue()
-                last = made
+            places = [TilePlace(first_column + tile, round_.rows(tile), span) for span in of_tiles]
+            # Scalar loads a table for the tangents and one for the exponentials: once for all tiles that fit the rings.
+            at_a_time = 1 if self.tiles.softcap is None else TURNS - 1
+            for start in range(0, len(places), at_a_time):
+                numbered = list(enumerate(places[start : start + at_a_time], tile * len(places) + start))
+                scores = [self._scores(number, input_sbuf, place) for number, place in numbered]
+                for (number, place), scores_of_tile in zip(numbered, scores, strict=True):
+                    made = self._make_tile(tile, number, scores_of_tile, place)
+                    if last is not None:
+                        last.issue(self.plan.keeps_logits)
+                    last = made
             ahead = tile + len(inputs.tiles)
             if ahead < round_.tiles:
-                loaded.append(self._load_input(round_.classes, 0, round_.positions, ahead))
-            self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
+                loaded.append(self.streams.load_input(round_.classes, 0, round_.positions, ahead))
+            self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
         if last is not None:
-            last.issue()
-        if self.source.is_kept:
+            last.issue(self.plan.keeps_logits)
+        if self.plan.keeps_logits:
             for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
-                self._transpose_later(round_, tile - lag, stripe, weight_sbuf)
+                self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
             self._add_bias(round_)
         return weight_sbuf
 
@@ -355,7 +364,7 @@ class _Backward:
         if 0 <= tile < round_.tiles:
             self._transpose(round_, tile, self.transpose_banks)
         earlier = tile - (_KEPT_MULTIPLIED_LATER - _KEPT_TRANSPOSED_LATER)
-        if self.source.is_kept and 0 <= earlier < round_.tiles:
+        if self.plan.keeps_logits and 0 <= earlier < round_.tiles:
             self._add_input(round_, stripe, earlier, weight_sbuf)
 
     def _add_bias(self, round_: _Round) -> None:
@@ -364,32 +373,9 @@ class _Backward:
             positions = round_.positions.size
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
-    def _first_inputs(self, positions: Span) -> int:
-        """Tiles of a block of positions for which there are buffers."""
-        return min(len(self.source.inputs.tiles), div_ceil(positions.size, PARTITIONS))
-
-    def _load_first_inputs(self, classes: Block, at: int, positions: Span) -> None:
-        """What those need, of some classes, the first of which is class ``at`` of their block."""
-        self.source.inputs.restart()
-        for tile in range(self._first_inputs(positions)):
-            self._load_input(classes, at, positions, tile)
-
-    def _load_input(self, classes: Block, at: int, positions: Span, tile: int) -> nl.NkiTensor:
-        first = tile * PARTITIONS
-        rows = min(PARTITIONS, positions.size - first)
-        return self.source.load_input(classes, at, positions.first + first, rows)
-
-    def _load_classes(self, classes: Block, at: int) -> None:
-        """All that is known of some classes but W for dX."""
-        for part in self.source.weight_parts(classes, at):
-            self.source.load_weight(part)
-        self.source.load_bias(classes, at)
-        self.streams.load_class_weights(classes, at)
-
-    def _make_tile(self, tile: int, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
-        columns = slice(place.classes.first, place.classes.end)
-        scores = self.source.scores(number, input_sbuf, place)
-        weights_sbuf = self.streams.class_weight_sbuf
+    def _make_tile(self, tile: int, number: int, scores: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
+        """A tile of the gradient from its scores."""
+        columns, weights_sbuf = slice(place.classes.first, place.classes.end), self.streams.class_weight_sbuf
         return self.tiles.make_tile(
             number,
             self.block.plain_sbuf[0 : place.rows, tile, columns],
@@ -399,21 +385,37 @@ class _Backward:
             None if weights_sbuf is None else weights_sbuf[0 : place.rows, columns],
         )
 
+    def _scores(self, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
+        """A tile of scores: products of a tile of X^T, or what is kept."""
+        columns = slice(place.classes.first, place.classes.end)
+        streams = self.streams
+        if streams.weight_sbuf is None:
+            return input_sbuf[0 : place.rows, columns]
+        bias_sbuf = None if streams.bias_sbuf is None else streams.bias_sbuf[:, columns]
+        return self.logits.scores(
+            number, input_sbuf[:, :, 0 : place.rows], streams.weight_sbuf[:, :, columns], bias_sbuf
+        )
+
     def _transpose(self, round_: _Round, tile: int, banks: Ring) -> None:
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
     def _multiply(self, round_: _Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
         """dX, dW and db of the block, but for what has been made beside its gradient."""
-        stripes = cut(self.launch.num_features, self.plan.stripe)
+        stripes = self.streams.stripes_of_features
         units = self._units(round_)
-        pending = [] if self.source.is_kept else list(range(max(0, round_.tiles - _TRANSPOSED_LATER), round_.tiles))
+        later = 0 if self.plan.keeps_logits else self._transposed_later
+        pending = list(range(max(0, round_.tiles - later), round_.tiles))
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         loaded: list[nl.NkiTensor] = []
-        parts = self.source.weight_parts(round_.next_classes, 0)
+        parts = self.streams.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
         steps = max(1, (len(stripes) - 1) * len(units))
         due = div_ceil(len(parts), steps)
-        weights = [first_stripe_sbuf if self.source.is_kept else self._load_stripe(round_, stripes[0])]
+        # In the memory of the last stripe of W only when that is done with.
+        loads_next_at = len(units) - 1 if self.plan.buffers.takes_turns else 0
+        weights = [first_stripe_sbuf if self.plan.keeps_logits else self._load_stripe(round_, stripes[0])]
+        if round_.is_first_of_core and round_.is_first:
+            self.streams.load_kept(round_.positions)
         while pieces and len(loaded) < self.plan.buffers.pieces - 1:
             stripe, piece = pieces.pop(0)
             loaded.append(self.streams.load_piece(round_.positions, piece, stripe))
@@ -423,7 +425,7 @@ class _Backward:
             if number + 1 < len(stripes):
                 weights.append(self._load_stripe(round_, stripes[number + 1]))
             for unit in units:
-                if number > 0 or not self.source.is_kept:
+                if number > 0 or not self.plan.keeps_logits:
                     self._add_inputs(round_, stripe, unit, weights[number], pending)
                 if number > 0:
                     self._sum_inputs(round_, stripes[number - 1], unit.number, len(units))
@@ -431,12 +433,12 @@ class _Backward:
                     of_stripe, piece = pieces.pop(0)
                     loaded.append(self.streams.load_piece(round_.positions, piece, of_stripe))
                 for _ in range(min(due, len(parts))):
-                    self.source.load_weight(parts.pop(0))
-                if number + 1 == len(stripes) and unit.number + 1 == len(units):
+                    self.streams.load_weight(parts.pop(0))
+                if number + 1 == len(stripes) and unit.number == loads_next_at:
                     self._load_next(round_)
                 if unit.loads:
                     piece_sbuf = loaded.pop(0)
-                if groups and piece_sbuf is not None:
+                if unit.group < len(groups) and piece_sbuf is not None:
                     self._add_weights(round_, groups[unit.group], unit, piece_sbuf)
         if self.input_sum is not None and round_.is_last_of_core:
             self.input_sum.meet(round_.positions, stripes[-1])
@@ -446,10 +448,8 @@ class _Backward:
         """Of a stripe: as many as there are pieces of X and groups of tiles of dW."""
         groups = 1
         if self.weight_gradient is not None:
-            groups = len(
-                self.weight_gradient.groups(round_.classes, cut(self.launch.num_features, self.plan.stripe)[0])
-            )
-        pieces = [range(span.first, span.end) for span in cut(round_.tiles, self.plan.buffers.tiles_of_piece)]
+            groups = len(self.weight_gradient.groups(round_.classes, self.streams.stripes_of_features[0]))
+        pieces = self.streams.pieces_of(round_.positions)
         count = groups * len(pieces)
         found = []
         for number in range(count):
@@ -506,38 +506,50 @@ class _Backward:
         return None if self.input_gradient is None else self.streams.load_stripe(round_.classes, stripe)
 
     def _load_next(self, round_: _Round) -> None:
-        """What the next round starts with, but for W^T."""
-        following = round_.next_classes if round_.is_last else round_.classes
-        if round_.next_classes is not None:
-            self.source.load_bias(round_.next_classes, 0)
-            self.streams.load_class_weights(round_.next_classes, 0)
-        if round_.next_positions is not None and (following is not None or not self.source.is_kept):
-            self._load_first_inputs(following or round_.classes, 0, round_.next_positions)
+        """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
+        self.streams.load_rows(round_.next_classes, 0)
+        if round_.next_positions is not None:
+            classes = round_.next_classes if round_.is_last else round_.classes
+            self.streams.load_first_input(classes, round_.next_positions)
+            if not self.plan.buffers.takes_turns:
+                self.streams.load_second_inputs(round_.next_positions)
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> tuple[int, BlockPlan]:
     """How many classes stand before the loop of a core, and its blocks after them.
 
-    The first block stores its dX, which takes less time than to add it, and so it is the one to be short: as large as
-    the program allows beside the loop and what is left behind it. Without a loop it is the first of all blocks.
+    The first block stores its dX, which takes less time than to add it, and so it is the one to be short: what the last
+    block of the loop loads for the one behind it is then a whole block. Without a loop it is the first of all blocks.
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
     unrolled = plan_blocks(shares, core, most, max(_FEWEST_BODIES, int(allowed)))
     if unrolled.trips == 0:
         return 0, unrolled
-    least = min(share.size for share in shares) // PARTITIONS
-    lead = min(plan.class_tiles, least, max(1, int((allowed - _FEWEST_BODIES) * plan.class_tiles)))
-    bodies = max(_FEWEST_BODIES, int(allowed - lead / plan.class_tiles))
+    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
+    each = div_ceil(tiles, div_ceil(tiles, plan.class_tiles))
+    lead = (tiles - 1) % each + 1
+    if lead <= each // 2:
+        # Too short for its transfers: the block behind the loop is shorter instead.
+        lead = div_ceil(lead + each, 2)
     rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
-    return lead * PARTITIONS, plan_blocks(rests, core, most, bodies)
+    bodies = max(_FEWEST_BODIES, int(allowed - lead / each))
+    return lead * PARTITIONS, plan_blocks(rests, core, each * PARTITIONS, bodies)
 
 
-def _source(
-    launch: LinearLaunch,
-    options: Options,
-    plan: BackwardPlan,
-    kept: KeptLogits | None,
-    banks_psum: list[nl.NkiTensor],
-) -> ScoreSource:
-    return ComputedScores.make(launch, options, plan, banks_psum) if kept is None else KeptScores.make(kept, plan)
+def _logit_tiles(
+    launch: LinearLaunch, options: Options, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]
+) -> LogitTiles:
+    """The tiles of logits, in banks that others take at other times."""
+
+    def tiles_sbuf(is_needed: bool) -> list[nl.NkiTensor]:
+        turns = TURNS if is_needed and not plan.keeps_logits else 0
+        return Ring.of_sbuf(turns, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
+
+    return LogitTiles(
+        launch.num_features,
+        options.softcap,
+        banks_psum,
+        tiles_sbuf(launch.bias_hbm is not None),
+        tiles_sbuf(options.softcap is not None),
+    )

@@ -23,12 +23,21 @@ from nkilib.nki import nl
 # Tiles of dW whose sums grow at a time.
 _WEIGHT_TILES = 6
 _FLOAT32_BYTES = 4
+# Tiles of X^T beside each other: one is read while the next one is loaded.
+_TURNS_OF_MEMORY = 2
+# Tiles of positions that are loaded at a time.
+_TILES_OF_PIECE = 4
+_FEWEST_RESULTS = 2
+# Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
+_STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
 PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
 # Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Of a tile of logits that no product has to fit a bank of PSUM for.
+_CLASSES_OF_KEPT_TILE = 1024
 # Columns of positions and what else is small, with room for alignment.
-_SMALL_BYTES = 6144
+_SMALL_BYTES = 3072
 _COLUMNS = 14
 # Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
 _STRIPE_OF_FEATURES = 384
@@ -46,6 +55,8 @@ class BackwardSizes:
         has_softcap: of the logits.
         has_rest: other terms of the gradient than that of the error at the target.
         adds_to_weight: dW is added to a float32 sum.
+        keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
+        program_share: of the instructions that a program may have, for the backward.
     """
 
     num_positions: int
@@ -58,6 +69,8 @@ class BackwardSizes:
     has_softcap: bool = False
     has_rest: bool = False
     adds_to_weight: bool = False
+    keeps_logits: bool = False
+    program_share: float = 1.0
 
     @classmethod
     def of_launch(
@@ -95,14 +108,16 @@ class BackwardBuffers:
         pieces: of X.
         weight_stripes: of W.
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
+        takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
     """
 
     tiles_of_piece: int = 1
     input_tiles: int = 1
     pieces: int = 2
     weight_stripes: int = 1
-    input_results: int = 2
+    input_results: int = _FEWEST_RESULTS
     weight_results: int = 1
+    takes_turns: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,7 @@ class BackwardPlan:
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
+        keeps_logits, program_share: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
     """
 
@@ -135,6 +151,8 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    keeps_logits: bool
+    program_share: float
     available_bytes: int
 
     @property
@@ -164,24 +182,61 @@ class BackwardPlan:
         """About how many instructions a block of so many classes is, for all positions; rather too many."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
-        of_logits = div_ceil(classes, self.classes_of_tile) * (self.feature_tiles + _INSTRUCTIONS_OF_GRADIENT)
+        products = 0 if self.keeps_logits else self.feature_tiles
+        of_logits = div_ceil(classes, self.classes_of_tile) * (products + _INSTRUCTIONS_OF_GRADIENT)
         of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe)
 
     def blocks_of_program(self, num_positions: int) -> float:
         """How many of the largest blocks the program may have."""
         limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
-        return limit / self.instructions(num_positions, self.class_block)
+        return self.program_share * limit / self.instructions(num_positions, self.class_block)
+
+    @property
+    def pieces_size(self) -> int:
+        """Elements of a partition that the pieces of X take."""
+        return self.buffers.pieces * self.buffers.tiles_of_piece * self.stripe
+
+    @property
+    def stripes_size(self) -> int:
+        """Elements of a partition that the stripes of W take."""
+        return self.buffers.weight_stripes * self.class_tiles * self.stripe
+
+    @property
+    def half_size(self) -> int:
+        """Elements of a half of the memory in which X^T, X and W take turns: for a tile of X^T, X alone or W alone."""
+        return max(self.feature_tiles * PARTITIONS, self.pieces_size, self.stripes_size)
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """There are buffers for all of X^T."""
+        return not self.keeps_logits and self.position_blocks == 1 and self.buffers.input_tiles >= self.position_tiles
+
+    @property
+    def pieces_of_stripe(self) -> int:
+        """Of X."""
+        return div_ceil(self.position_tiles, self.buffers.tiles_of_piece)
+
+    @property
+    def keeps_pieces(self) -> bool:
+        """There are buffers for all of X."""
+        pieces = self.pieces_of_stripe * div_ceil(self.features, self.stripe)
+        return self.position_blocks == 1 and self.buffers.pieces >= pieces
 
     @property
     def sbuf_bytes(self) -> int:
         """What it takes of a partition."""
-        buffers, transposed = self.buffers, self.feature_tiles * self.itemsize
+        buffers, rows = self.buffers, PARTITIONS * self.itemsize
+        streams = (self.pieces_size + self.stripes_size) * self.itemsize
+        if self.keeps_logits:
+            streams += buffers.input_tiles * self.class_tiles * PARTITIONS * _FLOAT32_BYTES
+        elif buffers.takes_turns:
+            streams = _TURNS_OF_MEMORY * self.half_size * self.itemsize
+        else:
+            streams += buffers.input_tiles * self.feature_tiles * rows
         rings = (
-            buffers.input_tiles * PARTITIONS * transposed,
-            self.class_tiles * PARTITIONS * transposed,
-            buffers.pieces * buffers.tiles_of_piece * self.stripe * self.itemsize,
-            buffers.weight_stripes * self.class_tiles * self.stripe * self.itemsize,
+            streams,
+            0 if self.keeps_logits else self.class_tiles * self.feature_tiles * rows,
             buffers.input_results * self.stripe * _FLOAT32_BYTES,
             buffers.weight_results * prod(self.weight_group) * self.itemsize,
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
@@ -207,7 +262,8 @@ class BackwardPlan:
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
         position_blocks = div_ceil(sizes.num_positions, position_block)
-        classes_of_tile = div_ceil(class_block, div_ceil(class_block, CLASSES_OF_TILE))
+        most = _CLASSES_OF_KEPT_TILE if sizes.keeps_logits and sizes.has_classes_first else CLASSES_OF_TILE
+        classes_of_tile = div_ceil(class_block, div_ceil(class_block, most))
         least = cls(
             sizes.num_features,
             sizes.itemsize,
@@ -220,6 +276,8 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            keeps_logits=sizes.keeps_logits,
+            program_share=sizes.program_share,
             available_bytes=nl.tile_size.sbuf_fmax_bytes if available_bytes is None else available_bytes,
         )
         return least._grown()
@@ -227,17 +285,44 @@ class BackwardPlan:
     def _grown(self) -> BackwardPlan:
         """With more buffers, those first that matter most."""
         tiles = self.position_tiles
+        stripes = div_ceil(self.features, self.stripe)
         steps: list[dict[str, int]] = [
-            {"input_tiles": min(2, tiles)},
+            {"input_tiles": min(_TURNS_OF_MEMORY, tiles)},
             {"weight_stripes": 2},
             {"pieces": 3},
             {"tiles_of_piece": min(2, tiles)},
             {"input_results": 4},
-            {"tiles_of_piece": min(4, tiles)},
+            {"tiles_of_piece": min(_TILES_OF_PIECE, tiles)},
+            {"input_results": 6},
             {"weight_results": 2},
             {"input_results": 8},
-            {"input_tiles": min(3, tiles)},
         ]
+        if self.position_blocks == 1:
+            pieces = div_ceil(tiles, _TILES_OF_PIECE)
+            steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _TILES_OF_PIECE)})
+            if not self.keeps_logits:
+                steps.append({"input_tiles": tiles})
+        found = self._with(steps)
+        if found.is_ample or self.keeps_logits:
+            return found
+        in_turns = {"takes_turns": 1, "input_tiles": min(_TURNS_OF_MEMORY, tiles)}
+        alternative = replace(self, buffers=replace(self.buffers, **in_turns))._with(steps[1:_STEPS_OF_STREAMS])
+        return alternative if alternative.is_ample or not found.fits else found
+
+    @property
+    def is_ample(self) -> bool:
+        """It fits, and what streams has room to run ahead."""
+        buffers, tiles = self.buffers, self.position_tiles
+        return (
+            self.fits
+            and buffers.input_tiles >= min(_TURNS_OF_MEMORY, tiles)
+            and buffers.weight_stripes > 1
+            and buffers.input_results > _FEWEST_RESULTS
+            and buffers.tiles_of_piece >= min(_TILES_OF_PIECE, tiles)
+        )
+
+    def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
+        """With those of the steps that fit."""
         found = self
         for step in steps:
             larger = replace(found, buffers=replace(found.buffers, **step))

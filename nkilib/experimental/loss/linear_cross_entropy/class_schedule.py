@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.blocks import (
@@ -24,17 +25,31 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import WINDOW
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE
-from nkilib.nki import nl
 
 # Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
 _GRAIN = 32
 
 
-def even_shares(vocab_size: int, cores: int) -> list[Span]:
-    """The classes of each core, as even as whole grains are; a core may have none."""
-    grains = div_ceil(vocab_size, _GRAIN)
-    edges = [min(vocab_size, div_ceil(grains * core, cores) * _GRAIN) for core in range(cores + 1)]
-    return [Span(first, last - first) for first, last in pairwise(edges)]
+class ClassDivision(NamedTuple):
+    """Who has which classes.
+
+    Attributes:
+        shares: the classes of each core, which may be none.
+        shared: blocks of those that all cores work on at the end.
+    """
+
+    shares: list[Span]
+    shared: tuple[Span, ...]
+
+
+def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
+    """Shares as even as whole grains are, and at least so many shared classes, up to 127 more; or none."""
+    own = vocab_size if shared == 0 else (vocab_size - shared) // TILE * TILE
+    last = Span(own, vocab_size - own)
+    grains = div_ceil(own, _GRAIN)
+    edges = [min(own, div_ceil(grains * core, cores) * _GRAIN) for core in range(cores + 1)]
+    shares = [Span(first, end - first) for first, end in pairwise(edges)]
+    return ClassDivision(shares, tuple(balanced_spans(last, class_block)) if last.size > 0 else ())
 
 
 @dataclass(frozen=True)
@@ -52,28 +67,17 @@ class ClassSchedule:
     shared: tuple[Span, ...]
 
     @classmethod
-    def make(cls, classes: Span, shared: int, core: int, class_block: int, bodies: int) -> ClassSchedule:
-        """For a core of the launch.
-
-        Args:
-            classes: of the launch.
-            shared: how many of the last ones the cores share, or up to 127 more.
-            core: of the launch.
-            class_block: classes of a block at most.
-            bodies: how many blocks the program may have at most.
-        """
-        own = classes.size if shared == 0 else (classes.size - shared) // TILE * TILE
-        last = Span(own, classes.size - own)
-        tail = tuple(balanced_spans(last, class_block)) if last.size > 0 else ()
-        shares = even_shares(own, nl.num_programs())
-        bodies -= len(tail)
+    def make(cls, division: ClassDivision, core: int, class_block: int, bodies: int) -> ClassSchedule:
+        """For a core, in blocks of at most ``class_block`` classes and a program of at most ``bodies`` of them."""
+        shares, shared = division
+        bodies -= len(shared)
         plan = plan_blocks(shares, core, class_block, bodies, WINDOW)
         if plan.trips == 0:
-            return cls(None, plan, tail)
+            return cls(None, plan, shared)
         left = [Span(share.first + class_block, share.size - class_block) for share in shares]
         most = _most_of_longest_trips(left, class_block, bodies - 1)
         head = Span(shares[core].first, class_block)
-        return cls(head, plan_blocks(left, core, class_block, most, WINDOW), tail)
+        return cls(head, plan_blocks(left, core, class_block, most, WINDOW), shared)
 
     @property
     def first(self) -> int:

@@ -5,17 +5,17 @@ The cores share the classes, and swap what they have found of the positions at t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.statistics import Place
-from nkilib.core.rows.tiles import float32_like
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step
-from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
+from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     TILES_OF_GROUP,
@@ -24,6 +24,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
@@ -38,11 +39,23 @@ from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLo
 from nkilib.nki import nisa, nl
 
 
-def forward_of_core(launch: LinearLaunch, options: Options, tiling: LinearTiling, results: Results) -> None:
-    """The results, of which each core stores some."""
+def forward_of_core(
+    launch: LinearLaunch,
+    options: Options,
+    tiling: LinearTiling,
+    results: Results,
+    keeping: Keeping | None = None,
+) -> None:
+    """The results, of which each core stores some; ``keeping`` is for gradients in the same launch."""
     _require_room(launch, options, tiling)
-    plan = _sizes(launch, options).position_plan(*tiling)
-    forward = _Forward.make(launch, options, tiling, plan)
+    sizes = _sizes(launch, options)
+    if keeping is not None:
+        sizes = replace(sizes, program_share=keeping.program_share)
+    plan = sizes.position_plan(*tiling)
+    if keeping is not None:
+        # An address that is kept counts the classes, and can count nothing else.
+        plan = plan._replace(is_loop=False)
+    forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
         forward.classes.open(forward.schedule.opening)
@@ -89,6 +102,7 @@ class _Forward:
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
         classes: their stream.
         scores: tiles of logits.
+        kept: where these are kept; None for nowhere.
     """
 
     launch: LinearLaunch
@@ -97,14 +111,27 @@ class _Forward:
     input_sbuf: list[nl.NkiTensor]
     classes: ClassStream
     scores: ScoreTiles
+    kept: KeptLogits | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, options: Options, tiling: LinearTiling, plan: PositionPlan) -> _Forward:
+    def make(
+        cls,
+        launch: LinearLaunch,
+        options: Options,
+        tiling: LinearTiling,
+        plan: PositionPlan,
+        bodies: int,
+        keeping: Keeping | None,
+    ) -> _Forward:
+        """For a program of at most so many blocks of classes for each block of positions."""
         tiles = plan.tiles
         depth = div_ceil(launch.num_features, PARTITIONS)
-        sizes, classes = _sizes(launch, options), Span(0, launch.vocab_size)
-        shared = sizes.shared_classes(plan, tiling.class_block)
-        schedule = ClassSchedule.make(classes, shared, nl.program_id(), tiling.class_block, sizes.most_bodies(plan))
+        if keeping is None:
+            shared = _sizes(launch, options).shared_classes(plan, tiling.class_block)
+            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
+        else:
+            division = ClassDivision(keeping.shares, ())
+        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
         return cls(
@@ -116,6 +143,7 @@ class _Forward:
             ScoreTiles.make(
                 options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
             ),
+            None if keeping is None else keeping.kept,
         )
 
     def run(self, block: Block, results: Results, opens: bool, reopens: bool) -> None:
@@ -145,8 +173,8 @@ class _Pass:
     """Classes that some tiles of positions go through.
 
     Attributes:
-        tiles: of the positions.
-        targets: what is found of the logits at the targets.
+        tiles: of the positions, at least one.
+        targets: what is found of the logits at the targets of these.
         first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
     """
 
@@ -161,12 +189,11 @@ class _Pass:
         """From class ``first`` of the weight on."""
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
-            targets_sbuf,
+            targets_sbuf[:, tiles.start : tiles.stop],
             first_class,
-            picked_sbuf,
+            picked_sbuf[:, tiles.start : tiles.stop],
             forward.scores.logits_sbuf[0].shape[2],
             TILES_OF_GROUP,
-            tiles.start,
             forward.schedule.sizes,
         )
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -181,18 +208,25 @@ class _BlockForward:
 
     Attributes:
         forward: of the core.
+        block: the positions.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         own, shared: how all tiles go through the core's own classes, and its part of them through shared ones; None
             without any.
+        shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None
+            where there are no such classes.
+        part: the tiles whose results the core stores: its part of them, or all where no classes are shared.
         reopens: the last step loads the first classes again, for another block of positions.
     """
 
     forward: _Forward
+    block: Block
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     own: _Pass
     shared: _Pass | None
+    shared_picked_sbuf: nl.NkiTensor | None
+    part: range
     reopens: bool
 
     @classmethod
@@ -202,49 +236,56 @@ class _BlockForward:
         values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
         of_shared = len(schedule.shared)
         statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options)
-        tiles, shared = len(input_sbuf), None
-        own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, range(tiles), schedule.first)
-        if of_shared > 0:
-            part, first = _part_of_core(tiles), schedule.shared[0].first
-            shared = _Pass.make(forward, targets_sbuf, float32_like(targets_sbuf), part, first)
-        return cls(forward, input_sbuf, statistics, own, shared, reopens)
+        tiles, shared = range(len(input_sbuf)), None
+        own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
+        shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None
+        part = tiles if shared_picked_sbuf is None else _part_of_core(len(tiles))
+        if shared_picked_sbuf is not None and part:
+            shared = _Pass.make(forward, targets_sbuf, shared_picked_sbuf, part, schedule.shared[0].first)
+        return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
         """One block of the core's own classes."""
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
-        self._take(step, self.own, column, is_last and self.shared is None)
+        self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
         if column == statistics.window and not is_last:
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
         """One block of the classes that the cores share."""
-        if self.shared is not None:
-            schedule = self.forward.schedule
-            number = step.number - schedule.count
-            is_last = number + 1 == len(schedule.shared)
-            self._take(step, self.shared, self.statistics.shared_column(number), is_last)
+        schedule = self.forward.schedule
+        number = step.number - schedule.count
+        is_last = number + 1 == len(schedule.shared)
+        self._take(step, self.shared, self.statistics.shared_column(number), is_last)
 
     def finish(self, block: Block, results: Results) -> None:
         """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
         launch, statistics = self.forward.launch, self.statistics
-        statistics.finish(None if self.shared is None else self.shared.targets.picked_sbuf)
+        statistics.finish(self.shared_picked_sbuf)
         if launch.bias_hbm is not None:
             restore_masked(statistics.targets.logits_sbuf)
-        tiles = range(len(self.input_sbuf)) if self.shared is None else self.shared.tiles
-        first, end = tiles.start * PARTITIONS, min(tiles.stop * PARTITIONS, block.size)
+        first, end = self.part.start * PARTITIONS, min(self.part.stop * PARTITIONS, block.size)
         for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
-            is_own = self.shared is not None or number % nl.num_programs() == nl.program_id()
+            is_own = self.shared_picked_sbuf is not None or number % nl.num_programs() == nl.program_id()
             if is_own and end > first:
                 vector_hbm = block.part(first, end - first).of(found.vector_hbm)
-                store_positions(vector_hbm, found.tile_sbuf[:, tiles.start : tiles.stop])
+                store_positions(vector_hbm, found.tile_sbuf[:, self.part.start : self.part.stop])
 
-    def _take(self, step: Step, through: _Pass, column: int, is_last: bool) -> None:
-        """One block of classes, whose statistics stand in a column."""
-        forward = self.forward
-        classes = forward.classes.advance(step)
-        if is_last and self.reopens:
-            forward.classes.open(forward.schedule.opening)
+    def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
+        """One block of classes, whose statistics stand in a column; None: it is loaded, and no tile goes through."""
+        stream, opening = self.forward.classes, self.forward.schedule.opening
+        classes = stream.advance(step)
+        reopens = is_last and self.reopens
+        is_late = stream.share_a_buffer(step, opening)
+        if reopens and not is_late:
+            stream.open(opening)
+        if through is not None:
+            self._take_tiles(step, through, classes, column)
+        if reopens and is_late:
+            stream.open(opening)
+
+    def _take_tiles(self, step: Step, through: _Pass, classes: ClassTiles, column: int) -> None:
         self._take_class_sums(classes, step, column)
         through.targets.aim(step.block.size)
         for start in range(through.tiles.start, through.tiles.stop, TILES_OF_GROUP):
@@ -259,12 +300,15 @@ class _BlockForward:
         first_bank = step.number * each + tiles.start - through.tiles.start
         input_sbuf = self.input_sbuf[tiles.start : tiles.stop]
         group = scores.open(tiles.start, input_sbuf, classes, self.statistics, column, first_bank)
-        through.targets.gather(group.logits_sbuf, tiles.start)
+        through.targets.gather(group.logits_sbuf, tiles.start - through.tiles.start)
         if argmax is not None:
             for number, tile in enumerate(tiles):
                 neg_max_sbuf = group.neg_max_sbuf[:, number : number + 1]
                 argmax.take(group.logits(number), neg_max_sbuf, Place(tile, column), 0)
         scores.take_sums(group, classes, self.statistics, column, first_bank)
+        if self.forward.kept is not None:
+            first_tile = int(self.block.first) // PARTITIONS
+            self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""

@@ -13,16 +13,21 @@ class Gradients:
     """Tensors in HBM, in the order in which a kernel returns them; None for what is not wanted.
 
     Attributes:
-        input_hbm: dX, [N, D], in the dtype of X.
-        weight_hbm: dW in the layout and dtype of W; with ``adds_to_weight`` the caller's float32 sum.
+        input_hbm: dX, [N, D], in the dtype of X, or float32.
+        weight_hbm: dW in the layout of W, in its dtype or in float32.
         bias_hbm: db, [V], float32.
-        adds_to_weight: dW is added to what ``weight_hbm`` holds.
+        weight_sum_hbm: float32, to which dW is added before it is rounded; it may be ``weight_hbm``. None for 0.
     """
 
     input_hbm: nl.NkiTensor | None
     weight_hbm: nl.NkiTensor | None
     bias_hbm: nl.NkiTensor | None
-    adds_to_weight: bool = False
+    weight_sum_hbm: nl.NkiTensor | None = None
+
+    @property
+    def adds_to_weight(self) -> bool:
+        """dW is added to something."""
+        return self.weight_sum_hbm is not None
 
     @classmethod
     def of_launch(
@@ -36,14 +41,15 @@ class Gradients:
         weight_hbm = weight_sum_hbm
         if wanted.weight and weight_sum_hbm is None:
             weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.dtype)
+        input_dtype = nl.float32 if wanted.input_float32 else launch.dtype
         bias_hbm = None
         if wanted.bias and launch.bias_hbm is not None:
             bias_hbm = like("grad_bias_hbm", launch.bias_hbm, nl.float32)
         return cls(
-            input_hbm=like("grad_input_hbm", launch.input_hbm, launch.dtype) if wanted.input else None,
+            input_hbm=like("grad_input_hbm", launch.input_hbm, input_dtype) if wanted.input else None,
             weight_hbm=weight_hbm,
             bias_hbm=bias_hbm,
-            adds_to_weight=weight_sum_hbm is not None,
+            weight_sum_hbm=weight_sum_hbm,
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:

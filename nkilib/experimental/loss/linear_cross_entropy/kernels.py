@@ -15,7 +15,8 @@ from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_cor
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients
+from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients, has_options
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
     validate_scratch_bytes,
@@ -99,7 +100,7 @@ def linear_cross_entropy_forward(
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, with_target)
     options = validated_linear_options(launch, recipe, first_class, num_classes, wanted)
-    tiling = validated_tiling(launch, options, FORWARD, position_block, class_block)
+    tiling = validated_tiling(launch, has_options(launch, options), FORWARD, position_block, class_block)
     results = Results.of_options(launch.num_positions, options)
     forward_of_core(launch, options, tiling, results)
     return results.returned()
@@ -133,6 +134,7 @@ def linear_cross_entropy_backward(
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: nl.NkiTensor | None = None,
+    grad_input_float32: bool = False,
 ) -> tuple[nl.NkiTensor, ...]:
     """Gradients of what the forward returns with respect to input, weight and bias.
 
@@ -167,10 +169,11 @@ def linear_cross_entropy_backward(
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: None stands for True with a bias.
         grad_weight_sum_hbm: float32, in the shape of W, in HBM: dW is added to it in place, unrounded.
+        grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of that of all.
 
     Returns:
-        Those that are wanted, in this order: grad_input [N, D] in the dtype of X; grad_weight in layout and dtype of W,
-        or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
+        Those that are wanted, in this order: grad_input [N, D] in the dtype of X, or float32; grad_weight in layout
+        and dtype of W, or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -190,9 +193,11 @@ def linear_cross_entropy_backward(
     )
     options = validated_linear_options(launch, recipe, first_class, num_classes)
     validate_linear_upstream(launch, options, upstream)
-    wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)
+    wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    tiling = validated_tiling(launch, options, BACKWARD, position_block, class_block)
+    adds_more = grad_lse_hbm is not None or grad_weight_sum_hbm is not None
+    extended = adds_more or has_options(launch, options)
+    tiling = validated_tiling(launch, extended, BACKWARD, position_block, class_block)
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
     backward_of_core(launch, options, tiling, upstream, gradients)
     return gradients.returned()
@@ -261,13 +266,9 @@ def linear_cross_entropy_forward_backward(
     validate_scratch_bytes(launch, scratch_bytes)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)
     validate_wanted_gradients(launch, wanted)
-    tiling = validated_tiling(launch, options, FORWARD_BACKWARD, position_block, class_block)
+    extended = has_options(launch, options)
+    tiling = validated_tiling(launch, extended, FORWARD_BACKWARD, position_block, class_block, scratch_bytes)
     results = Results.of_options(launch.num_positions, options)
     gradients = Gradients.of_launch(launch, wanted)
     one_launch(launch, options, tiling, scale, scratch_bytes, results, gradients)
     return (*results.returned(), *gradients.returned())
-
-
-def one_launch(*_: object) -> None:
-    """Not there yet."""
-    raise NotImplementedError("linear_cross_entropy_forward_backward")

@@ -74,16 +74,30 @@ class LinearLaunch:
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """Which gradients a kernel returns; the others cost nothing."""
+    """Which gradients a kernel returns; the others cost nothing.
+
+    Attributes:
+        input, weight, bias: dX, dW and db.
+        input_float32: dX is not rounded to the dtype of X.
+    """
 
     input: bool = True
     weight: bool = True
     bias: bool = False
+    input_float32: bool = False
 
     @classmethod
-    def of(cls, input_wanted: bool, weight_wanted: bool, bias_wanted: bool | None, bias_hbm: object) -> WantedGradients:
+    def of(
+        cls,
+        input_wanted: bool,
+        weight_wanted: bool,
+        bias_wanted: bool | None,
+        bias_hbm: nl.NkiTensor | None,
+        input_float32: bool = False,
+    ) -> WantedGradients:
         """As a kernel is asked; None stands for what there is a bias for."""
-        return cls(input_wanted, weight_wanted, bias_hbm is not None if bias_wanted is None else bias_wanted)
+        of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
+        return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
 
 def has_options(launch: LinearLaunch, options: Options) -> bool:

@@ -53,7 +53,6 @@ class TargetLogits:
         picked_sbuf: nl.NkiTensor,
         stride: int,
         side_by_side: int,
-        first_tile: int,
         sizes: set[int],
     ) -> TargetLogits:
         """Nothing picked yet.
@@ -63,16 +62,14 @@ class TargetLogits:
             first_class: of the core.
             picked_sbuf: float32 [128, tiles], where the logits shall stand.
             stride: elements from one tile of logits to the next of those that are gathered from at once.
-            side_by_side: how many these are, counted from ``first_tile`` on.
-            first_tile: the first one of these tiles; those before are not gathered from.
+            side_by_side: how many these are.
             sizes: of the blocks of classes.
         """
         nisa.memset(dst=picked_sbuf, value=FLOAT32_LOWEST)
         distance_sbuf, starts_sbuf = float32_like(targets_sbuf), float32_like(targets_sbuf)
         nisa.tensor_scalar(dst=distance_sbuf, data=targets_sbuf, op0=nl.subtract, operand0=float(first_class))
-        nisa.memset(dst=starts_sbuf, value=0.0)
-        for place in range(1, min(side_by_side, targets_sbuf.shape[1] - first_tile)):
-            nisa.memset(dst=starts_sbuf[:, first_tile + place :: side_by_side], value=float(place * stride))
+        for place in range(min(side_by_side, targets_sbuf.shape[1])):
+            nisa.memset(dst=starts_sbuf[:, place::side_by_side], value=float(place * stride))
         return cls(
             distance_sbuf,
             picked_sbuf,

@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_MAX,
@@ -23,7 +24,6 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     WEIGHT_LAYOUTS,
     LinearLaunch,
     WantedGradients,
-    has_options,
 )
 from nkilib.nki import nisa, nl
 
@@ -85,6 +85,7 @@ def validate_wanted_gradients(
     require_flag(function, "grad_input_wanted", wanted.input)
     require_flag(function, "grad_weight_wanted", wanted.weight)
     require_flag(function, "grad_bias_wanted", wanted.bias)
+    require_flag(function, "grad_input_float32", wanted.input_float32)
     require(
         not wanted.bias or launch.bias_hbm is not None,
         f"{function}: grad_bias_wanted must be False or None without bias_hbm, got True; pass the bias",
@@ -155,9 +156,19 @@ def validate_scratch_bytes(launch: LinearLaunch, scratch_bytes: int) -> None:
 
 
 def validated_tiling(
-    launch: LinearLaunch, options: Options, direction: str, position_block: int | None, class_block: int | None
+    launch: LinearLaunch,
+    extended: bool,
+    direction: str,
+    position_block: int | None,
+    class_block: int | None,
+    scratch_bytes: int = SCRATCH_BYTES,
 ) -> LinearTiling:
     """The tiling that is asked for; None in it stands for what ``choose_linear_tiling`` says.
+
+    Args:
+        launch: of a kernel.
+        extended, direction, scratch_bytes: as ``choose_linear_tiling`` takes them.
+        position_block, class_block: that are asked for.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
@@ -171,7 +182,8 @@ def validated_tiling(
         cores=nl.num_programs(),
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=launch.weight_layout,
-        extended=has_options(launch, options),
+        extended=extended,
+        scratch_bytes=scratch_bytes,
     )
     tiling = LinearTiling(
         chosen.position_block if position_block is None else position_block,

@@ -61,6 +61,7 @@ class WeightGroup:
 
     products: list[WeightProduct]
     place_hbm: nl.NkiTensor
+    sum_hbm: nl.NkiTensor | None
     scratch_hbm: nl.NkiTensor | None
 
 
@@ -84,7 +85,7 @@ class WeightGradient:
     Attributes:
         gradient_hbm: in the layout of W.
         has_classes_first: that layout is [V, D].
-        adds: it is float32 and holds something that dW is added to.
+        sum_hbm: float32, in the layout of W, that dW is added to; it may be ``gradient_hbm``. None for 0.
         banks_psum: for sums, float32 [128, 512].
         results, sums: tiles of a group on their way to HBM, of its type; and float32 tiles that are added to, an empty
             ring where there is nothing to add to.
@@ -96,7 +97,7 @@ class WeightGradient:
 
     gradient_hbm: nl.NkiTensor
     has_classes_first: bool
-    adds: bool
+    sum_hbm: nl.NkiTensor | None
     banks_psum: list[nl.NkiTensor]
     results: Ring
     sums: Ring
@@ -110,7 +111,7 @@ class WeightGradient:
         launch: LinearLaunch,
         plan: BackwardPlan,
         gradient_hbm: nl.NkiTensor,
-        adds: bool,
+        sum_hbm: nl.NkiTensor | None,
         banks_psum: list[nl.NkiTensor],
         power: PowerOfTwo | None,
     ) -> WeightGradient:
@@ -125,7 +126,7 @@ class WeightGradient:
         return cls(
             gradient_hbm,
             launch.has_classes_first,
-            adds,
+            sum_hbm,
             banks_psum,
             Ring.of_sbuf(plan.buffers.weight_results, shape, gradient_hbm.dtype),
             Ring.of_sbuf(plan.weight_sums, shape, nl.float32),
@@ -141,23 +142,22 @@ class WeightGradient:
 
     def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
         """The tiles of a block and a stripe, in groups for which there are banks."""
-        block_hbm = block.of(self.gradient_hbm, 0 if self.has_classes_first else 1)
         if self.has_classes_first:
             found = []
             for group in cut(block.size, len(self.banks_psum) * PARTITIONS):
                 tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
-                found.append(self._group(block_hbm, group, stripe, tiles, [Span(0, stripe.size)]))
+                found.append(self._group(block, group, stripe, tiles, [Span(0, stripe.size)]))
             return found
         classes = cut(block.size, self.classes_of_tile)
         found = []
         for group in cut(stripe.size, len(self.banks_psum) // len(classes) * PARTITIONS):
             tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
             rows = Span(stripe.first + group.first, group.size)
-            found.append(self._group(block_hbm, rows, Span(0, block.size), tiles, classes))
+            found.append(self._group(block, rows, Span(0, block.size), tiles, classes))
         return found
 
     def _group(
-        self, block_hbm: nl.NkiTensor, rows: Span, columns: Span, row_tiles: list[Span], column_tiles: list[Span]
+        self, block: Block, rows: Span, columns: Span, row_tiles: list[Span], column_tiles: list[Span]
     ) -> WeightGroup:
         """Some rows and columns of a block, whose tiles count in the block and in the stripe."""
         products: list[WeightProduct] = []
@@ -171,7 +171,13 @@ class WeightGradient:
                     WeightProduct(bank_psum, classes, features, self.has_classes_first, number, column_tile.first)
                 )
         place = slice(rows.first, rows.end), slice(columns.first, columns.end)
-        return WeightGroup(products, block_hbm[place], None if self.scratch_hbm is None else self.scratch_hbm[place])
+        dimension = 0 if self.has_classes_first else 1
+        return WeightGroup(
+            products,
+            block.of(self.gradient_hbm, dimension)[place],
+            None if self.sum_hbm is None else block.of(self.sum_hbm, dimension)[place],
+            None if self.scratch_hbm is None else self.scratch_hbm[place],
+        )
 
     def finish(self, group: WeightGroup, is_first: bool, is_last: bool) -> None:
         """What follows the sums over a block of positions, the first or the last one of its classes.
@@ -182,7 +188,7 @@ class WeightGradient:
             self._keep(group, group.scratch_hbm, is_first)
             return
         kept_sbuf = None if is_first or group.scratch_hbm is None else self._loaded(group.scratch_hbm)
-        given_sbuf = self._loaded(group.place_hbm) if self.adds else None
+        given_sbuf = None if group.sum_hbm is None else self._loaded(group.sum_hbm)
         result_sbuf = self.results.next_tile()
         for product in group.products:
             earlier_sbuf = [product.of(tile) for tile in (kept_sbuf, given_sbuf) if tile is not None]

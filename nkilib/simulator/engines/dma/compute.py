@@ -76,12 +76,13 @@ def dma_compute(
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """The float32 sum, flat."""
-    total: npt.NDArray[np.float32] | None = None
-    for name, end in ends.items():
-        values = read(core, name, end).reshape(-1)
-        total = values.astype(np.float32) if total is None else np.add(total, values.astype(np.float32), out=total)
-    assert total is not None
+    """The float32 sum, in the shape of the sources or, where they differ in it, flat."""
+    sources = [read(core, name, end) for name, end in ends.items()]
+    shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
+    first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
+    total: npt.NDArray[np.float32] = np.add(first, second)
+    for values in others:
+        np.add(total, values, out=total)
     return total
 
 

@@ -25,7 +25,8 @@ from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
 from ...terms.regions import MemoryRegion
 from ...timing import costs
-from .psum import multiply_into_psum
+from .psum import accumulate_in_psum
+from .sums import leave_waiting
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 _WIDE = frozenset({dt.float32, dt.tfloat32})
@@ -67,16 +68,20 @@ def nc_matmul(
     perf_mode = _as_perf_mode(perf_mode)
     rows, columns = _tile(core, tile_position, tile_size, perf_mode)
     _check_types(core, dst, stationary, moving, is_transpose, perf_mode)
-    left, right = _matrices(stationary, moving, perf_mode)
-    _check_sizes(core, dst, stationary, left.shape, right.shape, rows, columns)
-    _check_onezero("stationary", is_stationary_onezero, stationary)
-    _check_onezero("moving", is_moving_onezero, moving)
+    pairs = _ROW_PAIR if perf_mode is matmul_perf_mode.double_row else 1
+    if pairs > 1:
+        _check_row_pairs(stationary, moving)
+    _check_sizes(core, dst, stationary, _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs), rows, columns)
+    if is_stationary_onezero or is_moving_onezero:
+        _check_onezero("stationary", is_stationary_onezero, stationary)
+        _check_onezero("moving", is_moving_onezero, moving)
     if is_transpose and core.generation.version is not nc_version.gen2:
         if accumulate:
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
-        _transpose_by_matmul(dst, left, right)
-        return
-    multiply_into_psum(core, dst, _as_float32(left), _as_float32(right), accumulate)
+        _transpose_by_matmul(dst, _matrix(stationary, pairs), _matrix(moving, pairs))
+    elif pairs > 1 or not leave_waiting(core, dst, stationary, moving, accumulate):
+        left, right = _as_float32(_matrix(stationary, pairs)), _as_float32(_matrix(moving, pairs))
+        accumulate_in_psum(core, dst, transposed_product(left, right), accumulate)
 
 
 def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -154,19 +159,19 @@ def _check_types(
         )
 
 
-def _matrices(
-    stationary: NkiTensor, moving: NkiTensor, perf_mode: matmul_perf_mode
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both operands as (contraction, free) matrices."""
-    if perf_mode is matmul_perf_mode.double_row:
-        for name, tile in (("stationary", stationary), ("moving", moving)):
-            if len(tile.shape) < 3 or tile.shape[1] != _ROW_PAIR:
-                raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
-        return tuple(  # type: ignore[return-value]
-            tile.array.reshape(tile.shape[0] * _ROW_PAIR, tile.free_size // _ROW_PAIR) for tile in (stationary, moving)
-        )
-    left, right = (tile.array.reshape(tile.shape[0], tile.free_size) for tile in (stationary, moving))
-    return left, right
+def _check_row_pairs(stationary: NkiTensor, moving: NkiTensor) -> None:
+    for name, tile in (("stationary", stationary), ("moving", moving)):
+        if len(tile.shape) < 3 or tile.shape[1] != _ROW_PAIR:
+            raise NkiValidationError(f"perf_mode=double_row needs {name!r} of shape [K, 2, free], got {tile}")
+
+
+def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
+    """A tile as a (contraction, free) matrix, which has so many rows for each partition."""
+    return tile.shape[0] * pairs, tile.free_size // pairs
+
+
+def _matrix(tile: NkiTensor, pairs: int) -> npt.NDArray[Any]:
+    return tile.array.reshape(_matrix_shape(tile, pairs))
 
 
 def _check_sizes(
@@ -198,6 +203,8 @@ def _check_sizes(
 
 def _check_bank(dst: NkiTensor) -> None:
     """A matmul writes into one PSUM bank (trainium_inferentia2_arch.rst); a tensor larger than one starts with one."""
+    if dst.storage.partition_bytes <= PSUM_BANK_BYTES:  # most are
+        return
     low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
     first, last = (element * dst.dtype.itemsize // PSUM_BANK_BYTES for element in (low, high))
     if low <= high and first != last:

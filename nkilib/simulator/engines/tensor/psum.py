@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from ...machine.core import Core
 from ...memory.written import WrittenMap
-from ...numerics.casts import FLOAT32, store_float
-from ...numerics.products import transposed_product
+from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
@@ -22,28 +21,7 @@ from ...terms.errors import NkiValidationError
 _TRN3 = nc_version.gen4.value
 
 
-def multiply_into_psum(
-    core: Core,
-    dst: NkiTensor,
-    left: npt.NDArray[np.float32],
-    right: npt.NDArray[np.float32],
-    accumulate: bool | None,
-) -> None:
-    """``left.T @ right`` into ``dst`` as :func:`accumulate_in_psum`, in place where that is the same for all of it."""
-    rows = dst.flat_rows
-    is_direct = rows is not None and rows.dtype == FLOAT32
-    if rows is not None and is_direct and _overwrites(core, dst, accumulate):
-        transposed_product(left, right, rows)
-        dst.storage.accumulated.mark(dst.layout, rows.itemsize)
-        return
-    product = transposed_product(left, right, core.scratch("product", dst.size).reshape(dst.shape[0], -1))
-    if rows is not None and is_direct and dst.storage.accumulated.is_written(dst.layout, rows.itemsize):
-        np.add(rows, product, out=rows)
-    else:
-        accumulate_in_psum(core, dst, product, accumulate)
-
-
-def _overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
+def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
     """Whether a matmul into ``dst`` certainly adds to no element of it."""
     if accumulate is not None:
         return not accumulate
@@ -65,7 +43,7 @@ def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[Any], ac
         NkiValidationError: if ``accumulate`` is True and an element holds nothing to add to.
     """
     values = product.reshape(dst.shape)
-    if accumulate is None or accumulate:
+    if not overwrites(core, dst, accumulate):
         _add_to(values, core, dst, bool(accumulate))
     store_float(dst.array, values, dst.dtype)
     dst.storage.accumulated.mark(dst.layout, dst.array.itemsize)

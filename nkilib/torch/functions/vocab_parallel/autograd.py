@@ -13,15 +13,14 @@ from torch.nn import functional
 
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch.dispatch.autograd import refuse_graph_of_inplace
+from nkilib.torch.dispatch.autograd import refuse_graph
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE, soft_gradients
 from nkilib.torch.functions.cross_entropy.operators import BACKWARD, STATISTICS, Wanted
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
+from nkilib.torch.functions.vocab_parallel.results import combined_results, with_weight_sum
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
-from nkilib.torch.functions.vocab_parallel.statistics import VocabularyStatistics, combined_statistics
 
 
 def vocab_parallel_results(
@@ -51,8 +50,7 @@ def vocab_parallel_results(
         claims: what else all ranks must have alike, by name.
     """
     soft = target.is_floating_point()
-    first = shards.columns.first_class
-    own_weight = None if class_weight is None else class_weight[first : first + shards.held]
+    own_weight = shards.own(class_weight)
     sums_distances = soft or options.label_smoothing > 0.0
     asked_for = replace(wanted, with_distance_sum=sums_distances)
     with torch.no_grad():
@@ -62,63 +60,14 @@ def vocab_parallel_results(
             own_weight,
             **STATISTICS.keywords_from(options, shards.columns, asked_for),
         )
-        statistics = combined_statistics(
-            caller, ShardStatistics(*own), shards, group, own_weight, options, soft, claims
+        whole = combined_results(
+            caller, ShardStatistics(*own), target, class_weight, options, shards, group, wanted.with_logprob, claims
         )
-        weight_sum = None if soft or class_weight is None else class_weight.sum()
-        valid = None if soft else ~is_ignored(target, options.ignore_index)
-        results = _results(statistics, valid, weight_sum, options, shards, wanted.with_logprob)
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
-    target_weight = statistics.sums.get("position_weight")
     keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
-    tensors = (logits, target, own_weight, weight_sum, target_weight)
-    found = apply(*tensors, results, keywords, shards.held, inplace)
-    return results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
-
-
-def _results(
-    statistics: VocabularyStatistics,
-    valid: Tensor | None,
-    weight_sum: Tensor | None,
-    options: LossOptions,
-    shards: VocabularyShards,
-    with_logprob: bool,
-) -> ForwardResults:
-    """The results of every position; ``valid`` is None for class probabilities."""
-    maximum, log_sum, sums, argmax, entropy = statistics
-    lse = statistics.lse
-    logprob = maximum.new_empty(0)
-    if valid is None:
-        position_weight = sums["position_weight"]
-        # Sum of f * (lse - z), where f are weighted and smoothed probabilities.
-        loss = sums["distance_sum"] + position_weight * log_sum
-    else:
-        position_weight = sums.get("position_weight", valid.to(torch.float32))
-        loss = _class_loss(statistics, weight_sum, options, shards)
-        if with_logprob:
-            logprob = torch.where(valid, (sums["target_logit"] - maximum) - log_sum, 0.0)
-    loss = loss + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
-    if options.lse_square_scale > 0.0:
-        loss = loss + options.lse_square_scale * lse.square()
-    if valid is not None:
-        loss = torch.where(valid, loss, 0.0)
-    return ForwardResults(loss, lse, logprob, position_weight, maximum, log_sum, argmax, entropy)
-
-
-def _class_loss(
-    statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
-) -> Tensor:
-    """(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse - z), undefined where a position is ignored."""
-    sums = statistics.sums
-    # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
-    loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
-    if "position_weight" in sums:
-        loss = loss * sums["position_weight"]
-    if options.label_smoothing == 0.0:
-        return loss
-    total = float(shards.num_classes) if weight_sum is None else weight_sum
-    spread = options.label_smoothing / shards.num_classes
-    return (1.0 - options.label_smoothing) * loss + spread * (sums["distance_sum"] + total * statistics.log_sum)
+    tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
+    found = apply(*tensors, whole.results, keywords, shards.held, inplace)
+    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
 
 
 # Of the results; the others are constants.
@@ -158,7 +107,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.inplace:
-            refuse_graph_of_inplace(BACKWARD)
+            refuse_graph(BACKWARD)
         logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
         tensors = {
             "logits": logits if ctx.held == logits.shape[1] else logits[:, : ctx.held],
@@ -175,24 +124,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         call = call.replaced(upstream)
         others, gradient = soft_gradients(call, needed), None
         if upstream and needed["logits"]:
-            gradient = _gradient(logits, _with_weight_sum(call, weight_sum), ctx.inplace)
+            gradient = _gradient(logits, with_weight_sum(call, weight_sum), ctx.inplace)
         return gradient, others.get("target"), others.get("class_weight"), *([None] * 6)
-
-
-def _with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
-    """With the sum of the class weights of all ranks, where smoothing needs it.
-
-    The kernel takes it as a number, and reading it would wait for the device: it goes with the gradient of lse.
-    """
-    smoothing = call.options["label_smoothing"]
-    if weight_sum is None or smoothing == 0.0:
-        return call
-    grad_loss, grad_lse = call.tensors.get("grad_loss"), call.tensors.get("grad_lse")
-    if grad_loss is not None:
-        of_loss = torch.where(is_ignored(call.tensor("target"), call.options["ignore_index"]), 0.0, grad_loss)
-        of_spread = of_loss * (smoothing / call.options["num_classes"] * weight_sum)
-        grad_lse = of_spread if grad_lse is None else grad_lse + of_spread
-    return call.replaced({"grad_lse": grad_lse}, weight_sum=0.0)
 
 
 def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:

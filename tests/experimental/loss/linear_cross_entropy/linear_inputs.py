@@ -53,10 +53,11 @@ def half_confident(sizes: Sizes, rng: np.random.Generator, probability: float = 
 def _raised(row: Array, weight: Array, target: int, probability: float) -> Array:
     """A row of X moved along its target's row of W until the target has the probability, found by bisection."""
     direction = weight[target] / np.square(weight[target]).sum()
+    logits, slopes = weight @ row, weight @ direction
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
-        z = weight @ (row + middle * direction)
+        z = logits + middle * slopes
         if np.exp(z[target] - z.max()) / np.exp(z - z.max()).sum() < probability:
             low = middle
         else:

@@ -183,6 +183,18 @@ def test_the_weight_is_added_to_a_sum_in_float32(layout: str, dtype: Any) -> Non
     replace(added, bounds=found.bounds._replace(weight=rounded)).check()
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+def test_the_gradient_of_the_input_may_stay_in_float32(dtype: Any, cores: int) -> None:
+    problem = problem_of("normal", Sizes(150, 64, 300, dtype))
+    found = launched(problem, cores=cores, grad_input_float32=True)
+    found.check()
+    unrounded, rounded = found.found["input"], launched(problem, cores=cores).found["input"]
+    assert (unrounded.dtype, rounded.dtype) == (np.float32, dtype)
+    np.testing.assert_array_equal(unrounded.astype(dtype), rounded)
+    assert (unrounded != rounded.astype(np.float32)).any()
+
+
 def test_maximum_and_log_sum_keep_the_digits_of_large_logits() -> None:
     problem = problem_of("bias 1e4", Sizes(130, 64, 300, FP32))
     forward = linear_forward_reference(problem)

@@ -207,7 +207,7 @@ OF_TILING = [
 OF_GRADIENTS = [
     *(
         Refusal(f"{flag} a string", f"{flag} must be True or False, got yes", {flag: "yes"})
-        for flag in ("grad_input_wanted", "grad_weight_wanted", "grad_bias_wanted")
+        for flag in ("grad_input_wanted", "grad_weight_wanted", "grad_bias_wanted", "grad_input_float32")
     ),
     Refusal(
         "gradient of no bias",

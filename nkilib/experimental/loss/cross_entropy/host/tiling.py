@@ -11,10 +11,10 @@ Batches are of 128 positions always: every engine takes as long for one position
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import index
 from typing import Any, NamedTuple
 
 from nkilib.core.cores import positions_of_core
+from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.recomputation import BATCHES_MAX
@@ -166,14 +166,14 @@ def choose_tiling(
         TypeError: if a size is no integer.
         ValueError: if a size is out of range, or if ``dtype``, ``direction`` or ``target`` is unknown.
     """
-    positions = _size("num_positions", num_positions)
-    entries = _size("vocab_size", vocab_size)
+    positions = checked_size("choose_tiling", "num_positions", num_positions, "logits")
+    entries = checked_size("choose_tiling", "vocab_size", vocab_size, "logits")
     if entries > INDEX_LIMIT:
         raise ValueError(
             f"choose_tiling: vocab_size must be at most {INDEX_LIMIT}, the reach of an int32 index, got {entries}; "
             f"split the vocabulary"
         )
-    name = _dtype_name(dtype)
+    name = dtype_name(dtype)
     if name not in _ITEMSIZES:
         raise ValueError(
             f"choose_tiling: dtype must be bfloat16 or float32, got {dtype!r}; pass the dtype of the kernel's tiles"
@@ -188,25 +188,6 @@ def choose_tiling(
             f"gather and scatter with a vector offset do"
         )
     return _chosen(positions, entries, name, direction, target, bool(extended))
-
-
-def _size(name: str, value: Any) -> int:
-    try:
-        size = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        size = None
-    if size is None:
-        raise TypeError(f"choose_tiling: {name} must be an integer, got {value!r}; pass a dimension of the logits")
-    if size <= 0:
-        raise ValueError(f"choose_tiling: {name} must be at least 1, got {size}; launch nothing for empty logits")
-    return size
-
-
-def _dtype_name(dtype: Any) -> str:
-    """The last part of a type's name, whichever library it is of: none of them has to be installed."""
-    if isinstance(dtype, str):
-        return str(dtype)
-    return str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
 
 
 @lru_cache(maxsize=1024)

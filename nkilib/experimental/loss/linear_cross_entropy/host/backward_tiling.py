@@ -24,14 +24,16 @@ _BYTES_PER_US = {"trn2": 368_000.0, "trn3": 528_000.0}
 _OF_TRANSPOSE = 0.9
 # Bytes of an element of dX and of dW that are moved to add a float32 sum in HBM to another.
 _ADDED_BYTES = 8.0
+_LOGIT_BYTES = 4.0
 
 # Fitted to profiles of some thirty launches on trn2: the share of Tensor's time by which transfers delay it, at a ratio
 # of both times, and what too few buffers add.
 _DELAY, _RATIO, _POWER = 0.8, 0.62, 1.4
-_OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_SHORT_PIECES, _OF_FEW_RESULTS = 0.12, 0.10, 0.06, 0.04
+_OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_FEW_RESULTS = 0.12, 0.10, 0.04
+_OF_PIECES = {1: 0.06, 2: 0.012}
 # A group of one tile of classes waits for its X.
 _OF_SHORT_GROUP = 0.03
-# Of two tilings that are nearly alike, the one of fewer and larger blocks has fewer instructions.
+# Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
 
 
@@ -75,28 +77,29 @@ class BackwardLaunch:
             _DELAY * max(0.0, ratio - _RATIO) ** _POWER
             + _OF_ONE_INPUT_TILE * (buffers.input_tiles < min(2, plan.position_tiles))
             + _OF_ONE_WEIGHT_STRIPE * (buffers.weight_stripes < 2)
-            + _OF_SHORT_PIECES * (buffers.tiles_of_piece < min(2, plan.position_tiles))
+            + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
             + _OF_SHORT_GROUP * (each > _TILES_OF_GROUP and each % _TILES_OF_GROUP == 1)
         )
 
     @property
     def _tensor_us(self) -> float:
-        """Of the three products."""
+        """Of the products: logits, dX and dW."""
         depth = div_ceil(self.sizes.num_features, TILE)
-        columns = 3 * self.position_tiles * self.class_tiles * depth * TILE
+        columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * TILE
         return _PASSES[self.sizes.itemsize] * columns / _COLUMNS_PER_US
 
     def _transfers_us(self, position_block: int, class_blocks: int, each: int) -> float:
-        """X twice and dX for each block of classes; W twice and dW for each block of positions, but for W^T."""
+        """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead."""
         sizes = self.sizes
-        transposed = sizes.itemsize / _OF_TRANSPOSE
+        transposed = 0.0 if sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
         of_input = transposed + sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
         position_blocks = div_ceil(sizes.num_positions, position_block)
         of_weight = transposed + sizes.itemsize * (position_blocks + 1)
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
         moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
-        return moved * sizes.num_features / _BYTES_PER_US[self.target]
+        logits = sizes.num_positions * self.class_tiles * TILE * _LOGIT_BYTES if sizes.keeps_logits else 0.0
+        return (moved * sizes.num_features + logits) / _BYTES_PER_US[self.target]
 
 
 def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
@@ -107,7 +110,7 @@ def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
     """
     best, least = None, float("inf")
     for position_tiles in sorted(_position_tiles(launch.position_tiles), reverse=True):
-        for class_tiles in range(min(_CLASS_TILES_MAX, launch.class_tiles), 0, -1):
+        for class_tiles in range(1, min(_CLASS_TILES_MAX, launch.class_tiles) + 1):
             tiling = LinearTiling(position_tiles * TILE, class_tiles * TILE)
             plan = launch.plan(tiling)
             if not plan.fits:

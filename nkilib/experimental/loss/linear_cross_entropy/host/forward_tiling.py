@@ -81,6 +81,7 @@ class ForwardSizes:
         itemsize: bytes of an element of X and W.
         cores: of the launch.
         has_options: there is a bias, or an option of the loss, or a further result.
+        program_share: of the instructions that a program may have, for the forward.
     """
 
     num_positions: int
@@ -89,6 +90,7 @@ class ForwardSizes:
     itemsize: int
     cores: int
     has_options: bool
+    program_share: float = 1.0
 
     @property
     def depth(self) -> int:
@@ -133,7 +135,7 @@ class ForwardSizes:
         """How many blocks of classes the program of a core may have for each block of positions."""
         of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
         total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
-        return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
+        return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
 
     def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
         """How many of the last classes the cores share: their products take longer than a swap does.

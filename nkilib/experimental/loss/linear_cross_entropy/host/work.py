@@ -60,6 +60,7 @@ def linear_backward_work(
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: Any = None,
+    grad_input_float32: bool = False,
     **_: Any,
 ) -> Work:
     """The work of ``linear_cross_entropy_backward``, whose parameters it takes."""
@@ -76,6 +77,7 @@ def linear_backward_work(
             grad_weight_wanted,
             grad_bias_wanted,
             grad_weight_sum_hbm,
+            grad_input_float32,
         ),
         exponentials=_exponentials(elements, logit_softcap),
         multiply_adds=(1 + bool(grad_input_wanted) + bool(grad_weight_wanted)) * elements * features,
@@ -103,9 +105,7 @@ def linear_forward_backward_work(
     elements = positions * prod(weight_hbm.shape) // features
     return Work(
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
-        + _gradient_bytes(
-            input_hbm, weight_hbm, bias_hbm, grad_input_wanted, grad_weight_wanted, grad_bias_wanted, None
-        )
+        + _gradient_bytes(input_hbm, weight_hbm, bias_hbm, grad_input_wanted, grad_weight_wanted, grad_bias_wanted)
         + 2 * _FLOAT32_BYTES * positions,
         exponentials=elements + _exponentials(elements, logit_softcap),
         multiply_adds=(1 + bool(grad_input_wanted) + bool(grad_weight_wanted)) * elements * features,
@@ -120,10 +120,13 @@ def _gradient_bytes(
     input_wanted: bool,
     weight_wanted: bool,
     bias_wanted: bool | None,
-    weight_sum_hbm: Any,
+    weight_sum_hbm: Any = None,
+    input_float32: bool = False,
 ) -> int:
     """Of the gradients that are wanted; a sum that is there already is read and written."""
-    found = _bytes(input_hbm) if input_wanted else 0
+    found = 0
+    if input_wanted:
+        found += prod(input_hbm.shape) * _FLOAT32_BYTES if input_float32 else _bytes(input_hbm)
     if weight_wanted:
         found += _bytes(weight_hbm) if weight_sum_hbm is None else 2 * _bytes(weight_sum_hbm)
     if bias_hbm is not None and bias_wanted in (None, True):

@@ -1,0 +1,168 @@
+"""Sums of products in PSUM that are made when somebody reads them, and then as few large products.
+
+A kernel adds up the products of tiles of 128 rows, one matmul after the other. To cast their operands, multiply and add
+each by itself takes up to twice as long as one product over all the rows. So what a matmul leaves waits, as a deferred
+content (see memory/deferred.py), for the next matmul that adds to the same elements, and is made before
+
+- any other instruction reads or writes elements of the PSUM tensor, or
+- an instruction changes an operand.
+
+Of operands that lie next to each other in their tiles, ``tile[:, k, :]`` for k = 0, 1, ..., there is one product, in
+which BLAS sums over all k; unlike ones are added in their order. float32 copies of operands are kept until they change.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...machine.core import Core
+from ...memory.deferred import Deferred
+from ...memory.storage import Storage
+from ...numerics.casts import to_float32
+from ...numerics.products import transposed_product
+from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import DType, float32
+from ...terms.layout import Layout
+from .psum import overwrites
+
+Float32s = npt.NDArray[np.float32]
+
+_NO_MEMORY = np.empty((0, 0), np.uint8)
+
+
+def leave_waiting(
+    core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
+) -> bool:
+    """Whether the product of two tiles is left to who reads ``dst``; ``accumulate`` as in ``nc_matmul``.
+
+    That needs matrices with dense rows, and that all elements are overwritten or all are added to.
+    """
+    storage = dst.storage
+    if storage.is_abstract or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
+        return False
+    content = storage.deferred
+    waiting = None if content is None else content.write
+    if accumulate is not False and isinstance(waiting, SumOfProducts) and dst.layout == waiting.layout:
+        waiting.add(stationary, moving)
+        return True
+    if overwrites(core, dst, accumulate):
+        waiting = SumOfProducts(dst, is_added=False)
+    elif storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
+        storage.settle()
+        waiting = SumOfProducts(dst, is_added=True)
+    else:
+        return False
+    waiting.add(stationary, moving)
+    storage.defer(Deferred(dst.layout, dst.dtype, _NO_MEMORY, False, waiting, waiting.operands))
+    storage.accumulated.mark(dst.layout, dst.dtype.itemsize)
+    return True
+
+
+def _are_dense(*tiles: NkiTensor) -> bool:
+    return not any([len(tile.shape) != 2 or tile.strides[1] != 1 for tile in tiles])  # a generator takes twice as long
+
+
+class _Side:
+    """One operand of several matmuls: views of a storage that lie at equal distances.
+
+    Attributes:
+        storage: theirs.
+        count: how many there are.
+    """
+
+    __slots__ = ("_distance", "_dtype", "_first", "count", "storage")
+
+    def __init__(self, tile: NkiTensor) -> None:
+        self.storage = tile.storage
+        self._first = tile.layout
+        self._dtype = tile.dtype
+        self._distance = 0
+        self.count = 1
+
+    def goes_on_with(self, tile: NkiTensor) -> bool:
+        """Whether ``tile`` is where the next one is expected."""
+        if tile.storage is not self.storage or tile.dtype is not self._dtype:
+            return False
+        shape, strides, offset = tile.layout
+        if shape != self._first.shape or strides != self._first.strides:
+            return False
+        return self.count == 1 or offset == self._first.offset + self.count * self._distance
+
+    def add(self, tile: NkiTensor) -> None:
+        """``tile`` is the next one."""
+        if self.count == 1:
+            self._distance = tile.offset - self._first.offset
+        self.count += 1
+
+    def matrix(self) -> Float32s:
+        """All of them as one matrix: its rows are those of the views, first row of each view, second row, ..."""
+        (rows, columns), (step, _), offset = self._first
+        layout = Layout((rows, self.count, columns), (step, self._distance, 1), offset)
+        make = partial(_float32_matrix, self.storage, layout, self._dtype)
+        return self.storage.derive().copy_of(layout, self._dtype, make)
+
+
+def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
+    rows, count, columns = layout.shape
+    return to_float32(storage.array(layout, storage.numpy_type_of(dtype))).reshape(rows * count, columns)
+
+
+class _Run:
+    """Products of neighbours: one product."""
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, stationary: NkiTensor, moving: NkiTensor) -> None:
+        self.left, self.right = _Side(stationary), _Side(moving)
+
+    def goes_on_with(self, stationary: NkiTensor, moving: NkiTensor) -> bool:
+        return self.left.goes_on_with(stationary) and self.right.goes_on_with(moving)
+
+    def add(self, stationary: NkiTensor, moving: NkiTensor) -> None:
+        self.left.add(stationary)
+        self.right.add(moving)
+
+
+class SumOfProducts:
+    """What some matmuls left in a matrix of PSUM, to be written there.
+
+    Args:
+        target: the matrix.
+        is_added: whether they add to what is there.
+
+    Attributes:
+        layout: of the matrix.
+        operands: the storages of the factors.
+    """
+
+    __slots__ = ("_is_added", "_runs", "_target", "layout", "operands")
+
+    def __init__(self, target: NkiTensor, is_added: bool) -> None:
+        self._target = target.storage
+        self._is_added = is_added
+        self._runs: list[_Run] = []
+        self.layout = target.layout
+        self.operands: set[Storage] = set()
+
+    def add(self, stationary: NkiTensor, moving: NkiTensor) -> None:
+        """The product of two tiles is added to the sum."""
+        if self._runs and self._runs[-1].goes_on_with(stationary, moving):
+            self._runs[-1].add(stationary, moving)
+            return
+        self._runs.append(_Run(stationary, moving))
+        for tile in (stationary, moving):
+            self.operands.add(tile.storage)
+            tile.storage.derive().readers.add(self._target)
+
+    def __call__(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
+        """Write some rows and columns of the sum into an array of just those."""
+        for number, run in enumerate(self._runs):
+            left, right = run.left.matrix()[:, rows], run.right.matrix()[:, columns]
+            if number == 0 and not self._is_added:
+                transposed_product(left, right, elements)
+            else:
+                np.add(elements, transposed_product(left, right), out=elements)

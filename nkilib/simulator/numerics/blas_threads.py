@@ -1,0 +1,83 @@
+"""How many threads BLAS takes for a product, while kernels run: one.
+
+A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
+the two cores of a kernel multiply at the same time, that is up to a hundred times slower than both on their own
+thread. OpenBLAS, which numpy brings along, can be told at run time, for the whole process; numpy has no way to do it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# What the functions are called, of which numpy's own OpenBLAS and that of a distribution are built with one each.
+_SPELLINGS = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
+
+
+class _Threads(NamedTuple):
+    """The functions of OpenBLAS that ask for and set the number of its threads."""
+
+    get: Any
+    set: Any
+
+
+@cache
+def _openblas() -> _Threads | None:
+    """Those of the OpenBLAS that numpy computes with; None where it computes with another library."""
+    try:  # what numpy's module links to is found by way of the module, whatever file it is in
+        library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+    except (AttributeError, OSError):
+        return None
+    for spelling in _SPELLINGS:
+        names = spelling.format("get_num_threads"), spelling.format("set_num_threads")
+        if all(hasattr(library, name) for name in names):
+            return _Threads(*(getattr(library, name) for name in names))
+    return None
+
+
+@dataclass
+class _Users:
+    """How many want one thread, and how many threads there were before the first of them."""
+
+    count: int = 0
+    threads_before: int = 1
+    lock: Lock = field(default_factory=Lock)
+
+
+_USERS = _Users()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products stay on the calling thread, in the whole process, until the last one who wants it has left.
+
+    Where BLAS is not OpenBLAS nothing changes; :func:`has_one_thread` tells.
+    """
+    threads = _openblas()
+    if threads is None:
+        yield
+        return
+    with _USERS.lock:
+        _USERS.count += 1
+        if _USERS.count == 1:
+            _USERS.threads_before = threads.get()
+            threads.set(1)
+    try:
+        yield
+    finally:
+        with _USERS.lock:
+            _USERS.count -= 1
+            if _USERS.count == 0:
+                threads.set(_USERS.threads_before)
+
+
+def has_one_thread() -> bool:
+    """Whether products of any size stay on the calling thread now, because somebody wants it."""
+    return _USERS.count > 0

@@ -1,0 +1,63 @@
+"""The arguments of ``linear_cross_entropy`` that tensors and shapes decide about, under one name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from nkilib.torch.dispatch.autocast import as_autocast
+
+
+@dataclass(frozen=True)
+class LinearArguments:
+    """As the caller gave them.
+
+    Attributes:
+        input: [..., D].
+        linear_weight: [V, D], or [V, d1, ..., D] for a loss of several dimensions.
+        target: class indices, or class probabilities of the shape of the logits.
+        linear_bias: of the shape of ``linear_weight`` without D.
+        weight: [V], of the classes.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        normalizer: divisor of the mean.
+        grad_weight_sum: to which the gradient of ``linear_weight`` is added.
+    """
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: str
+    normalizer: Tensor | None
+    grad_weight_sum: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Those that are or may be tensors, by name."""
+        return {
+            "input": self.input,
+            "linear_weight": self.linear_weight,
+            "target": self.target,
+            "linear_bias": self.linear_bias,
+            "weight": self.weight,
+            "normalizer": self.normalizer,
+            "grad_weight_sum": self.grad_weight_sum,
+        }
+
+    @property
+    def logits_shape(self) -> tuple[int, ...]:
+        """Of what ``torch.nn.functional.cross_entropy`` would get."""
+        return (*self.input.shape[:-1], *self.linear_weight.shape[:-1])
+
+    @property
+    def has_probabilities(self) -> bool:
+        """The targets are class probabilities, which PyTorch tells by their shape."""
+        return tuple(self.target.shape) == self.logits_shape
+
+    def autocast(self) -> LinearArguments:
+        """With the operands of the product as autocast casts them."""
+        bias = None if self.linear_bias is None else as_autocast(self.linear_bias)
+        return replace(
+            self, input=as_autocast(self.input), linear_weight=as_autocast(self.linear_weight), linear_bias=bias
+        )

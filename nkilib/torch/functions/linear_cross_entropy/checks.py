@@ -1,0 +1,163 @@
+"""What ``linear_cross_entropy`` refuses, from shapes, types and devices alone: values are never looked at.
+
+For an input that ``torch.nn.functional.linear_cross_entropy`` refuses too, the error has the type that it has there.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.reductions import check_reduction
+from nkilib.experimental.loss.linear_cross_entropy.options import POSITIONS_MAX
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.functions.cross_entropy.checks import (
+    check_floating,
+    check_indices,
+    check_normalizer,
+)
+from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES
+
+
+def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | None) -> None:
+    """Refuse what PyTorch does not accept either, in its order: the error is that of the first fault.
+
+    :func:`check_weight` of cross-entropy is apart, for a shard of the classes has not their number.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        ValueError: unknown ``reduction``; batch sizes differ.
+        RuntimeError: other shapes, types or devices do not fit.
+        NotImplementedError: an unsupported device, a shard, integers to multiply, or a derivative in forward mode.
+    """
+    tensors = given.tensors()
+    checks.check_tensors(caller, tensors, optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    check_reduction(caller, given.reduction)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(
+        caller, given.input, {name: tensors[name] for name in ("linear_weight", "target", "linear_bias", "weight")}
+    )
+    _check_shapes(caller, given)
+    if given.has_probabilities:
+        check_floating(caller, given.target)
+        if ignore_index is not None:
+            raise RuntimeError(
+                f"{caller}: ignore_index is not supported for floating point target, got {ignore_index}; leave it out, "
+                f"and give positions that do not count a row of zeros"
+            )
+    else:
+        positions = tuple(given.input.shape[:-1])
+        _, *inner = given.linear_weight.shape[:-1]
+        check_indices(caller, given.logits_shape, (*positions, *inner), given.target)
+
+
+def _check_shapes(caller: Caller, given: LinearArguments) -> None:
+    """Of what is multiplied."""
+    input, weight, bias = given.input, given.linear_weight, given.linear_bias
+    if input.dim() < 1:
+        raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")
+    if weight.dim() < 2:
+        raise RuntimeError(
+            f"{caller}: expected linear_weight with dimensionality at least 2, [classes, features], got {weight.dim()}"
+        )
+    if input.shape[-1] != weight.shape[-1]:
+        raise RuntimeError(
+            f"{caller}: expected equal input and linear_weight last dimensions, the features, got {input.shape[-1]} "
+            f"and {weight.shape[-1]}; linear_weight is [classes, features], as the weight of torch.nn.Linear"
+        )
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise RuntimeError(
+            f"{caller}: expected linear_bias shape {tuple(weight.shape[:-1])}, got {tuple(bias.shape)}; it is that of "
+            f"linear_weight without the features"
+        )
+    if weight.dim() > 2 and input.dim() != 2:
+        raise RuntimeError(
+            f"{caller}: with linear_weight of shape {tuple(weight.shape)} expected input of dimensionality 2, "
+            f"[positions, features], got {input.dim()}; flatten it"
+        )
+
+
+def check_kernel_arguments(caller: Caller, given: LinearArguments) -> None:
+    """Refuse what the kernels do not compute.
+
+    Raises:
+        TypeError: input and weight are of another type than bfloat16, float16 and float32.
+        RuntimeError: input, weight and bias are of unlike types; ``weight`` requires grad.
+        NotImplementedError: no floating types; ``grad_weight_sum`` of XLA tensors.
+        ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit; more positions than a launch takes.
+    """
+    _check_dtypes(caller, given)
+    positions = prod(given.input.shape[:-1])
+    if positions > POSITIONS_MAX:
+        raise ValueError(
+            f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them, "
+            f"with normalizer= for a mean"
+        )
+    check_normalizer(caller, given.normalizer, given.reduction, given.input.device)
+    _check_sum(caller, given.linear_weight, given.grad_weight_sum)
+
+
+def _check_dtypes(caller: Caller, given: LinearArguments) -> None:
+    input, weight, bias = given.input, given.linear_weight, given.linear_bias
+    for name, tensor in (("input", input), ("linear_weight", weight)):
+        if not tensor.is_floating_point():
+            raise NotImplementedError(
+                f"{caller}: not implemented for {name} of {tensor.dtype}; pass bfloat16, float16 or float32"
+            )
+    if weight.dtype != input.dtype:
+        raise RuntimeError(
+            f"{caller}: input and linear_weight must have the same dtype, got {input.dtype} and {weight.dtype}; cast "
+            f"one, or use torch.autocast"
+        )
+    if bias is not None and bias.dtype not in (input.dtype, torch.float32):
+        raise RuntimeError(
+            f"{caller}: linear_bias must have the dtype of input, {input.dtype}, or float32, got {bias.dtype}; cast it"
+        )
+    if input.dtype not in DTYPES:
+        raise TypeError(
+            f"{caller}: the kernels take bfloat16, float16 or float32, got {input.dtype}; pass input.float() and "
+            f"linear_weight.float()"
+        )
+
+
+def _check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -> None:
+    """Refuse a tensor to which the gradient of the weight cannot be added in place."""
+    if grad_weight_sum is None:
+        return
+    if weight.device.type == "xla":
+        raise NotImplementedError(
+            f"{caller}: grad_weight_sum is not supported for XLA tensors, which have no memory to add to; add the "
+            f"gradient of linear_weight yourself"
+        )
+    if grad_weight_sum.dtype != torch.float32 or grad_weight_sum.shape != weight.shape:
+        raise ValueError(
+            f"{caller}: grad_weight_sum must be float32 of the shape of linear_weight, {tuple(weight.shape)}, got "
+            f"{grad_weight_sum.dtype} of shape {tuple(grad_weight_sum.shape)}; make it by "
+            f"torch.zeros_like(linear_weight, dtype=torch.float32)"
+        )
+    if grad_weight_sum.device != weight.device or not grad_weight_sum.is_contiguous():
+        raise ValueError(
+            f"{caller}: grad_weight_sum must be contiguous on the device of linear_weight, {weight.device}, got "
+            f"strides {grad_weight_sum.stride()} on {grad_weight_sum.device}"
+        )
+    if grad_weight_sum.requires_grad:
+        raise ValueError(f"{caller}: grad_weight_sum must not require grad, it is a sum; pass it detached")
+
+
+def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
+    """Refuse what is no number of bytes.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: negative.
+    """
+    if memory_limit is None:
+        return
+    if not isinstance(memory_limit, int) or isinstance(memory_limit, bool):
+        raise TypeError(f"{caller}: argument 'memory_limit' must be int, not {type(memory_limit).__name__}; pass bytes")
+    if memory_limit < 0:
+        raise ValueError(f"{caller}: memory_limit must be a number of bytes or None, got {memory_limit}")

@@ -1,0 +1,131 @@
+"""``LinearCrossEntropyLoss``, the output layer and its loss as a module, with the parameters of PyTorch's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """``torch.nn.LinearCrossEntropyLoss`` on the kernels: its constructor, and its keys in a state dict.
+
+    Example::
+
+        criterion = LinearCrossEntropyLoss(in_features=2048, num_classes=32000, dtype=torch.bfloat16)
+        loss = criterion(hidden, target)  # [..., 2048] and [...]
+
+    Args:
+        in_features: D.
+        num_classes: V.
+        out_features: further dimensions of the classes, which go to PyTorch's own operators.
+        bias: whether the layer has one.
+        device, dtype: of the layer.
+        reduction: as for :func:`~nkilib.torch.linear_cross_entropy`, and so are all that follow.
+        weight: [V] floating, of the classes, kept as a buffer; None means 1.
+        normalizer: kept as a buffer too, but not in the state dict. One that changes from step to step comes with the
+            call of the module instead.
+
+    Attributes:
+        linear: the layer, ``torch.nn.Linear``.
+
+    Raises:
+        RuntimeError: ``weight`` has another shape, or ``label_smoothing`` is out of range.
+    """
+
+    weight: Tensor | None
+    normalizer: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: object = None,
+        logit_softcap: float | None = None,
+        lse_square_scale: float = 0.0,
+        normalizer: Tensor | None = None,
+        return_outputs: bool = False,
+        memory_limit: int | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if weight is not None and weight.shape != (num_classes,):
+            raise RuntimeError(
+                f"{name}: weight must have shape {(num_classes,)}, a factor for each class, got {tuple(weight.shape)}"
+            )
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise RuntimeError(f"{name}: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("normalizer", normalizer, persistent=False)
+        self.num_classes = num_classes
+        self.out_features = out_features
+        rows = math.prod(out_features, start=num_classes)
+        self.linear = nn.Linear(in_features, rows, bias=bias, device=device, dtype=dtype)
+        self.reduction = reduction
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.options = options
+        self.logit_softcap = logit_softcap
+        self.lse_square_scale = lse_square_scale
+        self.return_outputs = return_outputs
+        self.memory_limit = memory_limit
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        normalizer: Tensor | None = None,
+        grad_weight_sum: Tensor | None = None,
+    ) -> Tensor | CrossEntropyOutputs:
+        """The loss; a ``normalizer`` of the call replaces the module's, ``grad_weight_sum`` is of ``linear.weight``."""
+        weight: Tensor = self.linear.weight
+        bias: Tensor | None = self.linear.bias
+        if self.out_features:
+            weight = weight.reshape(self.num_classes, *self.out_features, self.linear.in_features)
+            bias = None if bias is None else bias.reshape(self.num_classes, *self.out_features)
+        return linear_cross_entropy(
+            input,
+            weight,
+            target,
+            linear_bias=bias,
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            options=self.options,
+            logit_softcap=self.logit_softcap,
+            lse_square_scale=self.lse_square_scale,
+            normalizer=self.normalizer if normalizer is None else normalizer,
+            return_outputs=self.return_outputs,
+            grad_weight_sum=grad_weight_sum,
+            memory_limit=self.memory_limit,
+        )
+
+    def extra_repr(self) -> str:
+        """What PyTorch's module shows of itself, and the memory limit where there is one."""
+        shown = {
+            "in_features": self.linear.in_features,
+            "num_classes": self.num_classes,
+            "out_features": self.out_features,
+            "bias": self.linear.bias is not None,
+            "reduction": self.reduction,
+            "ignore_index": self.ignore_index,
+            "label_smoothing": self.label_smoothing,
+        }
+        if self.memory_limit is not None:
+            shown["memory_limit"] = self.memory_limit
+        return ", ".join(f"{name}={value}" for name, value in shown.items())

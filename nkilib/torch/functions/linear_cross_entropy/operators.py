@@ -1,0 +1,237 @@
+"""The operators ``torch.ops.nkilib.linear_cross_entropy_*``, described.
+
+Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Derivatives are in
+:mod:`.autograd`, the semantics of PyTorch's shapes and reductions in :mod:`.functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.options import options_of
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, Shape, as_first
+from nkilib.torch.dispatch.register import register
+from nkilib.torch.functions.cross_entropy.operators import Wanted
+from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
+
+LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
+# Of input and weight alike.
+DTYPES: Final = (torch.bfloat16, torch.float32, torch.float16)
+
+
+@dataclass(frozen=True)
+class WantedGradients:
+    """Which gradients are asked for. The others are not computed."""
+
+    grad_input_wanted: bool = True
+    grad_weight_wanted: bool = True
+    grad_bias_wanted: bool = True
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """``scratch_bytes``: of HBM that the logits of a block of positions may take."""
+
+    scratch_bytes: int = SCRATCH_BYTES
+
+
+def as_weight(call: Call) -> Shape:
+    """[V, D]."""
+    return tuple(call.tensor("linear_weight").shape)
+
+
+def _classes(call: Call) -> Shape:
+    """[V]."""
+    return as_weight(call)[:1]
+
+
+def _has_bias(call: Call) -> bool:
+    return call.tensors["linear_bias"] is not None
+
+
+def vocabulary(call: Call) -> int:
+    """V: of all shards, if the weight is one of them."""
+    known: int | None = call.options.get("num_classes")
+    return as_weight(call)[0] if known is None else known
+
+
+def _check_classes(call: Call) -> None:
+    """Refuse class indices out of range."""
+    check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+
+
+def targets(call: Call) -> dict[str, Any]:
+    """What all kernels are given in place of the target."""
+    classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+    return {"targets_hbm": classes.detach(), "ignore_index": ignore_index}
+
+
+_INPUT: Final = Input("input", dimensions=2, dtypes=DTYPES)
+_LINEAR_WEIGHT: Final = Input("linear_weight", keyword="weight_hbm", dimensions=2, dtypes=DTYPES)
+_TARGET: Final = Input("target", keyword="targets_hbm", dimensions=1)
+_LINEAR_BIAS: Final = Input("linear_bias", keyword="bias_hbm", is_optional=True, dimensions=1, dtypes=(torch.float32,))
+_CLASS_WEIGHT: Final = Input("class_weight", is_optional=True, dimensions=1, dtypes=(torch.float32,))
+_GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.float32,))
+_SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
+
+_GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
+_GRAD_LINEAR_WEIGHT: Final = Output("grad_linear_weight", None, as_weight, requested_by="grad_weight_wanted")
+_GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
+_GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
+_GRADIENTS_ON_REQUEST: Final = {each.name: each.request for each in _GRADIENTS}
+
+# Of the options of the loss, those that these kernels have.
+_OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
+_WITHOUT: Final = tuple(each.name for each in options_of(LossOptions) if each.name not in _OPTIONS)
+_ON_REQUEST: Final = {
+    "target_logit": "with_target",
+    "position_weight": "with_target",
+    "argmax": "with_argmax",
+    "entropy": "with_entropy",
+    "distance_sum": "with_distance_sum",
+}
+_RESULTS: Final = ("loss", "lse", *_ON_REQUEST, "maximum", "log_sum")
+
+
+def _forward_arguments(call: Call) -> dict[str, Any]:
+    with_target = call.options["with_logprob"] or call.tensors["class_weight"] is not None
+    return {**targets(call), "with_target": with_target, "with_log_sum": True}
+
+
+def _counts(call: Call) -> Tensor:
+    return ~is_ignored(call.tensor("target"), call.options["ignore_index"])
+
+
+def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    return torch.where(_counts(call), (found["target_logit"] - found["maximum"]) - found["log_sum"], 0.0)
+
+
+def _position_weight(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    if call.tensors["class_weight"] is None:  # no kernel is needed for it
+        return _counts(call).to(torch.float32)
+    return found["position_weight"]
+
+
+_OF_LOGITS: Final = ("input", "linear_weight", "linear_bias")
+
+# Results: functions.cross_entropy.results.ForwardResults.
+FORWARD: Final = register(
+    Operator(
+        "linear_cross_entropy_forward",
+        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, _SUM_FOR_BACKWARD),
+        options=(LossOptions, Wanted),
+        without=(*_WITHOUT, "with_distance_sum"),
+        outputs=(
+            Output("loss", depends_on=_OF_LOGITS),
+            Output("lse", depends_on=_OF_LOGITS),
+            Output("logprob", depends_on=_OF_LOGITS, computed=_log_probability),
+            Output("position_weight", computed=_position_weight),
+            Output("maximum"),
+            Output("log_sum"),
+            Output("argmax", torch.int32),
+            Output("entropy"),
+        ),
+        kernel=linear_cross_entropy_forward,
+        results=_RESULTS,
+        on_request=_ON_REQUEST,
+        arguments=_forward_arguments,
+        check_values=_check_classes,
+        instead=LINEAR.instead,
+    )
+)
+
+
+def backward_arguments(call: Call) -> dict[str, Any]:
+    """What the backward kernel is given beside the inputs and options, or in place of them."""
+    lse = call.tensor("maximum") + call.tensor("log_sum")
+    return {**targets(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
+
+
+def _bias_if_given(call: Call) -> dict[str, Any]:
+    return {} if _has_bias(call) else {"grad_bias_wanted": False}
+
+
+_BACKWARD_INPUTS: Final = (
+    _INPUT,
+    _LINEAR_WEIGHT,
+    _TARGET,
+    Input("maximum"),
+    Input("log_sum"),
+    Input("grad_loss"),
+    Input("grad_lse", is_optional=True),
+    Input("grad_logprob", is_optional=True),
+    _LINEAR_BIAS,
+    _CLASS_WEIGHT,
+)
+
+BACKWARD: Final = register(
+    Operator(
+        "linear_cross_entropy_backward",
+        inputs=_BACKWARD_INPUTS,
+        options=(LossOptions, WantedGradients),
+        without=_WITHOUT,
+        outputs=_GRADIENTS,
+        kernel=linear_cross_entropy_backward,
+        on_request=_GRADIENTS_ON_REQUEST,
+        arguments=backward_arguments,
+        check_values=_check_classes,
+        instead=LINEAR.instead,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+BACKWARD_ADDING: Final = register(
+    Operator(
+        "linear_cross_entropy_backward_adding",
+        inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM),
+        options=(LossOptions, WantedGradients),
+        without=(*_WITHOUT, "grad_weight_wanted"),
+        outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
+        kernel=linear_cross_entropy_backward,
+        results=tuple(each.name for each in _GRADIENTS),
+        on_request={each.name: each.request for each in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
+        arguments=backward_arguments,
+        writes={"grad_weight_sum": "grad_linear_weight"},
+        check_values=_check_classes,
+        instead=LINEAR.instead,
+    )
+)
+
+
+def _total(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    return found["loss"].sum() * call.tensor("grad_scale")
+
+
+# Loss and gradients in one launch: of ``grad_scale`` times the sum of the losses.
+WITH_GRADIENTS: Final = register(
+    Operator(
+        "linear_cross_entropy_with_gradients",
+        inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, Input("grad_scale", dimensions=0), _LINEAR_BIAS, _CLASS_WEIGHT),
+        options=(Scratch, LossOptions, WantedGradients),
+        without=_WITHOUT,
+        outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=_OF_LOGITS), *_GRADIENTS),
+        kernel=linear_cross_entropy_forward_backward,
+        results=("loss", "lse", *_GRADIENTS_ON_REQUEST),
+        on_request=_GRADIENTS_ON_REQUEST,
+        arguments=lambda call: {
+            **targets(call),
+            **_bias_if_given(call),
+            "grad_scale_hbm": call.tensor("grad_scale").detach().reshape(1),
+        },
+        check_values=_check_classes,
+        instead=LINEAR.instead,
+    )
+)

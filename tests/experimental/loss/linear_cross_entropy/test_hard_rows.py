@@ -1,0 +1,90 @@
+"""Forward and backward after each other, and both in one launch, on inputs that are hard: within derived bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nkilib.experimental.loss import (
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+)
+from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearProblem,
+    Upstream,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+
+from .linear_inputs import BF16, FP16, FP32, PROBLEMS, Array, Sizes, problem_of
+
+# Ragged in all three dimensions: two tiles of positions, two of features, three of classes.
+POSITIONS, FEATURES, CLASSES = 150, 160, 310
+FORMS = ("two launches", "one launch")
+# The other combinations are swept: the tests of each kernel have the same inputs in all dtypes.
+COMBINED = {("two launches", FP32), ("one launch", BF16)}
+
+
+def _launch(problem: LinearProblem, form: str) -> list[Array]:
+    """Loss, lse and all gradients of the mean."""
+    operands, scale = (problem.input, problem.weight, problem.targets), 1.0 / POSITIONS
+    bias = np.zeros(CLASSES, np.float32) if problem.bias is None else problem.bias
+    if form == "one launch":
+        found = linear_cross_entropy_forward_backward[2](*operands, bias, grad_scale=scale)
+    else:
+        loss, lse = linear_cross_entropy_forward[2](*operands, bias)
+        upstream = np.full(POSITIONS, scale, np.float32)
+        found = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, bias))
+    return [np.asarray(each) for each in found]
+
+
+def _ratios(problem: LinearProblem, found: list[Array]) -> list[float]:
+    """The worst error of each result over its bound; lse of the gradients is the exact one."""
+    forward, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
+    upstream = Upstream(forward.lse, np.full(POSITIONS, np.float32(1.0 / POSITIONS)))
+    exact: list[Any] = [forward.loss, forward.lse, *linear_backward_reference(problem, upstream)]
+    allowed: list[Any] = [bounds["loss"], bounds["lse"], *linear_gradient_bounds(problem, upstream)]
+    return [float(error_over_bound(*each).max()) for each in zip(found, exact, allowed, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        pytest.param(form, dtype, id=f"{form}-{dtype}", marks=() if (form, dtype) in COMBINED else pytest.mark.sweep)
+        for form in FORMS
+        for dtype in (BF16, FP16, FP32)
+    ],
+)
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_errors_are_within_their_bounds(kind: str, form: str, dtype: np.dtype[Any]) -> None:
+    problem = problem_of(kind, Sizes(POSITIONS, FEATURES, CLASSES, dtype))
+    found = _launch(problem, form)
+    assert max(_ratios(problem, found)) <= 1.0
+    if kind != "all ignored":
+        assert min(_ratios(problem, [-each for each in found])) > 1.0
+        assert min(_ratios(problem, [0 * each for each in found])) > 1.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_but_zeros_comes_of_ignored_positions(form: str) -> None:
+    loss, lse, *gradients = _launch(problem_of("all ignored", Sizes(POSITIONS, FEATURES, CLASSES)), form)
+    assert not loss.any() and np.isfinite(lse).all()
+    assert all(not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_masked_class_has_no_gradient_and_takes_no_part(form: str) -> None:
+    problem = problem_of("masked classes", Sizes(POSITIONS, FEATURES, CLASSES, FP32))
+    assert problem.bias is not None
+    masked = np.isneginf(problem.bias)
+    weight = problem.weight.copy()
+    weight[masked] = 7.0
+    other = LinearProblem(problem.input, weight, problem.targets, problem.bias)
+    found, of_other = _launch(problem, form), _launch(other, form)
+    np.testing.assert_allclose(of_other[0], found[0], rtol=1e-5, atol=1e-6)
+    assert not found[3][masked].any() and not found[4][masked].any()

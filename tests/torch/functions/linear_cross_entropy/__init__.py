@@ -1,0 +1,1 @@
+"""Output layer and loss in one."""
