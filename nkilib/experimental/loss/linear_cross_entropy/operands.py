@@ -9,6 +9,7 @@ casts none (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nkilib.core.rows.tiles import cast
 from nkilib.nki import nisa, nl
@@ -145,16 +146,30 @@ def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list
     return stores
 
 
-def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[tuple[nl.NkiTensor, int, int]]:
-    """The vector as rows of 128 and a shorter one, views, with the first tile of each and the one after its last."""
+class _Rows(NamedTuple):
+    """Tiles of positions as rows in HBM.
+
+    Attributes:
+        rows_hbm: [tiles, positions of each].
+        start, end: number of the first tile, and of the one after the last.
+    """
+
+    rows_hbm: nl.NkiTensor
+    start: int
+    end: int
+
+
+def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
+    """The vector as rows of 128 and a shorter one, views."""
     positions = vector_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
-    found: list[tuple[nl.NkiTensor, int, int]] = []
+    found: list[_Rows] = []
     if tiles > 0:
         whole_hbm = vector_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
-        found.append((whole_hbm, 0, tiles))
+        found.append(_Rows(whole_hbm, 0, tiles))
     if rest > 0:
-        found.append((vector_hbm.slice(0, tiles * PARTITIONS, positions).expand_dim(0), tiles, tiles + 1))
+        rest_hbm = vector_hbm.slice(0, tiles * PARTITIONS, positions).expand_dim(0)
+        found.append(_Rows(rest_hbm, tiles, tiles + 1))
     return found
 
 
