@@ -28,6 +28,8 @@ _TURNS_OF_MEMORY = 2
 # Tiles of positions that are loaded at a time.
 _TILES_OF_PIECE = 4
 _FEWEST_RESULTS = 2
+# Tiles of X^T that run ahead where there is room: those of few features are done with before the next one is there.
+_INPUT_TILES_MOST = 4
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
@@ -296,6 +298,7 @@ class BackwardPlan:
             {"input_results": 6},
             {"weight_results": 2},
             {"input_results": 8},
+            {"input_tiles": min(_INPUT_TILES_MOST, tiles)},
         ]
         if self.position_blocks == 1:
             pieces = div_ceil(tiles, _TILES_OF_PIECE)
