@@ -143,7 +143,8 @@ class ForwardSizes:
         product = passes * self.depth * columns / _COLUMNS_PER_US
         vector = (columns + steps * _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
         load = columns * self.depth * TILE * self.itemsize / _BYTES_PER_US
-        found = max(tiles * max(product, vector), load) + steps * _STEP_US + _POSITIONS_US
+        tile = self.depth * TILE * TILE * self.itemsize / _BYTES_PER_US
+        found = max(tiles * max(product, vector), load) + steps * _STEP_US + tile + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:
             found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
