@@ -23,7 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_cor
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.nki import nisa, nl
@@ -128,8 +128,8 @@ class _Parts:
     def _run(self, block: Block, is_first: bool, is_last: bool) -> None:
         part = _part(self.launch, block)
         results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
-        forward_tiling, program_share = _forward_tiling(part, self.options), _FORWARD_SHARE / self.copies
-        forward_of_core(part, self.options, forward_tiling, results, self.shares, self.kept, program_share)
+        keeping = Keeping(self.kept, self.shares, _FORWARD_SHARE / self.copies)
+        forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
         # Each core has stored some of the results, and reads what the other one has.
         _meet(self.results.lse_hbm)
         upstream = PositionUpstream(
