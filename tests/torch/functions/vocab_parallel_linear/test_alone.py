@@ -232,9 +232,9 @@ def test_opcheck_of_the_operators_of_a_shard() -> None:
     shard: dict[str, Any] = {"first_class": 3, "num_classes": 2 * CLASSES, "label_smoothing": 0.1}
     ops, operands = torch.ops.nkilib, (X, W, T)
     further, upstream = (BIAS, make_weight()), make_logits(5, POSITIONS, seed=5)
-    for more in ({}, {"with_distance_sum": True, "with_argmax": True, "with_entropy": True}):
-        given = (*operands, *further)
-        torch.library.opcheck(ops.linear_cross_entropy_shard_statistics.default, given, {**shard, **more})
+    asked_for = {"with_distance_sum": True, "with_argmax": True, "with_entropy": True}
+    given = (*operands, *further)
+    torch.library.opcheck(ops.linear_cross_entropy_shard_statistics.default, given, {**shard, **asked_for})
     given = (*operands, *upstream, *further)
     options = {**shard, "weight_sum": 0.0}
     torch.library.opcheck(ops.linear_cross_entropy_shard_backward.default, (*given, torch.ones(POSITIONS)), options)
