@@ -14,6 +14,7 @@ from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
+from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
 
 __all__ = [
     "CrossEntropyLoss",
@@ -25,4 +26,5 @@ __all__ = [
     "linear_cross_entropy",
     "token_scores",
     "vocab_parallel_cross_entropy",
+    "vocab_parallel_linear_cross_entropy",
 ]

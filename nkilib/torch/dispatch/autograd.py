@@ -96,13 +96,28 @@ class Derivative:
         upstream, needed = self.upstream(call, of_results), self.needed(needs)
         call = call.replaced(upstream)
         found = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
-        wanted = [each for each in self.backward.outputs if needed[differentiated(each.name)]]
-        if upstream and wanted:
-            requests = {each.request: each in wanted for each in self.backward.outputs}
-            backward, call = self.chosen_backward(call.replaced({}, **requests), ctx.written, wanted)
-            results = self.run(call, inplace, backward)
-            found.update(zip((differentiated(each.name) for each in backward.outputs), results, strict=True))
+        if upstream:
+            found.update(self.of_kernel(call, ctx.written, needed, inplace))
         return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
+
+    def of_kernel(
+        self, call: Call, written: Mapping[str, Tensor | None], needed: Mapping[str, bool], inplace: bool = False
+    ) -> dict[str, Tensor]:
+        """Gradients of inputs of the forward by name, from a launch where one is needed.
+
+        Args:
+            call: of the backward, with upstream gradients.
+            written: of the call of the forward, what ``adding`` writes to.
+            needed: which inputs of the forward need a gradient.
+            inplace: the gradient of the first input goes over it.
+        """
+        wanted = [each for each in self.backward.outputs if needed[differentiated(each.name)]]
+        if not wanted:
+            return {}
+        requests = {each.request: each in wanted for each in self.backward.outputs}
+        backward, call = self.chosen_backward(call.replaced({}, **requests), written, wanted)
+        results = self.run(call, inplace, backward)
+        return dict(zip((differentiated(each.name) for each in backward.outputs), results, strict=True))
 
     def chosen_backward(
         self, call: Call, written: Mapping[str, Tensor | None], wanted: Sequence[Output]
@@ -113,7 +128,7 @@ class Derivative:
             written[name] is not None and result in names for name, result in self.adding.writes.items()
         ):
             return self.backward, call
-        refuse_graph_of_inplace(self.backward)
+        refuse_graph(self.backward)
         return self.adding, call.replaced(written)
 
     def run(self, call: Call, inplace: bool, backward: Operator | None = None) -> tuple[Tensor, ...]:
@@ -193,8 +208,8 @@ def refuse_second(backward: Operator) -> NoReturn:
     )
 
 
-def refuse_graph_of_inplace(backward: Operator) -> None:
-    """Refuse ``create_graph=True`` in a backward in place: a gradient without a graph would be taken for a constant."""
+def refuse_graph(backward: Operator) -> None:
+    """Refuse ``create_graph=True`` in a backward that makes none: its gradient would be taken for a constant."""
     if torch.is_grad_enabled():
         refuse_second(backward)
 
@@ -233,6 +248,6 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_graph_of_inplace(ctx.derivative.backward)
+        refuse_graph(ctx.derivative.backward)
         needs = ctx.needs_input_grad[2:]
         return None, None, *ctx.derivative.gradients(ctx, grads, needs, inplace=True)[: len(needs)]

@@ -20,9 +20,14 @@ def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | N
     place.check(operator.qualified(overwrites), call.first.device, operator.instead)
     if place.may_look and operator.check_values is not None:
         operator.check_values(call)
-    if call.first.numel() == 0:  # a kernel needs an element
+    if _is_empty(operator, call):
         return as_returned([each.new(call, each.fill) for each in operator.returned(overwrites)])
     return as_returned(_launched(operator, call, place, overwrites))
+
+
+def _is_empty(operator: Operator, call: Call) -> bool:
+    """An input that every call has is without elements, and a kernel needs one of each."""
+    return any(call.tensor(each.name).numel() == 0 for each in operator.inputs if not each.is_optional)
 
 
 def shapes(operator: Operator, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:

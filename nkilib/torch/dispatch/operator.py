@@ -108,7 +108,7 @@ class Output:
         dtype: None for that of the first input.
         shape: from the call.
         exists: what must hold beside ``with_<name>`` for it not to be empty.
-        fill: what it holds where the first input has no elements, so that no kernel runs.
+        fill: what it holds where an input that is not optional has no elements, so that no kernel runs.
         computed: from the call and the kernel's results by name, if the kernel does not return it itself.
         depends_on: inputs by which it has a derivative; None for all.
         requested_by: the option that says whether it is asked for; None for ``with_<name>``, if there is one. What is

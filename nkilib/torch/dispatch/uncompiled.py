@@ -1,10 +1,11 @@
-"""What torch.compile must not leave out of its graph in silence, and run: it raises when it is called.
+"""What torch.compile must not leave out of its graph in silence, and run: it raises, or warns, when it is called.
 
 Importing this imports the compiler, so it is imported where something is being compiled only.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Final, NoReturn
 
 import torch
@@ -23,3 +24,9 @@ def refuse_inplace(caller: str) -> NoReturn:
         RuntimeError: always.
     """
     raise RuntimeError(f"{caller}: {_REASON}")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def warn(message: str) -> None:
+    """Warn once, while a graph is made, which cannot do it itself."""
+    warnings.warn(message, UserWarning, stacklevel=2)

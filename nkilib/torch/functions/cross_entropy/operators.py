@@ -6,7 +6,7 @@ PyTorch's shapes and reductions are in :mod:`.functional`, derivatives in :mod:`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -134,22 +134,31 @@ FORWARD: Final = register(
     )
 )
 
-# Results: functions.cross_entropy.results.ShardStatistics.
+
+def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
+    """Those that are ``functions.cross_entropy.results.ShardStatistics``, of a shard without classes too.
+
+    Args:
+        vocabulary: V, from the call.
+    """
+    return (
+        Output("maximum", fill=torch.finfo(torch.float32).min),
+        Output("log_sum", fill=-torch.inf),
+        Output("target_logit"),
+        Output("position_weight"),
+        Output("distance_sum"),
+        Output("argmax", torch.int32, fill=vocabulary),
+        Output("entropy"),
+    )
+
+
 STATISTICS: Final = register(
     Operator(
         "cross_entropy_shard_statistics",
         inputs=(_LOGITS, _TARGET, _CLASS_WEIGHT),
         options=(LossOptions, Columns, Wanted),
         without=("with_logprob", "lse_square_scale"),  # which take the target and the lse of all shards
-        outputs=(
-            Output("maximum", fill=torch.finfo(torch.float32).min),
-            Output("log_sum", fill=-torch.inf),
-            Output("target_logit"),
-            Output("position_weight"),
-            Output("distance_sum"),
-            Output("argmax", torch.int32, fill=lambda call: call.group(Columns).vocabulary(call.first)),
-            Output("entropy"),
-        ),
+        outputs=statistics_outputs(lambda call: call.group(Columns).vocabulary(call.first)),
         kernel=extended_cross_entropy_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,

@@ -27,7 +27,8 @@ class CrossEntropyOutputs(NamedTuple):
             probabilities, which have no single target.
         argmax: int64 per position, the first class with the largest logit; V, which is no class, in a row that holds a
             NaN.
-        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable.
+        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable, but for that of
+            ``linear_cross_entropy``.
     """
 
     loss: Tensor

@@ -5,17 +5,19 @@ For an input that ``torch.nn.functional.linear_cross_entropy`` refuses too, the 
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from nkilib.core.host.reductions import check_reduction
+from nkilib.experimental.loss.linear_cross_entropy.options import POSITIONS_MAX
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.checks import (
     check_floating,
     check_indices,
     check_normalizer,
-    check_weight,
 )
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES
@@ -23,6 +25,8 @@ from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES
 
 def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | None) -> None:
     """Refuse what PyTorch does not accept either, in its order: the error is that of the first fault.
+
+    :func:`check_weight` of cross-entropy is apart, for a shard of the classes has not their number.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -49,7 +53,6 @@ def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | 
         positions = tuple(given.input.shape[:-1])
         _, *inner = given.linear_weight.shape[:-1]
         check_indices(caller, given.logits_shape, (*positions, *inner), given.target)
-    check_weight(caller, given.weight, given.linear_weight.shape[0], given.has_probabilities)
 
 
 def _check_shapes(caller: Caller, given: LinearArguments) -> None:
@@ -84,10 +87,16 @@ def check_kernel_arguments(caller: Caller, given: LinearArguments) -> None:
     Raises:
         TypeError: input and weight are of another type than bfloat16, float16 and float32.
         RuntimeError: input, weight and bias are of unlike types; ``weight`` requires grad.
-        NotImplementedError: no floating types.
-        ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit.
+        NotImplementedError: no floating types; ``grad_weight_sum`` of XLA tensors.
+        ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit; more positions than a launch takes.
     """
     _check_dtypes(caller, given)
+    positions = prod(given.input.shape[:-1])
+    if positions > POSITIONS_MAX:
+        raise ValueError(
+            f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them, "
+            f"with normalizer= for a mean"
+        )
     check_normalizer(caller, given.normalizer, given.reduction, given.input.device)
     _check_sum(caller, given.linear_weight, given.grad_weight_sum)
 
@@ -119,6 +128,11 @@ def _check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -
     """Refuse a tensor to which the gradient of the weight cannot be added in place."""
     if grad_weight_sum is None:
         return
+    if weight.device.type == "xla":
+        raise NotImplementedError(
+            f"{caller}: grad_weight_sum is not supported for XLA tensors, which have no memory to add to; add the "
+            f"gradient of linear_weight yourself"
+        )
     if grad_weight_sum.dtype != torch.float32 or grad_weight_sum.shape != weight.shape:
         raise ValueError(
             f"{caller}: grad_weight_sum must be float32 of the shape of linear_weight, {tuple(weight.shape)}, got "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.functions.cross_entropy.checks import check_outputs, checked_options
+from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight, checked_options
 from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
@@ -163,9 +163,9 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; batch sizes differ; ``ignore_index``, ``logit_softcap`` or
-            ``lse_square_scale`` out of range; ``normalizer`` without a mean; ``return_outputs`` with more than 2^24
-            classes; ``grad_weight_sum`` or ``memory_limit`` does not fit.
+        ValueError: unknown ``reduction``; batch sizes differ; more than 65,536 positions; ``ignore_index``,
+            ``logit_softcap`` or ``lse_square_scale`` out of range; ``normalizer`` without a mean; ``return_outputs``
+            with more than 2^24 classes; ``grad_weight_sum`` or ``memory_limit`` does not fit.
         RuntimeError: shapes, types or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says;
             ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
@@ -184,6 +184,7 @@ def linear_cross_entropy(
     check_memory_limit(caller, memory_limit)
     given = LinearArguments(input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum)
     check_arguments(caller, given, ignore_index)
+    check_weight(caller, weight, linear_weight.shape[0], given.has_probabilities)
     reason = reason_for_reference(given)
     if reason is not None:
         is_used = {

@@ -44,14 +44,16 @@ def takes_one_launch(given: LinearArguments, wanted: WantedGradients, return_out
 
 
 def granted_scratch(given: LinearArguments, wanted: WantedGradients, memory_limit: int) -> int | None:
-    """The most bytes for logits, at most the kernel's default, with which all that it takes fits; None if nothing does.
+    """The most bytes for logits with which all that one launch takes fits; None if nothing does.
 
-    Beside logits and sums in float32 it is the gradients, which are there from the forward on.
+    Beside logits and sums in float32 it is the gradients, which are there from the forward on. It is at most the
+    kernel's default, or what the fewest positions need where that is more.
     """
     weight = given.linear_weight
     classes, features = weight.shape
     positions = given.input.numel() // features
-    kept = wanted.grad_input_wanted * given.input.nbytes + wanted.grad_weight_wanted * weight.nbytes
+    rows = wanted.grad_input_wanted * positions + wanted.grad_weight_wanted * classes
+    kept = rows * features * weight.itemsize
     least = min(positions, _TILE) * classes * torch.float32.itemsize
     scratch = max(SCRATCH_BYTES, least)
     while kept + one_launch_bytes(positions, features, classes, scratch) > memory_limit:

@@ -62,14 +62,20 @@ def _has_bias(call: Call) -> bool:
     return call.tensors["linear_bias"] is not None
 
 
+def vocabulary(call: Call) -> int:
+    """V: of all shards, if the weight is one of them."""
+    known: int | None = call.options.get("num_classes")
+    return as_weight(call)[0] if known is None else known
+
+
 def _check_classes(call: Call) -> None:
     """Refuse class indices out of range."""
-    check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], as_weight(call)[0])
+    check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
-def _targets(call: Call) -> dict[str, Any]:
+def targets(call: Call) -> dict[str, Any]:
     """What all kernels are given in place of the target."""
-    classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], as_weight(call)[0])
+    classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     return {"targets_hbm": classes.detach(), "ignore_index": ignore_index}
 
 
@@ -90,18 +96,19 @@ _GRADIENTS_ON_REQUEST: Final = {each.name: each.request for each in _GRADIENTS}
 # Of the options of the loss, those that these kernels have.
 _OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
 _WITHOUT: Final = tuple(each.name for each in options_of(LossOptions) if each.name not in _OPTIONS)
-_RESULTS: Final = ("loss", "lse", "target_logit", "position_weight", "argmax", "entropy", "maximum", "log_sum")
 _ON_REQUEST: Final = {
     "target_logit": "with_target",
     "position_weight": "with_target",
     "argmax": "with_argmax",
     "entropy": "with_entropy",
+    "distance_sum": "with_distance_sum",
 }
+_RESULTS: Final = ("loss", "lse", *_ON_REQUEST, "maximum", "log_sum")
 
 
 def _forward_arguments(call: Call) -> dict[str, Any]:
     with_target = call.options["with_logprob"] or call.tensors["class_weight"] is not None
-    return {**_targets(call), "with_target": with_target, "with_log_sum": True}
+    return {**targets(call), "with_target": with_target, "with_log_sum": True}
 
 
 def _counts(call: Call) -> Tensor:
@@ -147,9 +154,10 @@ FORWARD: Final = register(
 )
 
 
-def _backward_arguments(call: Call) -> dict[str, Any]:
+def backward_arguments(call: Call) -> dict[str, Any]:
+    """What the backward kernel is given beside the inputs and options, or in place of them."""
     lse = call.tensor("maximum") + call.tensor("log_sum")
-    return {**_targets(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
+    return {**targets(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
 
 
 def _bias_if_given(call: Call) -> dict[str, Any]:
@@ -178,7 +186,7 @@ BACKWARD: Final = register(
         outputs=_GRADIENTS,
         kernel=linear_cross_entropy_backward,
         on_request=_GRADIENTS_ON_REQUEST,
-        arguments=_backward_arguments,
+        arguments=backward_arguments,
         check_values=_check_classes,
         instead=LINEAR.instead,
     )
@@ -195,7 +203,7 @@ BACKWARD_ADDING: Final = register(
         kernel=linear_cross_entropy_backward,
         results=tuple(each.name for each in _GRADIENTS),
         on_request={each.name: each.request for each in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
-        arguments=_backward_arguments,
+        arguments=backward_arguments,
         writes={"grad_weight_sum": "grad_linear_weight"},
         check_values=_check_classes,
         instead=LINEAR.instead,
@@ -219,7 +227,7 @@ WITH_GRADIENTS: Final = register(
         results=("loss", "lse", *_GRADIENTS_ON_REQUEST),
         on_request=_GRADIENTS_ON_REQUEST,
         arguments=lambda call: {
-            **_targets(call),
+            **targets(call),
             **_bias_if_given(call),
             "grad_scale_hbm": call.tensor("grad_scale").detach().reshape(1),
         },

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Final
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy.options import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 
-# What the kernels take: D, and so many classes that float32 counts them.
-FEATURES_MIN: Final = 16
-FEATURES_MAX: Final = 16384
-CLASSES_MAX: Final = 2**24
 
+def reason_for_reference(given: LinearArguments, vocabulary: int | None = None) -> str | None:
+    """A clause that says what no kernel computes; None where one does.
 
-def reason_for_reference(given: LinearArguments) -> str | None:
-    """A clause that says what no kernel computes; None where one does."""
-    classes, *inner, features = given.linear_weight.shape
+    Args:
+        given: the arguments.
+        vocabulary: classes of all ranks, where ``linear_weight`` has those of one.
+    """
+    held, *inner, features = given.linear_weight.shape
+    classes = held if vocabulary is None else vocabulary
     if inner:
         return f"linear_weight has {given.linear_weight.dim()} dimensions"
     if given.has_probabilities:
@@ -62,11 +64,7 @@ def reference_loss(caller: Caller, given: LinearArguments, reason: str, options:
         reason: why no kernel computes it.
         options: of the loss, none but PyTorch's.
     """
-    warnings.warn(
-        f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory",
-        UserWarning,
-        stacklevel=3,
-    )
+    _warn(f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory")
     weight, bias, positions = given.linear_weight, given.linear_bias, given.input.shape[:-1]
     is_deep = len(positions) > 1
     rows = given.input.flatten(0, -2) if is_deep else given.input
@@ -81,3 +79,12 @@ def reference_loss(caller: Caller, given: LinearArguments, reason: str, options:
         label_smoothing=options.label_smoothing,
     )
     return loss.reshape(positions) if given.reduction == "none" and is_deep else loss
+
+
+def _warn(message: str) -> None:
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
+
+        uncompiled.warn(message)
+    else:
+        warnings.warn(message, UserWarning, stacklevel=4)

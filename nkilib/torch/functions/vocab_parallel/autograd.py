@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.torch.dispatch.autograd import refuse_graph_of_inplace
+from nkilib.torch.dispatch.autograd import refuse_graph
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.autograd import DERIVATIVE, soft_gradients
@@ -107,7 +107,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.inplace:
-            refuse_graph_of_inplace(BACKWARD)
+            refuse_graph(BACKWARD)
         logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
         tensors = {
             "logits": logits if ctx.held == logits.shape[1] else logits[:, : ctx.held],

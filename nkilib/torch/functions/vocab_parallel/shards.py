@@ -36,7 +36,7 @@ class VocabularyShards(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Columns of this rank that are classes; those after them are padding."""
+        """Classes of this rank; what it has after them is padding."""
         return self.sizes[self.rank]
 
     @property
@@ -61,10 +61,10 @@ def shards_of_ranks(
     """The shards as the arguments of this rank say.
 
     Args:
-        caller: who is named in errors.
-        width: columns of this rank's logits, padding included.
+        caller: who is named in errors, and what it calls the tensor of which each rank has a part.
+        width: classes of this rank, padding included.
         place: of this rank in the group.
-        num_classes: V where all ranks have ``width`` columns and those from V on are padding; None: none are.
+        num_classes: V where all ranks have ``width`` and those from V on are padding; None: none are.
         shard_sizes: classes of each rank instead.
 
     Raises:
@@ -80,7 +80,7 @@ def shards_of_ranks(
         return VocabularyShards(_checked_sizes(caller, shard_sizes, width, ranks, rank), rank)
     total = ranks * width if num_classes is None else int(_checked_total(caller, num_classes, width, ranks))
     if total == 0:
-        raise ValueError(f"{caller}: {caller.input} must have at least one class, got none; pass the logits")
+        raise ValueError(f"{caller}: {caller.input} must have at least one class, got none; pass the {caller.noun}")
     return VocabularyShards(tuple(min(max(total - each * width, 0), width) for each in range(ranks)), rank)
 
 
@@ -93,8 +93,8 @@ def _checked_total(caller: Caller, num_classes: int, width: int, ranks: int) -> 
         raise TypeError(f"{caller}: argument 'num_classes' must be int, not {type(num_classes).__name__}")
     if not 0 < num_classes <= ranks * width:
         raise ValueError(
-            f"{caller}: num_classes must be from 1 to {ranks * width}, the columns of {ranks} ranks of {width}, got "
-            f"{num_classes}; pass shard_sizes where ranks have unlike numbers of columns"
+            f"{caller}: num_classes must be from 1 to {ranks * width}, the classes of {ranks} ranks of {width}, got "
+            f"{num_classes}; pass shard_sizes where ranks have unlike numbers of them"
         )
     return num_classes
 
@@ -113,8 +113,8 @@ def _checked_sizes(caller: Caller, given: Sequence[int], width: int, ranks: int,
         raise ValueError(f"{caller}: shard_sizes must be 0 or more, and not all 0, got {list(sizes)}")
     if sizes[rank] > width:
         raise ValueError(
-            f"{caller}: {caller.input} of rank {rank} must have at least the {sizes[rank]} columns that shard_sizes "
-            f"gives it, got {width}; pass the sizes in rank order, and the logits of this rank"
+            f"{caller}: {caller.input} of rank {rank} must have at least the {sizes[rank]} classes that shard_sizes "
+            f"gives it, got {width}; pass the sizes in rank order, and the {caller.noun} of this rank"
         )
     return sizes
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.torch.inputs import CLASSES, POSITIONS, exact, make_logits, make_targets
+from tests.torch.of_pytorch import linear_only
 from tests.torch.telling import assert_gradient
 
 chunks_probabilities = Version(torch.__version__) >= Version("2.14")
-linear_only = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch before 2.13")
 
 
 def chunked(input: Tensor, weight: Tensor, target: Tensor, retain: bool = False, **arguments: Any) -> Tensor:

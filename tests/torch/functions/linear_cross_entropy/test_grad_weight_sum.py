@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from nkilib.torch import LinearCrossEntropyLoss, linear_cross_entropy
@@ -134,3 +135,10 @@ def test_what_cannot_be_added_to_is_refused(case: str) -> None:
     problem = make_problem(POSITIONS)
     with pytest.raises(error, match=f"^linear_cross_entropy: .*{message}"):
         linear_cross_entropy(problem.input, problem.linear_weight, problem.target, grad_weight_sum=known)
+
+
+def test_xla_tensors_have_no_memory_to_add_to() -> None:
+    with FakeTensorMode(), torch.device("xla"):
+        x, w, known = torch.empty(3, FEATURES), torch.empty(CLASSES, FEATURES), torch.empty(CLASSES, FEATURES)
+        with pytest.raises(NotImplementedError, match="grad_weight_sum is not supported for XLA tensors"):
+            linear_cross_entropy(x, w, torch.empty(3, dtype=torch.int64), grad_weight_sum=known)

@@ -12,6 +12,9 @@ from torch import Tensor
 from nkilib.torch import LinearCrossEntropyLoss, linear_cross_entropy
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS
 from tests.torch.inputs import make_logits, make_targets, make_weight
+from tests.torch.of_pytorch import linear_only
+
+pytestmark = linear_only
 
 CONSTRUCTORS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -17,6 +17,7 @@ from nkilib.torch import linear_cross_entropy
 from tests.torch.fake_group import two_ranks
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS
 from tests.torch.inputs import make_logits, make_probabilities, make_targets
+from tests.torch.of_pytorch import linear_only
 
 Call = Callable[[Callable[..., Any]], Any]
 
@@ -68,6 +69,7 @@ REFUSED_BY_BOTH: dict[str, tuple[Call, str]] = {
 }
 
 
+@linear_only
 @pytest.mark.parametrize("case", REFUSED_BY_BOTH)
 def test_errors_have_the_type_that_pytorchs_have(case: str) -> None:
     call, message = REFUSED_BY_BOTH[case]
@@ -86,6 +88,11 @@ REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
     "no target": (TypeError, lambda f: f(X, W, None), "'target' must be Tensor, not NoneType"),
     "bias as number": (TypeError, lambda f: f(X, W, T, linear_bias=0.0), r"not float; pass torch.tensor\(0.0\)"),
     "weight elsewhere": (RuntimeError, lambda f: f(X, W.to("meta"), T), "linear_weight must be on the device of input"),
+    "too many positions": (
+        ValueError,
+        lambda f: f(torch.empty(65_537, FEATURES, device="meta"), W.to("meta"), T.new_empty(65_537, device="meta")),
+        "at most 65536 positions, got 65537; call it for parts of them",
+    ),
     "no softcap": (ValueError, lambda f: f(X, W, T, logit_softcap=0.0), "pass None for no cap"),
     "negative z-loss": (
         ValueError,

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "too many classes": (
         ValueError,
         lambda: loss_of(num_classes=17),
-        "num_classes must be from 1 to 16, the columns of 2 ranks of 8, got 17; pass shard_sizes where",
+        "num_classes must be from 1 to 16, the classes of 2 ranks of 8, got 17; pass shard_sizes where",
     ),
     "no classes": (ValueError, lambda: loss_of(num_classes=0), "num_classes must be from 1 to 16"),
     "classes as text": (TypeError, lambda: loss_of(num_classes="9"), "'num_classes' must be int, not str"),
@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "size too large": (
         ValueError,
         lambda: loss_of(shard_sizes=[9, 8]),
-        "logits_shard of rank 0 must have at least the 9 columns that shard_sizes gives it, got 8",
+        "logits_shard of rank 0 must have at least the 9 classes that shard_sizes gives it, got 8",
     ),
     "negative size": (ValueError, lambda: loss_of(shard_sizes=[8, -1]), r"0 or more, and not all 0, got \[8, -1\]"),
     "sizes all 0": (ValueError, lambda: loss_of(shard_sizes=[0, 0]), "not all 0"),

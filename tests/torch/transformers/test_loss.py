@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from pathlib import Path
@@ -10,17 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, Trainer
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from nkilib import simulator
@@ -28,79 +18,40 @@ from nkilib.experimental.loss.cross_entropy.options import RecipeOptions
 from nkilib.torch import cross_entropy
 from nkilib.torch.transformers import causal_lm_loss
 from tests.torch.inputs import DTYPES, gradient_of, make_logits, make_targets
-from tests.torch.telling import UNIT
+from tests.torch.transformers.models import (
+    BATCH,
+    GRADIENT_BUDGET,
+    LOSS_BUDGET,
+    Make,
+    Windows,
+    difference,
+    llama,
+    padded_batch,
+    pair,
+    qwen2,
+    training_arguments,
+)
 
-VOCABULARY, BATCH, LENGTH = 301, 3, 12
 STEPS = 10
-# A loss is log-sum-exp minus target, each rounded to float32 with 16 u of log V, which is below 6; the stock one too.
-LOSS_BUDGET = 2 * 16 * UNIT * 6
-# Of a parameter's gradient, as a share of its norm. In float32 what rounding moves: both sides sum in other orders. In
-# bfloat16 the gradients of the logits are those of float32 rounded once; where the two roundings differ, they do so by
-# an ulp, 2^-8, in a few elements among many.
-GRADIENT_BUDGET = {torch.float32: 16 * UNIT, torch.bfloat16: 2.0**-9}
 # AdamW divides by the size of the gradient, so that an ulp of a small one moves a bfloat16 parameter by a whole ulp.
 TRAJECTORY_BUDGET = {torch.float32: LOSS_BUDGET, torch.bfloat16: 5e-3}
-
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": LENGTH,
-}
-
-
-def _llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**_SIZES))
-
-
-def _qwen() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, tie_word_embeddings=True))
-
-
-MODELS = pytest.mark.parametrize("make", [_llama, _qwen], ids=["llama", "qwen"])
+MODELS = pytest.mark.parametrize("make", [llama, qwen2])
 TYPES = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 
 
-def _pair(make: Any, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedModel]:
+def _pair(make: Make, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The stock model, and one with the same parameters and our loss."""
-    torch.manual_seed(0)
-    stock = make().to(dtype)
-    ours = copy.deepcopy(stock)
+    stock, ours = pair(make, dtype)
     ours.loss_function = causal_lm_loss
     return stock, ours
-
-
-def _padded_batch(seed: int = 1) -> dict[str, Tensor]:
-    """Tokens, and labels of which two rows end early."""
-    ids = make_targets(BATCH, LENGTH, classes=VOCABULARY, seed=seed)
-    labels, mask = ids.clone(), torch.ones_like(ids)
-    for row, end in ((1, 7), (2, 3)):
-        labels[row, end:] = -100
-        mask[row, end:] = 0
-    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
-
-
-def _difference(actual: PreTrainedModel, expected: PreTrainedModel) -> float:
-    """The largest difference of a parameter's gradients, as a share of the expected norm."""
-    shares = []
-    for (name, ours), theirs in zip(actual.named_parameters(), expected.parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None, name
-        assert ours.grad.dtype == theirs.grad.dtype
-        exact = theirs.grad.double()
-        assert exact.norm() > 0, f"{name} has no gradient to compare"
-        shares.append(float((ours.grad.double() - exact).norm() / exact.norm()))
-    return max(shares)
 
 
 @MODELS
 @TYPES
 @pytest.mark.parametrize("items", [None, 40, torch.tensor(40)], ids=["mean", "int", "tensor"])
-def test_loss_and_gradients_are_the_stock_models(make: Any, dtype: torch.dtype, items: Any) -> None:
+def test_loss_and_gradients_are_the_stock_models(make: Make, dtype: torch.dtype, items: Any) -> None:
     stock, ours = _pair(make, dtype)
-    batch = _padded_batch()
+    batch = padded_batch()
     expected = stock(**batch, num_items_in_batch=items).loss
     with simulator.recording() as record:
         loss = ours(**batch, num_items_in_batch=items).loss
@@ -109,13 +60,13 @@ def test_loss_and_gradients_are_the_stock_models(make: Any, dtype: torch.dtype, 
     assert abs(loss.item() - expected.item()) <= LOSS_BUDGET
     expected.backward()
     loss.backward()
-    assert _difference(ours, stock) <= GRADIENT_BUDGET[dtype]
+    assert difference(ours, stock) <= GRADIENT_BUDGET[dtype]
 
 
 @TYPES
 def test_the_budgets_see_a_missing_shift_and_padding_that_counts(dtype: torch.dtype) -> None:
-    stock, ours = _pair(_llama, dtype)
-    batch = _padded_batch()
+    stock, ours = _pair(llama, dtype)
+    batch = padded_batch()
     expected = stock(**batch).loss
     expected.backward()
     for labels in (batch["labels"].roll(1, dims=1), batch["labels"].clamp(min=0)):
@@ -123,19 +74,19 @@ def test_the_budgets_see_a_missing_shift_and_padding_that_counts(dtype: torch.dt
         loss = ours(**{**batch, "labels": labels}).loss
         loss.backward()
         assert abs(loss.item() - expected.item()) > 100 * LOSS_BUDGET
-        assert _difference(ours, stock) > 100 * GRADIENT_BUDGET[dtype]
+        assert difference(ours, stock) > 100 * GRADIENT_BUDGET[dtype]
 
 
-@pytest.mark.parametrize("make", [_llama, pytest.param(_qwen, marks=pytest.mark.sweep)], ids=["llama", "qwen"])
+@pytest.mark.parametrize("make", [llama, pytest.param(qwen2, marks=pytest.mark.sweep)], ids=["llama", "qwen"])
 @TYPES
-def test_ten_steps_follow_the_stock_trajectory(make: Any, dtype: torch.dtype) -> None:
+def test_ten_steps_follow_the_stock_trajectory(make: Make, dtype: torch.dtype) -> None:
     trajectories = []
     for model in _pair(make, dtype):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
         for step in range(STEPS):
             optimizer.zero_grad()
-            loss = model(**_padded_batch(seed=step % 2)).loss
+            loss = model(**padded_batch(seed=step % 2)).loss
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -147,46 +98,23 @@ def test_ten_steps_follow_the_stock_trajectory(make: Any, dtype: torch.dtype) ->
 
 
 def test_micro_batches_with_num_items_are_one_batch() -> None:
-    stock, ours = _pair(_llama)
-    batch = _padded_batch()
+    stock, ours = _pair(llama)
+    batch = padded_batch()
     stock(**batch).loss.backward()
     items = (batch["labels"][:, 1:] != -100).sum()
     for row in range(BATCH):
         ours(**{name: value[row : row + 1] for name, value in batch.items()}, num_items_in_batch=items).loss.backward()
-    assert _difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
-
-
-class _Windows(torch.utils.data.Dataset):
-    """Padded rows of unlike numbers of targets, by turns."""
-
-    def __len__(self) -> int:
-        return 2 * BATCH
-
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        return {name: values[row % BATCH] for name, values in _padded_batch(seed=1 + row // BATCH).items()}
+    assert difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
 
 
 @pytest.mark.parametrize("inplace", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_the_trainer_follows_the_stock_loss_under_gradient_accumulation(inplace: bool, tmp_path: Path) -> None:
     """It counts the targets of all micro-batches of a step, and hands the number on."""
-    stock, ours = _pair(_llama)
+    stock, ours = _pair(llama)
     ours.loss_function = functools.partial(causal_lm_loss, inplace=inplace)
     histories = []
     for model in (stock, ours):
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=3,
-            per_device_train_batch_size=1,
-            gradient_accumulation_steps=BATCH,
-            learning_rate=1e-2,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=0,
-        )
-        trainer = Trainer(model, arguments, train_dataset=_Windows())
+        trainer = Trainer(model, training_arguments(tmp_path), train_dataset=Windows())
         with simulator.recording() as record:
             trainer.train()
         assert bool(record.instruction_counts) == (model is ours)
@@ -199,26 +127,26 @@ def test_the_trainer_follows_the_stock_loss_under_gradient_accumulation(inplace:
 
 
 def test_in_place_the_logits_become_their_gradient() -> None:
-    stock, ours = _pair(_llama)
+    stock, ours = _pair(llama)
     ours.loss_function = functools.partial(causal_lm_loss, inplace=True)
-    stock(**_padded_batch()).loss.backward()
-    output = ours(**_padded_batch())
+    stock(**padded_batch()).loss.backward()
+    output = ours(**padded_batch())
     before = output.logits.detach().clone()
     output.loss.backward()
     assert not torch.equal(output.logits, before)
-    assert _difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
+    assert difference(ours, stock) <= GRADIENT_BUDGET[torch.float32]
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["as the logits", "flat"])
 def test_shift_labels_replace_labels(flat: bool) -> None:
-    stock, ours = _pair(_llama)
-    batch = _padded_batch()
+    stock, ours = _pair(llama)
+    batch = padded_batch()
     shifted = torch.nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:].contiguous()
     batch["labels"] = torch.zeros_like(batch["labels"])  # the models look whether there are labels, and hand them on
     given = shifted.flatten() if flat else shifted
     losses = [model(**batch, shift_labels=given).loss.item() for model in (stock, ours)]
     assert abs(losses[0] - losses[1]) <= LOSS_BUDGET
-    assert abs(losses[1] - stock(**_padded_batch()).loss.item()) <= LOSS_BUDGET
+    assert abs(losses[1] - stock(**padded_batch()).loss.item()) <= LOSS_BUDGET
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nkilib.core.host.keywords import shows
@@ -16,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOp
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.transformers.labels import CausalLabels
 
 # Arguments of cross_entropy that have no meaning here. Ignored with all else that a model hands on, they would seem to.
 _NOT_HANDED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))
@@ -84,39 +83,14 @@ def causal_lm_loss(
             f"causal_lm_loss: vocab_size must be the last dimension of logits, got {vocab_size} and logits of shape "
             f"{tuple(logits.shape)}; set config.vocab_size to the rows of the output layer"
         )
-    if shift_labels is None:
-        if labels is None:
-            raise ValueError("causal_lm_loss: labels or shift_labels must be given, got neither; pass labels")
-        # Every position keeps a row, the last one without a target, so that shapes do not depend on values.
-        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    positions = logits.shape[:-1]
-    if shift_labels.numel() != positions.numel():
-        raise ValueError(
-            f"causal_lm_loss: there must be a label for each of the {positions.numel()} positions of logits, "
-            f"{tuple(positions)}, got {shift_labels.numel()} of shape {tuple(shift_labels.shape)}; where "
-            f"logits_to_keep shortens the logits, shorten the labels likewise"
-        )
-    target = shift_labels.to(logits.device).reshape(positions)
+    given = CausalLabels("causal_lm_loss", labels, shift_labels, ignore_index, num_items_in_batch)
     return cross_entropy(
         logits if logits.dtype in TILE_DTYPES else logits.float(),
-        target,
+        given.targets_of("logits", logits),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-        normalizer=_normalizer(num_items_in_batch, logits.device),
+        normalizer=given.normalizer(logits.device),
         inplace=inplace,
         class_dim=-1,
         **{name: kwargs[name] for name in RECIPE if name in kwargs},
     )
-
-
-def _normalizer(num_items_in_batch: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """The divisor as a tensor without dimensions on ``device``: data parallelism may hand on one of shape [1]."""
-    if num_items_in_batch is None:
-        return None
-    items = torch.as_tensor(num_items_in_batch, device=device)
-    if items.numel() != 1:
-        raise ValueError(
-            f"causal_lm_loss: num_items_in_batch must be a number or a tensor of one element, got shape "
-            f"{tuple(items.shape)}; pass its sum"
-        )
-    return items.reshape(())

@@ -1,0 +1,1 @@
+"""Linear cross-entropy of a vocabulary that is spread over processes."""

@@ -1,0 +1,163 @@
+"""The loss of positions from a part of the output layer on each rank: a forward and a backward that communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.core.host.options import values_of
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.torch.dispatch.autograd import Derivative, refuse_graph
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.functions.cross_entropy.operators import Wanted
+from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
+from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD
+from nkilib.torch.functions.vocab_parallel.results import combined_results, with_weight_sum
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+from nkilib.torch.functions.vocab_parallel_linear.operators import BACKWARD, BACKWARD_ADDING, STATISTICS
+
+DERIVATIVE: Final = Derivative(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
+
+
+class ShardOperands(NamedTuple):
+    """What this rank has.
+
+    Attributes:
+        input: [N, D], the same on all ranks.
+        linear_weight: [classes of this rank, D].
+        target: [N] classes, counted over all ranks.
+        linear_bias: [classes of this rank] float32, or None.
+        grad_weight_sum: float32 of the shape of ``linear_weight``, to which its gradient is added; or None.
+    """
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    grad_weight_sum: Tensor | None
+
+
+def vocab_parallel_linear_results(
+    caller: Caller,
+    operands: ShardOperands,
+    class_weight: Tensor | None,
+    options: LossOptions,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    wanted: Wanted,
+    claims: Mapping[str, float],
+) -> ForwardResults:
+    """What the forward operator would return for the whole weight, differentiable by what this rank has.
+
+    Args:
+        caller: who is named in errors.
+        operands: of this rank.
+        class_weight: [V] float32, or None.
+        options: of the loss.
+        shards: of all ranks.
+        group: None for all processes.
+        wanted: which of logprob, argmax and entropy are asked for; the others are empty.
+        claims: what else all ranks must have alike, by name.
+    """
+    input, linear_weight, target, linear_bias, grad_weight_sum = operands
+    own_weight = shards.own(class_weight)
+    asked_for = replace(wanted, with_distance_sum=options.label_smoothing > 0.0)
+    # The backward communicates where the input needs a gradient: on every rank, or on none.
+    needs_gradient = input.requires_grad and torch.is_grad_enabled()
+    all_claims = {"features": input.shape[1], "input requires grad": needs_gradient, **claims}
+    with torch.no_grad():
+        own = STATISTICS.op(input.device)(
+            input.detach(),
+            linear_weight.detach(),
+            target,
+            None if linear_bias is None else linear_bias.detach(),
+            own_weight,
+            **STATISTICS.keywords_from(options, shards.columns, asked_for),
+        )
+        statistics = ShardStatistics(*own)
+        whole = combined_results(
+            caller, statistics, target, class_weight, options, shards, group, wanted.with_logprob, all_claims
+        )
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
+    tensors = (input, linear_weight, target, linear_bias, own_weight, grad_weight_sum)
+    keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
+    found = apply(*tensors, whole.weight_sum, whole.target_weight, whole.results, keywords, group)
+    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
+
+
+# Of the results; the others are constants.
+_DIFFERENTIABLE: Final = ("loss", "lse", "logprob")
+# What the backward is given of the forward, in this order.
+_KEPT: Final = tuple(each.name for each in BACKWARD.inputs if not each.name.startswith("grad_"))
+# Arguments that are inputs of the operator of the whole weight, the first ones.
+_INPUTS: Final = len(FORWARD.inputs)
+
+
+class VocabParallelLinearCrossEntropy(torch.autograd.Function):
+    """Hands on the differentiable results of all ranks, and has their derivative by what this rank has.
+
+    Arguments of ``apply``: the inputs of the forward operator, of this rank's classes; weight_sum (of all classes) and
+    target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the group.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        linear_bias: Tensor | None,
+        class_weight: Tensor | None,
+        grad_weight_sum: Tensor | None,
+        weight_sum: Tensor | None,
+        target_weight: Tensor | None,
+        results: ForwardResults,
+        options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, ...]:
+        tensors = {
+            "input": input,
+            "linear_weight": linear_weight,
+            "target": target,
+            "maximum": results.maximum,
+            "log_sum": results.log_sum,
+            "linear_bias": linear_bias,
+            "class_weight": class_weight,
+            "target_weight": target_weight,
+        }
+        ctx.save_for_backward(*(tensors[name] for name in _KEPT), weight_sum)
+        ctx.options, ctx.group = options, group
+        # Not saved: micro-batches between this forward and its backward write to it too.
+        ctx.written = {"grad_weight_sum": grad_weight_sum}
+        returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
+        needed = DERIVATIVE.needed(ctx.needs_input_grad[:_INPUTS])
+        DERIVATIVE.mark_constants(ctx, Call(tensors, options), returned, needed)
+        return tuple(returned.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_graph(BACKWARD)  # a sum over ranks without a graph would be taken for a constant
+        *kept, weight_sum = ctx.saved_tensors
+        call = Call(dict(zip(_KEPT, kept, strict=True)), ctx.options)
+        upstream = DERIVATIVE.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
+        needed = DERIVATIVE.needed(ctx.needs_input_grad[:_INPUTS])
+        found: dict[str, Tensor] = {}
+        if upstream:
+            call = with_weight_sum(call.replaced(upstream), weight_sum)
+            found = DERIVATIVE.of_kernel(call, ctx.written, needed)
+        if "input" in found and needed["input"]:
+            found["input"] = _summed_over_ranks(found["input"], call.first.dtype, ctx.group)
+        gradients = (found.get(name) if is_needed else None for name, is_needed in needed.items())
+        return *gradients, *[None] * 5
+
+
+def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
+    """In float32, and rounded once."""
+    dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
+    return part.to(dtype)

@@ -1,0 +1,220 @@
+"""``vocab_parallel_linear_cross_entropy``: output layer and loss in one, classes spread over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight, checked_options
+from nkilib.torch.functions.cross_entropy.operators import Wanted
+from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
+from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+from nkilib.torch.functions.linear_cross_entropy.checks import check_arguments, check_kernel_arguments
+from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
+from nkilib.torch.functions.linear_cross_entropy.reference import reason_for_reference
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards, group_place, shards_of_ranks
+from nkilib.torch.functions.vocab_parallel_linear.autograd import ShardOperands, vocab_parallel_linear_results
+from nkilib.torch.functions.vocab_parallel_linear.operators import VOCAB_PARALLEL_LINEAR as _CALLER
+
+# What is spread over the ranks.
+_WEIGHT: Final = _CALLER._replace(input="linear_weight", noun="weight")
+
+
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    linear_bias: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    return_outputs: Literal[False] = ...,
+    grad_weight_sum: Tensor | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    linear_bias: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    return_outputs: Literal[True],
+    grad_weight_sum: Tensor | None = ...,
+) -> CrossEntropyOutputs: ...
+
+
+@overload
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    linear_bias: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    label_smoothing: float = ...,
+    num_classes: int | None = ...,
+    shard_sizes: Sequence[int] | None = ...,
+    logit_softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    normalizer: Tensor | None = ...,
+    return_outputs: bool = ...,
+    grad_weight_sum: Tensor | None = ...,
+) -> Tensor | CrossEntropyOutputs: ...
+
+
+def vocab_parallel_linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    num_classes: int | None = None,
+    shard_sizes: Sequence[int] | None = None,
+    logit_softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    normalizer: Tensor | None = None,
+    return_outputs: bool = False,
+    grad_weight_sum: Tensor | None = None,
+) -> Tensor | CrossEntropyOutputs:
+    """Cross-entropy of hidden states where each rank of ``group`` has a part of the output layer, and no logits.
+
+    It equals, on every rank, with the weights and biases of all ranks put together in rank order and without their
+    padding::
+
+        nkilib.torch.linear_cross_entropy(input, torch.cat(linear_weights), target, ..., linear_bias=torch.cat(biases))
+
+    Rank r has the classes that follow those of rank r - 1. By default all its rows
+    are classes and all ranks have as many; ``num_classes`` or ``shard_sizes`` say otherwise. Rows of padding never
+    count, whatever they hold, and their gradient is 0. Every rank passes the same options, ``input`` and ``target``,
+    and runs the backward if one does.
+
+    The forward communicates twice, an all-reduce of maxima and one of sums, 3 to 5 float32 for each position in all;
+    ``return_outputs`` adds one to the sums, and an all-reduce of an int32. The backward communicates once, if ``input``
+    requires grad: the gradient of ``input`` is the sum over all ranks, added up in float32 and rounded once, and no
+    layer before has to sum it up again. The gradients of weight and bias are those of the rank's own classes.
+
+    Args:
+        input: [..., D], bfloat16, float32 or float16, the same on every rank.
+        linear_weight: [rows, D] of this rank, of the same type.
+        target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
+            shape of ``input`` without the features.
+        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all.
+        linear_bias: [rows] of this rank, of the type of ``linear_weight`` or float32; used in float32.
+        weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as for ``linear_cross_entropy``.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all V classes.
+        num_classes: V where all ranks have equally many rows and those from V on, at the end of the last ranks, are
+            padding, as where a vocabulary is padded to a multiple of the ranks.
+        shard_sizes: classes of each rank in rank order, the same list on every rank, where ranks have unlike numbers
+            of them; further rows of a rank are padding. A rank may have 0.
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
+        normalizer: tensor without dimensions that replaces the divisor of the mean.
+        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of all classes. Its ``entropy`` has no
+            derivative here.
+        grad_weight_sum: as for ``linear_cross_entropy``, of this rank's rows.
+
+    Returns:
+        The loss, float32, the same on every rank: without dimensions, or for ``"none"`` of the shape of ``target``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, IndexError: as ``linear_cross_entropy``, before anything is communicated.
+        RuntimeError: ``torch.distributed`` is not initialized.
+        ValueError: this process is not in ``group``; the shards do not fit the weight. On the CPU, on all ranks: they
+            do not see the same shards or options, or ``input`` requires grad on some of them only (on other devices,
+            and under torch.compile, the loss is NaN then).
+        NotImplementedError: another device; an FSDP shard; a derivative in forward mode, or a graph of the gradient
+            (``create_graph=True``); class probabilities, and numbers of features, that the kernels do not take.
+    """
+    options = checked_options(
+        _CALLER,
+        vocab_parallel_linear_cross_entropy,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        logit_softcap=logit_softcap,
+        lse_square_scale=lse_square_scale,
+    )
+    given = LinearArguments(input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum)
+    check_arguments(_CALLER, given, None)
+    place = group_place(_CALLER, group)
+    shards = shards_of_ranks(_WEIGHT, linear_weight.shape[0], place, num_classes, shard_sizes)
+    _check_kernels_take(given, shards)
+    check_weight(_CALLER, weight, shards.num_classes, soft=False)
+    given = given.autocast()
+    check_kernel_arguments(_CALLER, given)
+    if return_outputs:
+        check_outputs(_CALLER, shards.num_classes)
+    operands = _operands(given, shards)
+    results = vocab_parallel_linear_results(
+        _CALLER,
+        operands,
+        None if weight is None else weight.to(torch.float32),
+        options,
+        shards,
+        group,
+        Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs),
+        {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
+    )
+    shape = tuple(input.shape[:-1])
+    return returned_values(results, operands.target, options, reduction, normalizer, shape, return_outputs)
+
+
+def _check_kernels_take(given: LinearArguments, shards: VocabularyShards) -> None:
+    """Refuse what PyTorch's operators would compute for a whole weight: they have no logits of other ranks."""
+    reason = reason_for_reference(given, shards.num_classes)
+    if reason is not None:
+        raise NotImplementedError(
+            f"{_CALLER}: not supported where {reason}; pass the logits of torch.nn.functional.linear to "
+            f"nkilib.torch.vocab_parallel_cross_entropy"
+        )
+
+
+def _operands(given: LinearArguments, shards: VocabularyShards) -> ShardOperands:
+    """The rows of positions and those of classes, padding left out."""
+    linear_weight, linear_bias, summed = given.linear_weight, given.linear_bias, given.grad_weight_sum
+    wanted = wanted_gradients(given.input, linear_weight, linear_bias)
+    if wanted is None or not wanted.grad_weight_wanted:
+        summed = None
+    if linear_bias is not None:
+        linear_bias = linear_bias.to(torch.float32)
+    if shards.held < linear_weight.shape[0]:
+        linear_weight = linear_weight[: shards.held]
+        linear_bias = None if linear_bias is None else linear_bias[: shards.held]
+        summed = None if summed is None else summed[: shards.held]
+    return ShardOperands(as_rows(given.input, -1), linear_weight, given.target.reshape(-1), linear_bias, summed)

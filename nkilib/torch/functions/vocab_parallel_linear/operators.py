@@ -1,0 +1,83 @@
+"""The operators ``torch.ops.nkilib.linear_cross_entropy_shard_*``: those of the whole weight, of a part of its classes.
+
+What is a sum over the parts is returned in float32: statistics of the positions, and the gradient of the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import Call, Input, Output
+from nkilib.torch.dispatch.register import register
+from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, statistics_outputs
+from nkilib.torch.functions.cross_entropy.target_indices import check_range
+from nkilib.torch.functions.linear_cross_entropy import operators as of_whole
+from nkilib.torch.functions.linear_cross_entropy.operators import LINEAR, WantedGradients, targets, vocabulary
+
+VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
+
+
+def _check_classes(call: Call) -> None:
+    """Refuse class indices out of range."""
+    check_range(str(VOCAB_PARALLEL_LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+
+
+def _forward_arguments(call: Call) -> dict[str, Any]:
+    return {**targets(call), "with_target": True, "with_log_sum": True}
+
+
+# Results: functions.cross_entropy.results.ShardStatistics.
+STATISTICS: Final = register(
+    replace(
+        of_whole.FORWARD,
+        name="linear_cross_entropy_shard_statistics",
+        inputs=of_whole.FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
+        options=(LossOptions, Columns, Wanted),
+        without=(*of_whole.BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
+        outputs=statistics_outputs(vocabulary),
+        arguments=_forward_arguments,
+        check_values=_check_classes,
+    )
+)
+
+
+def _backward_arguments(call: Call) -> dict[str, Any]:
+    return {**of_whole.backward_arguments(call), "grad_input_float32": True}
+
+
+def _unrounded(output: Output) -> Output:
+    return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
+
+
+_TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
+_BACKWARD_OPTIONS: Final = (LossOptions, Columns, Sums, WantedGradients)
+
+BACKWARD: Final = register(
+    replace(
+        of_whole.BACKWARD,
+        name="linear_cross_entropy_shard_backward",
+        inputs=(*of_whole.BACKWARD.inputs, _TARGET_WEIGHT),
+        options=_BACKWARD_OPTIONS,
+        outputs=tuple(_unrounded(each) for each in of_whole.BACKWARD.outputs),
+        arguments=_backward_arguments,
+        check_values=_check_classes,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+BACKWARD_ADDING: Final = register(
+    replace(
+        of_whole.BACKWARD_ADDING,
+        name="linear_cross_entropy_shard_backward_adding",
+        inputs=(*of_whole.BACKWARD_ADDING.inputs, _TARGET_WEIGHT),
+        options=_BACKWARD_OPTIONS,
+        outputs=tuple(_unrounded(each) for each in of_whole.BACKWARD_ADDING.outputs),
+        arguments=_backward_arguments,
+        check_values=_check_classes,
+    )
+)

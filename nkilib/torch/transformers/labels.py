@@ -1,0 +1,68 @@
+"""Labels of causal language models as ``transformers`` hands them to a loss: targets, and what a sum is divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CausalLabels:
+    """What a loss is given beside logits or hidden states.
+
+    Attributes:
+        caller: the public function, for errors.
+        labels: [..., sequence] integer, the tokens themselves.
+        shift_labels: [..., sequence] or flat, the target of every position; replaces ``labels``.
+        ignore_index: label of tokens that are no target.
+        num_items_in_batch: what the sum of the losses is divided by; None means the targets of this call.
+    """
+
+    caller: str
+    labels: Tensor | None
+    shift_labels: Tensor | None
+    ignore_index: int
+    num_items_in_batch: Tensor | int | None
+
+    def targets_of(self, name: str, tensor: Tensor) -> Tensor:
+        """The target of every position of ``tensor``, [..., sequence, width]: on its device, of its positions' shape.
+
+        Args:
+            name: of ``tensor``, for errors.
+            tensor: logits or hidden states.
+
+        Raises:
+            ValueError: neither labels nor targets, or not as many as positions.
+        """
+        targets, positions = self.shift_labels, tensor.shape[:-1]
+        if targets is None:
+            if self.labels is None:
+                raise ValueError(f"{self.caller}: labels or shift_labels must be given, got neither; pass labels")
+            # Every position keeps a row, the last one without a target, so that shapes do not depend on values.
+            targets = F.pad(self.labels, (0, 1), value=self.ignore_index)[..., 1:]
+        if targets.numel() != positions.numel():
+            raise ValueError(
+                f"{self.caller}: there must be a label for each of the {positions.numel()} positions of {name}, "
+                f"{tuple(positions)}, got {targets.numel()} of shape {tuple(targets.shape)}; where logits_to_keep "
+                f"shortens the {name}, shorten the labels likewise"
+            )
+        return targets.to(tensor.device).reshape(positions)
+
+    def normalizer(self, device: torch.device) -> Tensor | None:
+        """The divisor as a tensor without dimensions on ``device``: data parallelism may hand on one of shape [1].
+
+        Raises:
+            ValueError: it is not one element.
+        """
+        if self.num_items_in_batch is None:
+            return None
+        items = torch.as_tensor(self.num_items_in_batch, device=device)
+        if items.numel() != 1:
+            raise ValueError(
+                f"{self.caller}: num_items_in_batch must be a number or a tensor of one element, got shape "
+                f"{tuple(items.shape)}; pass its sum"
+            )
+        return items.reshape(())

@@ -1,0 +1,138 @@
+"""Small models of ``transformers`` with random parameters, batches for them, and how far their gradients are apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainingArguments,
+)
+
+from tests.torch.inputs import make_targets
+from tests.torch.telling import UNIT
+
+VOCABULARY, BATCH, LENGTH = 301, 3, 12
+# A loss is log-sum-exp minus target, each rounded to float32 with 16 u of log V, which is below 6; the stock one too.
+LOSS_BUDGET = 2 * 16 * UNIT * 6
+# Of a parameter's gradient, as a share of its norm. In float32 what rounding moves: both sides sum in other orders. In
+# bfloat16 the gradients of the logits are those of float32 rounded once; where the two roundings differ, they do so by
+# an ulp, 2^-8, in a few elements among many.
+GRADIENT_BUDGET = {torch.float32: 16 * UNIT, torch.bfloat16: 2.0**-9}
+
+_SIZES: Final[dict[str, Any]] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LENGTH,
+}
+Make = Callable[[], PreTrainedModel]
+
+
+def llama(**further: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**{**_SIZES, **further}))
+
+
+def qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, tie_word_embeddings=True))
+
+
+def qwen3() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=8))
+
+
+def mistral() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=8))
+
+
+def gemma2() -> PreTrainedModel:
+    """With tied embeddings, as it is published, and a cap that bends its logits."""
+    return Gemma2ForCausalLM(Gemma2Config(**_SIZES, head_dim=8, final_logit_softcapping=0.5))
+
+
+def pair(make: Make, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The stock model, and another one with the same parameters."""
+    torch.manual_seed(0)
+    stock = make().to(dtype)
+    return stock, copy.deepcopy(stock)
+
+
+def padded_batch(seed: int = 1) -> dict[str, Tensor]:
+    """Tokens, and labels of which two rows end early."""
+    ids = make_targets(BATCH, LENGTH, classes=VOCABULARY, seed=seed)
+    labels, mask = ids.clone(), torch.ones_like(ids)
+    for row, end in ((1, 7), (2, 3)):
+        labels[row, end:] = -100
+        mask[row, end:] = 0
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+class Windows(torch.utils.data.Dataset):
+    """Padded rows of unlike numbers of targets, by turns."""
+
+    def __len__(self) -> int:
+        return 2 * BATCH
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {name: values[row % BATCH] for name, values in padded_batch(seed=1 + row // BATCH).items()}
+
+
+def training_arguments(directory: object, **further: Any) -> TrainingArguments:
+    """Of a trainer that takes three steps of three micro-batches."""
+    return TrainingArguments(
+        output_dir=str(directory),
+        max_steps=3,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=BATCH,
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=0,
+        **further,
+    )
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Of its parameters, by name; every one has a gradient."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert parameter.grad.dtype == parameter.dtype
+        gradients[name] = parameter.grad
+    return gradients
+
+
+def largest_share(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest difference of two gradients of one name, as a share of the expected norm."""
+    assert actual.keys() == expected.keys()
+    shares = []
+    for name, gradient in expected.items():
+        exact = gradient.double()
+        assert exact.norm() > 0, f"{name} has no gradient to compare"
+        shares.append(float((actual[name].double() - exact).norm() / exact.norm()))
+    return max(shares)
+
+
+def difference(actual: torch.nn.Module, expected: torch.nn.Module) -> float:
+    """The largest difference of a parameter's gradients, as a share of the expected norm."""
+    return largest_share(gradients_of(actual), gradients_of(expected))
