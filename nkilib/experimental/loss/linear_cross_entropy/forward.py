@@ -12,7 +12,7 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, even_shares
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
@@ -22,7 +22,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
@@ -42,18 +42,27 @@ def forward_of_core(
     options: Options,
     tiling: LinearTiling,
     results: Results,
-    keeping: Keeping | None = None,
+    shares: list[Span] | None = None,
+    kept: KeptLogits | None = None,
+    program_share: float = 1.0,
 ) -> None:
-    """The results, of which each core stores some; ``keeping`` is for gradients in the same launch."""
+    """The results, of which each core stores some.
+
+    Args:
+        launch, options, tiling: of the kernel.
+        results: to be written.
+        shares: the classes of each core; None for even ones. With some, no positions are left to a loop of the device.
+        kept: where the logits of the core's classes are kept; None for nowhere.
+        program_share: of the instructions that the program of a core may have, for this.
+    """
     _require_room(launch, options, tiling)
-    sizes = _sizes(launch, options)
-    if keeping is not None:
-        sizes = replace(sizes, program_share=keeping.program_share)
+    sizes = replace(_sizes(launch, options), program_share=program_share)
     plan = sizes.position_plan(*tiling)
-    if keeping is not None:
-        # An address that is kept counts the classes, and can count nothing else.
+    if shares is None:
+        shares = even_shares(launch.vocab_size, nl.num_programs())
+    else:
         plan = plan._replace(is_loop=False)
-    forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
+    forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), shares, kept)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
         forward.classes.open(forward.schedule.opening)
@@ -119,12 +128,11 @@ class _Forward:
         tiling: LinearTiling,
         plan: PositionPlan,
         bodies: int,
-        keeping: Keeping | None,
+        shares: list[Span],
+        kept: KeptLogits | None,
     ) -> _Forward:
-        """For a program of at most so many blocks of classes for each block of positions."""
         tiles = plan.tiles
         depth = div_ceil(launch.num_features, PARTITIONS)
-        shares = even_shares(launch.vocab_size, nl.num_programs()) if keeping is None else keeping.shares
         schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
@@ -137,7 +145,7 @@ class _Forward:
             ScoreTiles.make(
                 options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
             ),
-            None if keeping is None else keeping.kept,
+            kept,
         )
 
     def run(self, block: Block, results: Results, opens: bool, reopens: bool) -> None:
@@ -166,7 +174,7 @@ class _BlockForward:
 
     Attributes:
         forward: of the core.
-        block: the positions.
+        first_tile: of positions, counted in the launch, where logits are kept.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
         targets: what is found of the logits at the targets.
@@ -175,7 +183,7 @@ class _BlockForward:
     """
 
     forward: _Forward
-    block: Block
+    first_tile: int
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
     targets: TargetLogits
@@ -196,7 +204,8 @@ class _BlockForward:
         first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         if options.wanted.argmax:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, block, input_sbuf, statistics, targets, reopens, first_class_sbuf)
+        first_tile = 0 if forward.kept is None else int(block.first) // PARTITIONS
+        return cls(forward, first_tile, input_sbuf, statistics, targets, reopens, first_class_sbuf)
 
     def step(self, step: Step) -> None:
         """One block of classes."""
@@ -236,8 +245,7 @@ class _BlockForward:
                 argmax.take(group.logits(tile), group.neg_max_sbuf[:, tile : tile + 1], place, 0)
         scores.take_sums(group, classes, self.statistics, step.number, first_bank)
         if self.forward.kept is not None:
-            first_tile = int(self.block.first) // PARTITIONS
-            self.forward.kept.store(group.scores_sbuf, first_tile + start, step.block)
+            self.forward.kept.store(group.scores_sbuf, self.first_tile + start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""

@@ -67,18 +67,3 @@ class KeptLogits:
     def _of(self, classes: Block) -> nl.NkiTensor:
         """The view [positions, classes]."""
         return Block(classes.first - self.first_class, classes.size).of(self.scratch_hbm, 1)
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """What a forward has to mind that keeps its logits.
-
-    Attributes:
-        kept: where this core keeps them; None if it has no classes.
-        shares: the classes of each core.
-        program_share: of the instructions that the program of a core may have, for the forward.
-    """
-
-    kept: KeptLogits | None
-    shares: list[Span]
-    program_share: float

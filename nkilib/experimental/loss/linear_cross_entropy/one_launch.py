@@ -23,7 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_cor
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
+from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.nki import nisa, nl
@@ -60,13 +60,12 @@ def one_launch(
     require_fitting_plan(launch.function, tiling, first_plan)
     scale_hbm = scale if isinstance(scale, nl.NkiTensor) else _constant(scale)
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
-    share = shares[nl.program_id(0)]
-    kept = KeptLogits.make(max(span.size for span in spans), share) if share.size > 0 else None
-    keeping = Keeping(kept, shares, _FORWARD_SHARE / len(spans))
+    kept = _kept(spans, shares[nl.program_id(0)])
     parts = _PartGradients.make(launch, gradients, len(spans))
     for number, span in enumerate(spans):
         part, part_results = _part(launch, span), _of_results(results, span)
-        forward_of_core(part, options, _forward_tiling(part, options), part_results, keeping)
+        forward_tiling, program_share = _forward_tiling(part, options), _FORWARD_SHARE / len(spans)
+        forward_of_core(part, options, forward_tiling, part_results, shares, kept, program_share)
         _wait_for(part_results)
         upstream = PositionUpstream(
             part_results.lse_hbm, scale_hbm.broadcast(0, span.size), None, None, None, None, None, None
@@ -93,6 +92,11 @@ def _of_results(results: Results, span: Span) -> Results:
     """The views of some positions."""
     rows = slice(span.first, span.end)
     return Results(results.loss_hbm[rows], results.lse_hbm[rows])
+
+
+def _kept(spans: list[Span], share: Span) -> KeptLogits | None:
+    """The scratch of a core with these classes, which all blocks of positions take in turn; None without classes."""
+    return KeptLogits.make(max(span.size for span in spans), share) if share.size > 0 else None
 
 
 def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int) -> BackwardPlan:
