@@ -420,6 +420,7 @@ class _Backward:
             stripe, piece = pieces.pop(0)
             loaded.append(self.streams.load_piece(round_.positions, piece, stripe))
         piece_sbuf: nl.NkiTensor | None = None
+        earlier: list[nl.NkiTensor] = []
         for number, stripe in enumerate(stripes):
             groups = [] if self.weight_gradient is None else self.weight_gradient.groups(round_.classes, stripe)
             if number + 1 < len(stripes):
@@ -438,8 +439,13 @@ class _Backward:
                     self._load_next(round_)
                 if unit.loads:
                     piece_sbuf = loaded.pop(0)
-                if unit.group < len(groups) and piece_sbuf is not None:
-                    self._add_weights(round_, groups[unit.group], unit, piece_sbuf)
+                if self.weight_gradient is not None and unit.group < len(groups) and piece_sbuf is not None:
+                    group = groups[unit.group]
+                    if unit.piece.start == 0:
+                        earlier = self.weight_gradient.load_earlier(group, round_.is_first, round_.is_last)
+                    self._add_weights(round_, group, unit, piece_sbuf)
+                    if unit.piece.stop == round_.tiles:
+                        self.weight_gradient.finish(group, earlier, round_.is_first, round_.is_last)
         if self.input_sum is not None and round_.is_last_of_core:
             self.input_sum.meet(round_.positions, stripes[-1])
             self.input_sum.add(round_.positions, stripes[-1], 0, 1)
@@ -482,14 +488,11 @@ class _Backward:
 
     def _add_weights(self, round_: _Round, group: WeightGroup, unit: _Unit, piece_sbuf: nl.NkiTensor) -> None:
         """A piece of X times the gradient, for a group of tiles of dW."""
-        assert self.weight_gradient is not None
         for product in group.products:
             for tile in unit.piece:
                 rows = round_.rows(tile)
                 gradient_sbuf = self.block.plain_sbuf[0:rows, tile, :]
                 product.add(gradient_sbuf, piece_sbuf[0:rows, tile - unit.piece.start, :], is_first=tile == 0)
-        if unit.piece.stop == round_.tiles:
-            self.weight_gradient.finish(group, round_.is_first, round_.is_last)
 
     def _sum_inputs(self, round_: _Round, stripe: Span, unit: int, units: int) -> None:
         """dX of a stripe and a block of positions, after the last block of classes, beside the next stripe."""
@@ -532,6 +535,8 @@ def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positi
     if lead <= each // 2:
         # Too short for its transfers: the block behind the loop is shorter instead.
         lead = div_ceil(lead + each, 2)
+    # A long program has room for the loop and a whole block behind it, and for what is left of a block before it.
+    lead = min(lead, max(1, int((allowed - _FEWEST_BODIES) * each)))
     rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
     bodies = max(_FEWEST_BODIES, int(allowed - lead / each))
     return lead * PARTITIONS, plan_blocks(rests, core, each * PARTITIONS, bodies)

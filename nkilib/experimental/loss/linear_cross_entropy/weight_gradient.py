@@ -179,19 +179,28 @@ class WeightGradient:
             None if self.scratch_hbm is None else self.scratch_hbm[place],
         )
 
-    def finish(self, group: WeightGroup, is_first: bool, is_last: bool) -> None:
+    def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
+        """Float32 tiles of what sums over the last positions are added to: to be asked for when the sums begin.
+
+        That is the sum over the blocks of positions before, and what the caller has.
+        """
+        if not is_last:
+            return []
+        earlier_hbm = [None if is_first else group.scratch_hbm, group.sum_hbm]
+        return [self._loaded(rows_hbm) for rows_hbm in earlier_hbm if rows_hbm is not None]
+
+    def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
         """What follows the sums over a block of positions, the first or the last one of its classes.
 
-        Sums over some of the positions are kept; those over all of them are rounded once and stored.
+        Sums over some of the positions are kept; those over all of them, with what was loaded, are rounded once and
+        stored.
         """
         if not is_last and group.scratch_hbm is not None:
             self._keep(group, group.scratch_hbm, is_first)
             return
-        kept_sbuf = None if is_first or group.scratch_hbm is None else self._loaded(group.scratch_hbm)
-        given_sbuf = None if group.sum_hbm is None else self._loaded(group.sum_hbm)
         result_sbuf = self.results.next_tile()
         for product in group.products:
-            earlier_sbuf = [product.of(tile) for tile in (kept_sbuf, given_sbuf) if tile is not None]
+            earlier_sbuf = [product.of(tile_sbuf) for tile_sbuf in loaded_sbuf]
             self._sum(product.of(result_sbuf), product.bank_psum, earlier_sbuf)
         for place_hbm, tile_sbuf in _transfers(group.place_hbm, result_sbuf):
             nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
