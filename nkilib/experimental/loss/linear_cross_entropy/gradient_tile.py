@@ -74,6 +74,7 @@ class GradientTiles:
     Attributes:
         columns: of the positions.
         softcap: of the logits; None for none.
+        masks: whether scores may be -inf under a cap, where the tangent is -1.
         scale: z is this times the scores.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
         errors_sbuf, others_sbuf: float32 [128, classes of a tile], which tiles take in turn: for the error, and for
@@ -82,13 +83,16 @@ class GradientTiles:
 
     columns: GradientColumns
     softcap: float | None
+    masks: bool
     scale: float
     count_sbuf: nl.NkiTensor
     errors_sbuf: list[nl.NkiTensor]
     others_sbuf: list[nl.NkiTensor]
 
     @classmethod
-    def make(cls, columns: GradientColumns, softcap: float | None, block: int, classes: int) -> GradientTiles:
+    def make(
+        cls, columns: GradientColumns, softcap: float | None, masks: bool, block: int, classes: int
+    ) -> GradientTiles:
         """For blocks of so many classes, and tiles of so many of them."""
 
         def ring(is_needed: bool) -> list[nl.NkiTensor]:
@@ -100,6 +104,7 @@ class GradientTiles:
         return cls(
             columns,
             softcap,
+            masks,
             1.0 if softcap is None else softcap,
             count_sbuf,
             errors_sbuf=ring(True),
@@ -147,13 +152,19 @@ class GradientTiles:
                 operand1=other_sbuf,
             )
             if self.softcap is not None:
-                squared(scores)
+                self._square(scores)
                 through_cap(dst_sbuf, error_sbuf, scores)
             return None
         if self.softcap is not None:
-            squared(scores)
+            self._square(scores)
             through_cap(error_sbuf, error_sbuf, scores)
         return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
+
+    def _square(self, tangents: nl.NkiTensor) -> None:
+        """The squares of tangents in their place. A square of -inf would make NaN of the gradient, which is 0 there."""
+        if self.masks:
+            nisa.tensor_scalar(dst=tangents, data=tangents, op0=nl.maximum, operand0=-1.0)
+        squared(tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
         """p; the scores stay as they are."""

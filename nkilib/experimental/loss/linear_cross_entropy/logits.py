@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
@@ -97,7 +97,8 @@ class LogitTiles:
         Args:
             positions_sbuf: X^T, [128, ceil(D / 128), positions].
             classes_sbuf: W^T, [128, ceil(D / 128), classes].
-            bias_sbuf: float32 [128, classes], the same on all partitions; -inf masks a class. None for none.
+            bias_sbuf: float32 [128, classes], the same on all partitions; -inf masks a class, but its tangent is -1,
+                for the gradient through the cap is 0 there. None for none.
         """
         positions, classes = positions_sbuf.shape[2], classes_sbuf.shape[2]
         logits = product_psum = self.product(number, positions_sbuf, classes_sbuf)
@@ -108,8 +109,6 @@ class LogitTiles:
             return logits
         tangents_sbuf = _turn(self.tangents_sbuf, number, positions, classes)
         hyperbolic_tangents(tangents_sbuf, logits, self.softcap)
-        if bias_sbuf is not None:
-            masked_tangents(tangents_sbuf, tangents_sbuf, logits)
         return tangents_sbuf
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 
-from .linear_inputs import BF16, FP16, FP32, PROBLEMS, Array, Sizes, problem_of
+from .linear_inputs import BF16, FP16, FP32, PROBLEMS, Array, Sizes, problem_of, with_options
 
 # Ragged in all three dimensions: two tiles of positions, two of features, three of classes.
 POSITIONS, FEATURES, CLASSES = 150, 160, 310
@@ -32,14 +33,20 @@ COMBINED = {("two launches", FP32), ("one launch", BF16)}
 
 def _launch(problem: LinearProblem, form: str) -> list[Array]:
     """Loss, lse and all gradients of the mean."""
+    given = problem.options
+    options = {
+        "class_weight_hbm": given.class_weight,
+        "logit_softcap": given.logit_softcap,
+        "lse_square_scale": given.lse_square_scale,
+    }
     operands, scale = (problem.input, problem.weight, problem.targets), 1.0 / POSITIONS
     bias = np.zeros(CLASSES, np.float32) if problem.bias is None else problem.bias
     if form == "one launch":
-        found = linear_cross_entropy_forward_backward[2](*operands, bias, grad_scale=scale)
+        found = linear_cross_entropy_forward_backward[2](*operands, bias, grad_scale=scale, **options)
     else:
-        loss, lse = linear_cross_entropy_forward[2](*operands, bias)
+        loss, lse = linear_cross_entropy_forward[2](*operands, bias, **options)
         upstream = np.full(POSITIONS, scale, np.float32)
-        found = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, bias))
+        found = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, bias, **options))
     return [np.asarray(each) for each in found]
 
 
@@ -87,4 +94,18 @@ def test_a_masked_class_has_no_gradient_and_takes_no_part(form: str) -> None:
     other = LinearProblem(problem.input, weight, problem.targets, problem.bias)
     found, of_other = _launch(problem, form), _launch(other, form)
     np.testing.assert_allclose(of_other[0], found[0], rtol=1e-5, atol=1e-6)
+    assert not found[3][masked].any() and not found[4][masked].any()
+
+
+@pytest.mark.parametrize("name", ["softcap", "all"])
+@pytest.mark.parametrize("form", FORMS)
+def test_masked_classes_have_no_gradient_under_a_cap(form: str, name: str) -> None:
+    masks = problem_of("masked classes", Sizes(POSITIONS, FEATURES, CLASSES, FP32))
+    problem = replace(with_options(masks, name), bias=masks.bias)
+    # A smoothed loss is infinite where a class is masked.
+    problem = replace(problem, options=replace(problem.options, label_smoothing=0.0))
+    assert problem.bias is not None
+    found = _launch(problem, form)
+    assert max(_ratios(problem, found)) <= 1.0
+    masked = np.isneginf(problem.bias)
     assert not found[3][masked].any() and not found[4][masked].any()
