@@ -273,15 +273,16 @@ class _Backward:
             op0=nl.subtract,
             operand0=float(share.first),
         )
-        first = Block(share.first, lead) if lead > 0 else blocks.opening
-        assert first is not None
-        self.streams.load_opening(first, self.positions[0])
+        leading = Block(share.first, lead)
+        first = leading if lead > 0 else blocks.opening
+        if first is not None:
+            self.streams.load_opening(first, self.positions[0])
 
         def body(step: Step) -> None:
             self._step(step, share)
 
         if lead > 0:
-            body(Step(first, 0, lead, blocks.opening))
+            body(Step(leading, 0, lead, blocks.opening))
         blocks.run(body)
 
     def _step(self, step: Step, share: Span) -> None:

@@ -206,7 +206,7 @@ class BackwardStreams:
 
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
         """What W^T of some classes is loaded in, in the order in which the logits need it."""
-        if classes is None or classes.size == 0 or self.kept is not None:
+        if classes is None or classes.size == 0 or self.weight_sbuf is None:
             return []
         if self.launch.has_classes_first:
             pieces = cut(classes.size, PARTITIONS)
@@ -216,8 +216,9 @@ class BackwardStreams:
         return [WeightPart(classes, at, span) for span in pieces]
 
     def load_weight(self, part: WeightPart) -> None:
-        """A part of W^T."""
-        assert self.weight_sbuf is not None
+        """A part of W^T, which kept logits do not need."""
+        if self.weight_sbuf is None:
+            return
         weight, span = self._weight(part.classes), part.span
         if self.launch.has_classes_first:
             at = part.at + span.first

@@ -36,7 +36,8 @@ class GradientBlock:
     @property
     def classes_first_sbuf(self) -> nl.NkiTensor:
         """The transposed one, for those that have asked for it."""
-        assert self.transposed_sbuf is not None
+        if self.transposed_sbuf is None:
+            raise AssertionError("GradientBlock: dX and db need the transposed block; make it with_transposed=True")
         return self.transposed_sbuf
 
     def transpose(self, tile: int, rows: int, classes: int, banks: Ring) -> None:
