@@ -30,7 +30,7 @@ class _Adapted(nn.Module):
 
 
 def test_models_that_it_does_not_know() -> None:
-    with pytest.raises(TypeError, match="argument 'model' must be torch.nn.Module, not str"):
+    with pytest.raises(TypeError, match=r"argument 'model' must be torch.nn.Module, not str"):
         fuse_linear_loss("llama")  # type: ignore[arg-type]
     other = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     with pytest.raises(TypeError, match=r"one of Gemma2.*Qwen3ForCausalLM .*got GPT2LMHeadModel; .*causal_lm_loss"):
@@ -44,7 +44,7 @@ def test_models_that_it_does_not_know() -> None:
 def test_output_layers_that_are_more_than_a_product() -> None:
     before, after = llama(), llama().train()
     before.lm_head = _Adapted(before.lm_head)
-    with pytest.raises(TypeError, match="lm_head must be a torch.nn.Linear.*got .*_Adapted; .*PEFT"):
+    with pytest.raises(TypeError, match=r"lm_head must be a torch.nn.Linear.*got .*_Adapted; .*PEFT"):
         fuse_linear_loss(before)
     fuse_linear_loss(after)
     handle = after.lm_head.register_forward_hook(lambda *given: None)
@@ -52,11 +52,11 @@ def test_output_layers_that_are_more_than_a_product() -> None:
         after(**padded_batch())
     handle.remove()
     after.lm_head = _Adapted(after.lm_head)
-    with pytest.raises(TypeError, match="lm_head must be a torch.nn.Linear"):
+    with pytest.raises(TypeError, match=r"lm_head must be a torch.nn.Linear"):
         after(**padded_batch())
     rows = llama()
     rows.config.vocab_size += 1
-    with pytest.raises(ValueError, match="as many rows as config.vocab_size, 302, got 301"):
+    with pytest.raises(ValueError, match=r"as many rows as config.vocab_size, 302, got 301"):
         fuse_linear_loss(rows)
 
 
@@ -67,7 +67,7 @@ def test_losses_and_forwards_of_others() -> None:
         fuse_linear_loss(model)
     model.loss_function = causal_lm_loss
     model.forward = MethodType(lambda self, **inputs: None, model)
-    with pytest.raises(ValueError, match="model.forward must be that of its class"):
+    with pytest.raises(ValueError, match=r"model.forward must be that of its class"):
         fuse_linear_loss(model)
     del model.forward
     fuse_linear_loss(model)
