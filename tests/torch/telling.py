@@ -52,6 +52,15 @@ def assert_telling(actual: Tensor, exact: Tensor, rtol: float, atol: float) -> N
         assert not torch.allclose(wrong, exact, rtol=rtol, atol=atol), f"the comparison accepts a result that is {name}"
 
 
+def assert_within(actual: Tensor, exact: Tensor, bound: Tensor) -> None:
+    """``actual`` is off ``exact``, float64, by no more than a bound of each element, and no wrong result is."""
+    assert actual.shape == exact.shape == bound.shape
+    off = (actual.double() - exact).abs()
+    assert (off <= bound).all(), f"off by {(off / bound).max().item():.3g} of the bound"
+    for name, wrong in _wrong_results(exact).items():
+        assert not ((wrong - exact).abs() <= bound).all(), f"the bounds accept a result that is {name}"
+
+
 def _wrong_results(exact: Tensor) -> dict[str, Tensor]:
     wrong = {"all zero": torch.zeros_like(exact), "of flipped sign": -exact}
     if exact.dim() == 1 and exact.numel() > 1:

@@ -6,7 +6,13 @@ import inspect
 import re
 
 import nkilib.torch
-from nkilib.torch import cross_entropy, linear_cross_entropy, token_scores, vocab_parallel_cross_entropy
+from nkilib.torch import (
+    cross_entropy,
+    linear_cross_entropy,
+    token_scores,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_linear_cross_entropy,
+)
 from nkilib.torch.dispatch.native import _ALLOWED
 from nkilib.torch.dispatch.register import OPERATORS
 from tests.fresh_python import CHECKOUT
@@ -37,7 +43,13 @@ def test_tensors_of_the_operators_are_called_tensors_and_their_options_constants
 
 
 def test_every_argument_of_the_functions_has_its_row() -> None:
-    functions = (cross_entropy, vocab_parallel_cross_entropy, token_scores, linear_cross_entropy)
+    functions = (
+        cross_entropy,
+        vocab_parallel_cross_entropy,
+        token_scores,
+        linear_cross_entropy,
+        vocab_parallel_linear_cross_entropy,
+    )
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
     tensors = {"input", "logits", "logits_shard", "target", "weight", "normalizer"}
     tensors |= {"linear_weight", "linear_bias", "grad_weight_sum"}

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from ..terms.dtypes import DType
 from ..terms.layout import Layout
-
-if TYPE_CHECKING:
-    from .storage import Storage
 
 # Writes the elements of some rows and columns into an array of just those.
 Writer = Callable[[npt.NDArray[Any], slice, slice], None]
@@ -46,7 +43,7 @@ class Deferred(NamedTuple):
     source: npt.NDArray[Any]
     is_copy: bool
     write: Writer
-    operands: Collection[Storage] = ()
+    operands: Collection[object] = ()
 
     @property
     def matrix(self) -> Layout:

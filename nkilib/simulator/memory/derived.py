@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -12,13 +12,20 @@ import numpy.typing as npt
 from ..terms.dtypes import DType
 from ..terms.layout import Layout
 
-if TYPE_CHECKING:
-    from .storage import Storage
-
 # float32 copies may take so many times the bytes of their tile, which has views that overlap.
 _MOST_COPIES = 4
 
 Copy = npt.NDArray[np.float32]
+
+
+class Reader(Protocol):
+    """A storage, as far as its deferred contents go."""
+
+    def waits_for(self, operand: object, /) -> bool:
+        """Whether something deferred is to be made of the elements of a storage."""
+
+    def settle(self) -> None:
+        """Make the deferred contents."""
 
 
 class Derived:
@@ -36,7 +43,7 @@ class Derived:
     def __init__(self, nbytes: int) -> None:
         self._most = self._room = _MOST_COPIES * nbytes
         self._copies: dict[tuple[Layout, DType], Copy] = {}
-        self.readers: WeakSet[Storage] = WeakSet()
+        self.readers: WeakSet[Reader] = WeakSet()
 
     def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], Copy]) -> Copy:
         """What ``make`` copied of a view when it was first asked for."""

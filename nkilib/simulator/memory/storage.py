@@ -236,7 +236,7 @@ class Storage:
                 reader.settle()
         self.derived = None  # with the copies that were made of the elements just now
 
-    def waits_for(self, operand: Storage) -> bool:
+    def waits_for(self, operand: object) -> bool:
         """Whether something deferred is to be made of the elements of ``operand``."""
         if self.deferred is None:
             return False

@@ -101,11 +101,11 @@ def local_part(
         RuntimeError: ``inplace`` for a leaf, or under torch.compile.
     """
     axis, mesh = axis_of(input, dim), input.device_mesh
-    _check_member(caller, mesh)
-    shards = _shards(caller, caller.input, input)
+    check_member(caller, mesh)
+    shards = shards_of(caller, caller.input, input)
     spread_over = [at for at, sharded in shards.items() if sharded == axis]
     if len(spread_over) > 1:
-        raise _without_rule(caller, caller.input, input, f"Shard({axis}) in one dimension of the mesh only")
+        raise without_rule(caller, caller.input, input, f"Shard({axis}) in one dimension of the mesh only")
     if inplace:
         check_inplace(caller, input)
     local, placed = input.to_local(), dtensor(target)
@@ -120,8 +120,8 @@ def local_part(
     return LocalPart(
         local,
         target,
-        {name: _replicated(caller, name, tensor) for name, tensor in others.items()},
-        _spread(caller, input, axis, spread_over[0]) if spread_over else None,
+        {name: replicated(caller, name, tensor) for name, tensor in others.items()},
+        spread_of(caller, input, axis, spread_over[0]) if spread_over else None,
         has_all_rows=all(sharded == axis for sharded in shards.values()),
     )
 
@@ -132,14 +132,14 @@ def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
     return tuple(min(most, max(length - rank * most, 0)) for rank in range(ranks))
 
 
-def _spread(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
+def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
     """The ranks of a dimension of the mesh that shards the dimension ``axis``."""
     mesh = input.device_mesh
     _check_order(caller, mesh, mesh_dim)
     return Spread(mesh.get_group(mesh_dim), chunk_sizes(input.shape[axis], mesh.size(mesh_dim)))
 
 
-def _shards(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
+def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
     """The dimension of the tensor that is sharded, by the dimension of the mesh."""
     from torch.distributed.tensor import Shard
 
@@ -148,7 +148,7 @@ def _shards(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
         if mesh.size(at) == 1 or placement.is_replicate():
             continue
         if type(placement) is not Shard:  # in earlier versions a strided one is a subclass
-            raise _without_rule(caller, name, tensor, "Replicate() or Shard(dim)")
+            raise without_rule(caller, name, tensor, "Replicate() or Shard(dim)")
         shards[at] = placement.dim % tensor.dim()
     return shards
 
@@ -164,18 +164,18 @@ def _placed_alike(caller: Caller, target: DTensor, mesh: DeviceMesh, expected: M
             f"{caller}: target must be on the mesh of {caller.input}, {mesh}, got {target.device_mesh}; distribute it "
             f"there"
         )
-    if _shards(caller, "target", target) != expected:
+    if shards_of(caller, "target", target) != expected:
         placements = [f"Shard({expected[at]})" if at in expected else "Replicate()" for at in range(mesh.ndim)]
-        raise _without_rule(caller, "target", target, ", ".join(placements))
+        raise without_rule(caller, "target", target, ", ".join(placements))
     return target.to_local()
 
 
-def _replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | None:
+def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | None:
     """A tensor that every rank has alike; one that is no DTensor is handed on."""
     placed = dtensor(tensor)
     if placed is None:
         return tensor
-    if _shards(caller, name, placed):
+    if shards_of(caller, name, placed):
         raise NotImplementedError(
             f"{caller}: {name} must be a plain tensor or replicated, got a DTensor of placements "
             f"{list(placed.placements)}; pass {name}.full_tensor()"
@@ -201,7 +201,12 @@ def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, a
         )
 
 
-def _check_member(caller: Caller, mesh: DeviceMesh) -> None:
+def check_member(caller: Caller, mesh: DeviceMesh) -> None:
+    """Refuse a mesh without this process.
+
+    Raises:
+        ValueError: always then.
+    """
     if not torch.compiler.is_compiling() and mesh.get_coordinate() is None:
         raise ValueError(f"{caller}: this process must be in the mesh of {caller.input}, {mesh}, and is not")
 
@@ -232,7 +237,8 @@ def _report_overwriting(local: Tensor, whole: DTensor) -> None:
     local.register_hook(count)  # type: ignore[no-untyped-call]
 
 
-def _without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
+def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
+    """The error for placements that mean nothing here; ``wanted`` are those that do."""
     return NotImplementedError(
         f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
         f"{name}.redistribute(placements=[...]) with them, or .full_tensor()"

@@ -191,4 +191,5 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         "linear_cross_entropy",
         "token_scores",
         "vocab_parallel_cross_entropy",
+        "vocab_parallel_linear_cross_entropy",
     ]

@@ -51,10 +51,11 @@ _INPUT_BANKS = (6, 7)
 _LOGIT_BANKS = (6, 7, 0, 1, 2)
 _TRANSPOSE_BANKS = (3, 4, 5)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
-# A tile is transposed when so many more have been made: then it is there. Under a cap it takes longer.
-_TRANSPOSED_LATER, _TRANSPOSED_LATER_WITH_CAP = 1, 2
-# Of kept logits nothing but the rounding of their gradient comes between: Scalar and Vector get ahead of Tensor.
-_KEPT_TRANSPOSED_LATER, _KEPT_MULTIPLIED_LATER = 2, 3
+# A tile is transposed when so many more have been made: then it is there, whatever options it takes. Without a cap one
+# is nearly enough, and for a block of few tiles better: the last ones are transposed while dX waits for them.
+_TRANSPOSED_LATER, _FEW_TRANSPOSED_LATER, _FEW_TILES = 2, 1, 8
+# Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.
+_KEPT_MULTIPLIED_LATER = 3
 # Tiles of dX of the first stripe before the last tiles are transposed.
 _TILES_BEFORE_TRANSPOSE = 2
 # Copies of a block in a program with a loop: of the loop, and behind it.
@@ -310,11 +311,9 @@ class _Backward:
                 gradient.restart()
         self._multiply(round_, self._make_gradient(round_))
 
-    @property
-    def _transposed_later(self) -> int:
-        if self.plan.keeps_logits:
-            return _KEPT_TRANSPOSED_LATER
-        return _TRANSPOSED_LATER if self.tiles.softcap is None else _TRANSPOSED_LATER_WITH_CAP
+    def _transposed_later(self, round_: _Round) -> int:
+        has_few = round_.tiles <= _FEW_TILES and self.tiles.softcap is None and not self.plan.keeps_logits
+        return _FEW_TRANSPOSED_LATER if has_few else _TRANSPOSED_LATER
 
     def _make_gradient(self, round_: _Round) -> nl.NkiTensor | None:
         """The block of the gradient; the first stripe of W where it is loaded already.
@@ -350,12 +349,12 @@ class _Backward:
             ahead = tile + len(inputs.tiles)
             if ahead < round_.tiles:
                 loaded.append(self.streams.load_input(round_.classes, 0, round_.positions, ahead))
-            self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
+            self._transpose_later(round_, tile - self._transposed_later(round_), stripe, weight_sbuf)
         if last is not None:
             last.issue(self.plan.keeps_logits)
         if self.plan.keeps_logits:
             for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
-                self._transpose_later(round_, tile - self._transposed_later, stripe, weight_sbuf)
+                self._transpose_later(round_, tile - self._transposed_later(round_), stripe, weight_sbuf)
             self._add_bias(round_)
         return weight_sbuf
 
@@ -363,7 +362,7 @@ class _Backward:
         """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
         if 0 <= tile < round_.tiles:
             self._transpose(round_, tile, self.transpose_banks)
-        earlier = tile - (_KEPT_MULTIPLIED_LATER - _KEPT_TRANSPOSED_LATER)
+        earlier = tile - (_KEPT_MULTIPLIED_LATER - _TRANSPOSED_LATER)
         if self.plan.keeps_logits and 0 <= earlier < round_.tiles:
             self._add_input(round_, stripe, earlier, weight_sbuf)
 
@@ -403,7 +402,7 @@ class _Backward:
         """dX, dW and db of the block, but for what has been made beside its gradient."""
         stripes = self.streams.stripes_of_features
         units = self._units(round_)
-        later = 0 if self.plan.keeps_logits else self._transposed_later
+        later = 0 if self.plan.keeps_logits else self._transposed_later(round_)
         pending = list(range(max(0, round_.tiles - later), round_.tiles))
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         loaded: list[nl.NkiTensor] = []

@@ -28,6 +28,8 @@ _TURNS_OF_MEMORY = 2
 # Tiles of positions that are loaded at a time.
 _TILES_OF_PIECE = 4
 _FEWEST_RESULTS = 2
+# Tiles of X^T that run ahead where there is room: those of few features are done with before the next one is there.
+_INPUT_TILES_MOST = 4
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
@@ -133,6 +135,7 @@ class BackwardPlan:
         stripe: features that are worked on at a time in dX and dW.
         buffers: of what streams.
         weight_sums: buffers for float32 groups that dW is added to; 0 where it is not.
+        result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
@@ -148,6 +151,7 @@ class BackwardPlan:
     stripe: int
     buffers: BackwardBuffers
     weight_sums: int
+    result_itemsize: int
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
@@ -238,7 +242,7 @@ class BackwardPlan:
             streams,
             0 if self.keeps_logits else self.class_tiles * self.feature_tiles * rows,
             buffers.input_results * self.stripe * _FLOAT32_BYTES,
-            buffers.weight_results * prod(self.weight_group) * self.itemsize,
+            buffers.weight_results * prod(self.weight_group) * self.result_itemsize,
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
@@ -273,6 +277,7 @@ class BackwardPlan:
             stripe=min(sizes.num_features, CLASSES_OF_TILE if sizes.has_classes_first else _STRIPE_OF_FEATURES),
             buffers=BackwardBuffers(),
             weight_sums=sizes.adds_to_weight + (position_blocks > 1),
+            result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.itemsize,
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
@@ -296,6 +301,7 @@ class BackwardPlan:
             {"input_results": 6},
             {"weight_results": 2},
             {"input_results": 8},
+            {"input_tiles": min(_INPUT_TILES_MOST, tiles)},
         ]
         if self.position_blocks == 1:
             pieces = div_ceil(tiles, _TILES_OF_PIECE)

@@ -73,6 +73,11 @@ class ClassStream:
             loaded = first.block.part(0, first.loaded)
             self._load(loaded, self.buffers[first.number % BUFFERS], _PIECES_OF_OPENING)
 
+    @staticmethod
+    def share_a_buffer(step: Step, other: Step | None) -> bool:
+        """Whether the blocks of two steps take the same buffer."""
+        return other is not None and (step.number - other.number) % BUFFERS == 0
+
     def advance(self, step: Step) -> ClassTiles:
         """Load what is missing of a step's block, and begin with the next one; the tiles of this one."""
         block, tiles = step.block, self.buffers[step.number % BUFFERS]

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.statistics import Place
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results, found_results
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
-from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, even_shares
+from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     TILES_OF_GROUP,
@@ -124,8 +126,12 @@ class _Forward:
         """For a program of at most so many blocks of classes for each block of positions."""
         tiles = plan.tiles
         depth = div_ceil(launch.num_features, PARTITIONS)
-        shares = even_shares(launch.vocab_size, nl.num_programs()) if keeping is None else keeping.shares
-        schedule = ClassSchedule.make(shares, nl.program_id(), tiling.class_block, bodies)
+        if keeping is None:
+            shared = _sizes(launch, options).shared_classes(plan, tiling.class_block)
+            division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
+        else:
+            division = ClassDivision(keeping.shares, ())
+        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
         return cls(
@@ -150,14 +156,50 @@ class _Forward:
             reopens: the first classes are loaded again at the end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
-        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         load_input(input_sbuf[0:1], self.launch.input_hbm, block)
         if opens:
             self.classes.open(self.schedule.opening)
+        of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         if len(input_sbuf) > 1:
             load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
         self.schedule.run(of_block.step)
+        of_block.statistics.exchange(self.schedule.count)
+        self.schedule.run_shared(of_block.shared_step)
         of_block.finish(block, results)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Classes that some tiles of positions go through.
+
+    Attributes:
+        tiles: of the positions, at least one.
+        targets: what is found of the logits at the targets of these.
+        first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
+    """
+
+    tiles: range
+    targets: TargetLogits
+    first_class_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(
+        cls, forward: _Forward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
+    ) -> _Pass:
+        """From class ``first`` of the weight on."""
+        first_class = forward.options.classes.first + first
+        targets = TargetLogits.make(
+            targets_sbuf[:, tiles.start : tiles.stop],
+            first_class,
+            picked_sbuf[:, tiles.start : tiles.stop],
+            forward.scores.logits_sbuf[0].shape[2],
+            TILES_OF_GROUP,
+            forward.schedule.sizes,
+        )
+        first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        if forward.options.wanted.argmax:
+            nisa.memset(dst=first_class_sbuf, value=float(first_class))
+        return cls(tiles, targets, first_class_sbuf)
 
 
 @dataclass(frozen=True)
@@ -169,82 +211,111 @@ class _BlockForward:
         block: the positions.
         input_sbuf: X^T of its tiles.
         statistics: gathered so far.
-        targets: what is found of the logits at the targets.
+        own, shared: how all tiles go through the core's own classes, and its part of them through shared ones; None
+            without any.
+        shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None
+            where there are no such classes.
+        part: the tiles whose results the core stores: its part of them, or all where no classes are shared.
         reopens: the last step loads the first classes again, for another block of positions.
-        first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
     """
 
     forward: _Forward
     block: Block
     input_sbuf: list[nl.NkiTensor]
     statistics: PositionStatistics
-    targets: TargetLogits
+    own: _Pass
+    shared: _Pass | None
+    shared_picked_sbuf: nl.NkiTensor | None
+    part: range
     reopens: bool
-    first_class_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, forward: _Forward, block: Block, input_sbuf: list[nl.NkiTensor], reopens: bool) -> _BlockForward:
-        launch, options = forward.launch, forward.options
+        launch, options, schedule = forward.launch, forward.options, forward.schedule
         targets_sbuf = load_targets(launch, block)
-        first_class = options.classes.first + forward.schedule.first
-        picked_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        values = target_values(launch, options, targets_sbuf, picked_sbuf)
-        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, options)
-        stride = forward.scores.logits_sbuf[0].shape[2]
-        sizes = forward.schedule.sizes
-        targets = TargetLogits.make(targets_sbuf, first_class, statistics.picked_sbuf, stride, TILES_OF_GROUP, sizes)
-        first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-        if options.wanted.argmax:
-            nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(forward, block, input_sbuf, statistics, targets, reopens, first_class_sbuf)
+        values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
+        of_shared = len(schedule.shared)
+        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options)
+        tiles, shared = range(len(input_sbuf)), None
+        own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
+        shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None
+        part = tiles if shared_picked_sbuf is None else _part_of_core(len(tiles))
+        if shared_picked_sbuf is not None and part:
+            shared = _Pass.make(forward, targets_sbuf, shared_picked_sbuf, part, schedule.shared[0].first)
+        return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """One block of classes."""
-        forward, statistics = self.forward, self.statistics
-        is_last = step.number == forward.schedule.count - 1
-        classes = forward.classes.advance(step)
-        if is_last and self.reopens:
-            forward.classes.open(forward.schedule.opening)
-        self._take_class_sums(classes, step)
-        self.targets.aim(step.block.size)
-        tiles = len(self.input_sbuf)
-        for start in range(0, tiles, TILES_OF_GROUP):
-            self._group(self.input_sbuf[start : start + TILES_OF_GROUP], start, classes, step)
-        self.targets.keep()
-        self._shift_argmax(step)
-        if statistics.column(step.number) == statistics.window and not is_last:
+        """One block of the core's own classes."""
+        statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
+        column = statistics.column(step.number)
+        self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
+        if column == statistics.window and not is_last:
             statistics.combine_window()
 
-    def finish(self, block: Block, results: Results) -> None:
-        """Results of all classes of all cores; the cores store them in turn."""
-        statistics = self.statistics
-        statistics.finish(self.forward.schedule.count)
-        if self.forward.launch.bias_hbm is not None:
-            restore_masked(statistics.targets.logits_sbuf)
-        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
-            if number % nl.num_programs() == nl.program_id():
-                store_positions(block.of(found.vector_hbm), found.tile_sbuf)
+    def shared_step(self, step: Step) -> None:
+        """One block of the classes that the cores share."""
+        schedule = self.forward.schedule
+        number = step.number - schedule.count
+        is_last = number + 1 == len(schedule.shared)
+        self._take(step, self.shared, self.statistics.shared_column(number), is_last)
 
-    def _group(self, input_sbuf: list[nl.NkiTensor], start: int, classes: ClassTiles, step: Step) -> None:
+    def finish(self, block: Block, results: Results) -> None:
+        """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
+        launch, statistics = self.forward.launch, self.statistics
+        statistics.finish(self.shared_picked_sbuf)
+        if launch.bias_hbm is not None:
+            restore_masked(statistics.targets.logits_sbuf)
+        first, end = self.part.start * PARTITIONS, min(self.part.stop * PARTITIONS, block.size)
+        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
+            is_own = self.shared_picked_sbuf is not None or number % nl.num_programs() == nl.program_id()
+            if is_own and end > first:
+                vector_hbm = block.part(first, end - first).of(found.vector_hbm)
+                store_positions(vector_hbm, found.tile_sbuf[:, self.part.start : self.part.stop])
+
+    def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
+        """One block of classes, whose statistics stand in a column; None: it is loaded, and no tile goes through."""
+        stream, opening = self.forward.classes, self.forward.schedule.opening
+        classes = stream.advance(step)
+        reopens = is_last and self.reopens
+        is_late = stream.share_a_buffer(step, opening)
+        if reopens and not is_late:
+            stream.open(opening)
+        if through is not None:
+            self._take_tiles(step, through, classes, column)
+        if reopens and is_late:
+            stream.open(opening)
+
+    def _take_tiles(self, step: Step, through: _Pass, classes: ClassTiles, column: int) -> None:
+        self._take_class_sums(classes, step, column)
+        through.targets.aim(step.block.size)
+        for start in range(through.tiles.start, through.tiles.stop, TILES_OF_GROUP):
+            tiles = range(start, min(start + TILES_OF_GROUP, through.tiles.stop))
+            self._take_group(tiles, classes, through, step, column)
+        through.targets.keep()
+        self._shift_argmax(step, through, column)
+
+    def _take_group(self, tiles: range, classes: ClassTiles, through: _Pass, step: Step, column: int) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax
-        first_bank = step.number * div_ceil(len(self.input_sbuf), TILES_OF_GROUP) * TILES_OF_GROUP + start
-        group = scores.open(start, input_sbuf, classes, self.statistics, step.number, first_bank)
-        self.targets.gather(group.logits_sbuf, start)
+        each = div_ceil(len(self.input_sbuf), TILES_OF_GROUP) * TILES_OF_GROUP
+        first_bank = step.number * each + tiles.start - through.tiles.start
+        input_sbuf = self.input_sbuf[tiles.start : tiles.stop]
+        group = scores.open(tiles.start, input_sbuf, classes, self.statistics, column, first_bank)
+        through.targets.gather(group.logits_sbuf, tiles.start - through.tiles.start)
         if argmax is not None:
-            for tile in range(len(input_sbuf)):
-                place = self.statistics.place(start + tile, step.number)
-                argmax.take(group.logits(tile), group.neg_max_sbuf[:, tile : tile + 1], place, 0)
-        scores.take_sums(group, classes, self.statistics, step.number, first_bank)
+            for number, tile in enumerate(tiles):
+                neg_max_sbuf = group.neg_max_sbuf[:, number : number + 1]
+                argmax.take(group.logits(number), neg_max_sbuf, Place(tile, column), 0)
+        scores.take_sums(group, classes, self.statistics, column, first_bank)
         if self.forward.kept is not None:
             first_tile = int(self.block.first) // PARTITIONS
-            self.forward.kept.store(group.scores_sbuf, first_tile + start, step.block)
+            self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
-    def _take_class_sums(self, classes: ClassTiles, step: Step) -> None:
+    def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
         """The sum of the factors of a block of classes, the same for all positions."""
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return
-        column_sbuf = moments.first.factors_sbuf[:, :, self.statistics.column(step.number)]
+        column_sbuf = moments.first.factors_sbuf[:, :, column]
         if classes.factors_sbuf is None:
             nisa.memset(dst=column_sbuf, value=float(step.block.size))
             return
@@ -252,13 +323,18 @@ class _BlockForward:
         nisa.tensor_reduce(dst=total_sbuf, op=nl.add, data=classes.factors_sbuf, axis=1)
         nisa.tensor_copy(dst=column_sbuf, src=total_sbuf.broadcast(1, column_sbuf.shape[1]))
 
-    def _shift_argmax(self, step: Step) -> None:
+    def _shift_argmax(self, step: Step, through: _Pass, column: int) -> None:
         """The columns that were found, counted over all classes."""
         argmax = self.statistics.group.argmax
         if argmax is None:
             return
-        column_sbuf = argmax.found_sbuf[:, :, self.statistics.column(step.number)]
-        nisa.tensor_scalar(dst=column_sbuf, data=column_sbuf, op0=nl.add, operand0=self.first_class_sbuf)
-        nisa.tensor_scalar(
-            dst=self.first_class_sbuf, data=self.first_class_sbuf, op0=nl.add, operand0=float(step.block.size)
-        )
+        found_sbuf = argmax.found_sbuf[:, through.tiles.start : through.tiles.stop, column]
+        first_sbuf = through.first_class_sbuf
+        nisa.tensor_scalar(dst=found_sbuf, data=found_sbuf, op0=nl.add, operand0=first_sbuf)
+        nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.add, operand0=float(step.block.size))
+
+
+def _part_of_core(tiles: int) -> range:
+    """The tiles of positions that a core takes where the cores share classes."""
+    core, cores = nl.program_id(), nl.num_programs()
+    return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))

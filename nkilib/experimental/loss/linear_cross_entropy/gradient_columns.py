@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.tiles import float32_like, scaled, with_nan_of_infinite
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.position_terms import TargetTerms, loaded_gradient
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream, negated_lse
 from nkilib.experimental.loss.linear_cross_entropy.operands import load_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.positions import weights_of_targets
 from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTwo
 from nkilib.nki import nisa, nl
 
@@ -62,8 +62,6 @@ class GradientColumns:
         nisa.tensor_scalar(
             dst=valid_sbuf, data=target_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index)
         )
-        if options.classes.first > 0:
-            target_sbuf = _shifted(target_sbuf, -float(options.classes.first))
         terms = TargetTerms.make(
             options,
             upstream,
@@ -71,7 +69,7 @@ class GradientColumns:
             lse_sbuf,
             loaded_gradient(positions, upstream.grad_loss_hbm, options),
             valid_sbuf,
-            _target_weights(launch, upstream, target_sbuf),
+            _target_weights(launch, options, upstream, target_sbuf),
             _weight_sum(launch, options, upstream),
         )
         own_sbuf, rest_sbuf, spread_sbuf = terms.own_sbuf, terms.rest_sbuf, terms.spread_sbuf
@@ -81,6 +79,8 @@ class GradientColumns:
             own_sbuf = scaled(own_sbuf, power.factor_sbuf)
             rest_sbuf = None if rest_sbuf is None else scaled(rest_sbuf, power.factor_sbuf)
             spread_sbuf = None if spread_sbuf is None else scaled(spread_sbuf, power.factor_sbuf)
+        if options.classes.first > 0:
+            target_sbuf = _shifted(target_sbuf, -float(options.classes.first))
         return cls(target_sbuf, bias_sbuf, neg_maximum_sbuf, own_sbuf, rest_sbuf, spread_sbuf, power)
 
 
@@ -101,26 +101,13 @@ def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
     return shifted_sbuf
 
 
-def _target_weights(launch: LinearLaunch, upstream: PositionUpstream, target_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-    """The class weights of the targets, of some class where a target is none; None where the upstream has them."""
+def _target_weights(
+    launch: LinearLaunch, options: Options, upstream: PositionUpstream, target_sbuf: nl.NkiTensor
+) -> nl.NkiTensor | None:
+    """The class weights of the targets; None where the upstream has them, or there are none."""
     if launch.class_weight_hbm is None or upstream.target_weight_hbm is not None:
         return None
-    nearest_sbuf = float32_like(target_sbuf)
-    nisa.tensor_scalar(
-        dst=nearest_sbuf,
-        data=target_sbuf,
-        op0=nl.maximum,
-        operand0=0.0,
-        op1=nl.minimum,
-        operand1=float(launch.vocab_size - 1),
-    )
-    index_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=index_sbuf, src=nearest_sbuf)
-    weights_sbuf = float32_like(target_sbuf)
-    for tile in range(target_sbuf.shape[1]):
-        elements_hbm = vector_elements(launch.class_weight_hbm, index_sbuf[:, tile : tile + 1])
-        nisa.dma_copy(dst=weights_sbuf[:, tile : tile + 1], src=elements_hbm)
-    return weights_sbuf
+    return weights_of_targets(launch.class_weight_hbm, target_sbuf, options.classes)
 
 
 def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:

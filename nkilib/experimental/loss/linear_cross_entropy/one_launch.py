@@ -18,7 +18,7 @@ from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.backward import require_fitting_plan, write_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, balanced_spans, shares_of_cores
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
@@ -30,8 +30,9 @@ from nkilib.nki import nisa, nl
 
 # Of the instructions that the program of a core may have.
 _FORWARD_SHARE = 0.4
-# Tensors that nisa.dma_compute adds up.
-_SOURCES_MAX = 16
+# From so many blocks of positions on those between the first and the last one are a loop of the device.
+_FEWEST_IN_LOOP = 5
+_COPIES_WITH_LOOP = 3
 
 
 def one_launch(
@@ -55,48 +56,93 @@ def one_launch(
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
     """
-    spans = _spans(launch, scratch_bytes)
-    first_plan = _plan(_part(launch, spans[0]), options, tiling, len(spans))
-    require_fitting_plan(launch.function, tiling, first_plan)
-    scale_hbm = scale if isinstance(scale, nl.NkiTensor) else _constant(scale)
+    cut_up = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, scratch_bytes)
+    size, count = div_ceil(cut_up.positions, PARTITIONS) * PARTITIONS, cut_up.number
+    whole = Span(0, min(size, launch.num_positions))
+    copies = count if count < _FEWEST_IN_LOOP else _COPIES_WITH_LOOP
+    require_fitting_plan(launch.function, tiling, _plan(_part(launch, Block(*whole)), options, tiling, count, copies))
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
     share = shares[nl.program_id(0)]
-    kept = KeptLogits.make(max(span.size for span in spans), share) if share.size > 0 else None
-    keeping = Keeping(kept, shares, _FORWARD_SHARE / len(spans))
-    parts = _PartGradients.make(launch, gradients, len(spans))
-    for number, span in enumerate(spans):
-        part, part_results = _part(launch, span), _of_results(results, span)
-        forward_of_core(part, options, _forward_tiling(part, options), part_results, keeping)
-        _wait_for(part_results)
-        upstream = PositionUpstream(
-            part_results.lse_hbm, scale_hbm.broadcast(0, span.size), None, None, None, None, None, None
-        )
-        part_gradients = parts.of_part(span, number)
-        write_gradients(part, options, _plan(part, options, tiling, len(spans)), upstream, part_gradients, kept)
-    parts.finish()
+    parts = _Parts(
+        launch,
+        options,
+        tiling,
+        results,
+        _PartGradients.make(launch, gradients, share, size, count),
+        scale if isinstance(scale, nl.NkiTensor) else _constant(scale),
+        shares,
+        KeptLogits.make(whole.size, share) if share.size > 0 else None,
+        count,
+        copies,
+    )
+    parts.run(size)
 
 
-def _spans(launch: LinearLaunch, scratch_bytes: int) -> list[Span]:
-    """The blocks of positions."""
-    blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, scratch_bytes)
-    most = div_ceil(blocks.positions, PARTITIONS) * PARTITIONS
-    return balanced_spans(Span(0, launch.num_positions), most)
-
-
-def _part(launch: LinearLaunch, span: Span) -> LinearLaunch:
+def _part(launch: LinearLaunch, block: Block) -> LinearLaunch:
     """The launch for some positions alone."""
-    rows = slice(span.first, span.end)
-    return replace(launch, input_hbm=launch.input_hbm[rows], targets_hbm=launch.targets_hbm[rows])
+    return replace(launch, input_hbm=block.of(launch.input_hbm), targets_hbm=block.of(launch.targets_hbm))
 
 
-def _of_results(results: Results, span: Span) -> Results:
-    """The views of some positions."""
-    rows = slice(span.first, span.end)
-    return Results(results.loss_hbm[rows], results.lse_hbm[rows])
+@dataclass(frozen=True)
+class _Parts:
+    """The blocks of positions, of which each is a forward and a backward.
+
+    Attributes:
+        launch, options, tiling: of the kernel.
+        results: of all positions.
+        gradients: of all positions.
+        scale_hbm: float32 [1].
+        shares: the classes of each core.
+        kept: where this core keeps its logits, which all blocks take in turn; None without classes.
+        count: of blocks.
+        copies: of a block in the program.
+    """
+
+    launch: LinearLaunch
+    options: Options
+    tiling: LinearTiling
+    results: Results
+    gradients: _PartGradients
+    scale_hbm: nl.NkiTensor
+    shares: list[Span]
+    kept: KeptLogits | None
+    count: int
+    copies: int
+
+    def run(self, size: int) -> None:
+        """All blocks, of ``size`` positions but for the last one, which may have fewer.
+
+        The first one stores its dW and the last one rounds it. Those between are a loop of the device if they are many.
+        """
+        last = (self.count - 1) * size
+        rest = self.launch.num_positions - last
+        if self.count == self.copies:
+            for first in range(0, last, size):
+                self._run(Block(first, size), first == 0, False)
+            self._run(Block(last, rest), last == 0, True)
+            return
+        self._run(Block(0, size), True, False)
+        nl.fori_loop(size, last, lambda first: self._run(Block(first, size), False, False), size)
+        self._run(Block(last, rest), False, True)
+
+    def _run(self, block: Block, is_first: bool, is_last: bool) -> None:
+        part = _part(self.launch, block)
+        results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
+        keeping = Keeping(self.kept, self.shares, _FORWARD_SHARE / self.copies)
+        forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
+        # Each core has stored some of the results, and reads what the other one has.
+        _meet(self.results.lse_hbm)
+        upstream = PositionUpstream(
+            results.lse_hbm, self.scale_hbm.broadcast(0, block.size), None, None, None, None, None, None
+        )
+        plan = _plan(part, self.options, self.tiling, self.count, self.copies)
+        gradients = self.gradients.of_part(block, is_first, is_last)
+        write_gradients(part, self.options, plan, upstream, gradients, self.kept)
+        self.gradients.finish_part(block, is_first)
 
 
-def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int) -> BackwardPlan:
-    """Of the gradients of one of so many parts."""
+def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int) -> BackwardPlan:
+    """Of the gradients of one of so many parts, of which the program has so many copies."""
     sizes = BackwardSizes(
         part.num_positions,
         part.num_features,
@@ -107,7 +153,7 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
         has_rest=options.spread != 0.0 or options.square != 0.0,
         adds_to_weight=parts > 1,
         keeps_logits=True,
-        program_share=(1.0 - _FORWARD_SHARE) / parts,
+        program_share=(1.0 - _FORWARD_SHARE) / copies,
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
@@ -136,10 +182,10 @@ def _constant(value: float) -> nl.NkiTensor:
     return value_hbm
 
 
-def _wait_for(results: Results) -> None:
-    """Each core has stored some of the results, and reads what the other one has."""
+def _meet(tensor_hbm: nl.NkiTensor) -> None:
+    """Wait until both cores are done with a tensor."""
     if nl.num_programs() > 1:
-        nisa.core_barrier(results.lse_hbm, tuple(range(nl.num_programs())))
+        nisa.core_barrier(tensor_hbm, tuple(range(nl.num_programs())))
 
 
 @dataclass(frozen=True)
@@ -148,48 +194,66 @@ class _PartGradients:
 
     Attributes:
         gradients: of the launch.
+        share: the classes of this core.
         weight_sum_hbm: of dW, float32, in the shape of W; None with one block.
-        biases_hbm: db of each block, float32 [blocks, V]; None with one.
-        count: of blocks.
+        part_bias_hbm: db of a block, float32 [V]; None with one.
+        part_input_hbm: dX of a block whose positions a loop counts, which no transfer that adds can be told.
     """
 
     gradients: Gradients
+    share: Span
     weight_sum_hbm: nl.NkiTensor | None
-    biases_hbm: nl.NkiTensor | None
-    count: int
+    part_bias_hbm: nl.NkiTensor | None
+    part_input_hbm: nl.NkiTensor | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, gradients: Gradients, count: int) -> _PartGradients:
-        """For so many blocks."""
-        weight_sum_hbm = biases_hbm = None
-        if count > 1 and gradients.weight_hbm is not None:
-            shape = tuple(launch.weight_hbm.shape)
-            weight_sum_hbm = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm, name="grad_weight_sum_hbm")
-        if count > 1 and gradients.bias_hbm is not None:
-            shape = (count, launch.vocab_size)
-            biases_hbm = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm, name="grad_biases_hbm")
-        return cls(gradients, weight_sum_hbm, biases_hbm, count)
+    def make(cls, launch: LinearLaunch, gradients: Gradients, share: Span, size: int, count: int) -> _PartGradients:
+        """For so many blocks of so many positions."""
 
-    def of_part(self, span: Span, number: int) -> Gradients:
-        """What block ``number`` writes."""
+        def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType, is_needed: bool) -> nl.NkiTensor | None:
+            return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name) if is_needed else None
+
+        weight_shape, input_shape = tuple(launch.weight_hbm.shape), (size, launch.num_features)
+        has_loop = count >= _FEWEST_IN_LOOP
+        return cls(
+            gradients,
+            share,
+            scratch("grad_weight_sum_hbm", weight_shape, nl.float32, count > 1 and gradients.weight_hbm is not None),
+            scratch(
+                "grad_bias_of_part_hbm", (launch.vocab_size,), nl.float32, count > 1 and gradients.bias_hbm is not None
+            ),
+            scratch("grad_input_of_part_hbm", input_shape, launch.dtype, has_loop and gradients.input_hbm is not None),
+        )
+
+    def of_part(self, block: Block, is_first: bool, is_last: bool) -> Gradients:
+        """What a block writes."""
         whole = self.gradients
-        is_first, is_last = number == 0, number + 1 == self.count
+        input_hbm = whole.input_hbm
+        if input_hbm is not None:
+            input_hbm = block.of(input_hbm) if isinstance(block.first, int) else self.part_input_hbm
         return Gradients(
-            None if whole.input_hbm is None else whole.input_hbm[span.first : span.end],
+            input_hbm,
             whole.weight_hbm if is_last else self.weight_sum_hbm,
-            whole.bias_hbm if self.biases_hbm is None else self.biases_hbm[number],
+            whole.bias_hbm if self.part_bias_hbm is None else self.part_bias_hbm,
             None if is_first else self.weight_sum_hbm,
         )
 
-    def finish(self) -> None:
-        """db of all blocks, of which each core has its classes."""
-        if self.biases_hbm is None or self.gradients.bias_hbm is None:
+    def finish_part(self, block: Block, is_first: bool) -> None:
+        """Put dX where it belongs, of which each core moves a half, and add up db, of which each has its classes."""
+        grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
+        if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):
+            _meet(part_input_hbm)
+            half = div_ceil(block.size, nl.num_programs())
+            first = nl.program_id(0) * half
+            rows = min(half, block.size - first)
+            nisa.dma_copy(dst=block.part(first, rows).of(grad_input_hbm), src=part_input_hbm[first : first + rows])
+            _meet(part_input_hbm)
+        bias_hbm, part_bias_hbm = self.gradients.bias_hbm, self.part_bias_hbm
+        if bias_hbm is None or part_bias_hbm is None or self.share.size == 0:
             return
-        share = shares_of_cores(self.biases_hbm.shape[1], nl.num_programs())[nl.program_id(0)]
-        classes = slice(share.first, share.end)
-        for first in range(1 if share.size > 0 else self.count, self.count, _SOURCES_MAX - 1):
-            sources_hbm = [
-                self.biases_hbm[number, classes] for number in range(first, min(first + _SOURCES_MAX - 1, self.count))
-            ]
-            before_hbm = self.biases_hbm[0, classes] if first == 1 else self.gradients.bias_hbm[classes]
-            nisa.dma_compute(dst=self.gradients.bias_hbm[classes], srcs=[before_hbm, *sources_hbm], reduce_op=nl.add)
+        classes = slice(self.share.first, self.share.end)
+        sum_hbm, part_hbm = bias_hbm[classes], part_bias_hbm[classes]
+        if is_first:
+            nisa.dma_copy(dst=sum_hbm, src=part_hbm)
+        else:
+            nisa.dma_compute(dst=sum_hbm, srcs=[sum_hbm, part_hbm], reduce_op=nl.add)

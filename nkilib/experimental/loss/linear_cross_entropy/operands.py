@@ -9,8 +9,9 @@ casts none (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from nkilib.core.tiling import div_ceil
+from nkilib.core.rows.tiles import cast
 from nkilib.nki import nisa, nl
 
 PARTITIONS = 128
@@ -107,26 +108,25 @@ def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
 def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
     """A number for each position, float32 ``[128, tiles]``: element ``[p, t]`` is that of position ``128 * t + p``.
 
-    A DMA engine takes as long for one element as for a row of a hundred. So a tile of positions is loaded as one row,
-    and Tensor transposes the rows, which moves bits.
+    Positions lie in HBM as rows of 128, which DMA transposes: one by one an engine would take as long for each as for
+    a row.
 
     Args:
-        vector_hbm: [positions], of any type of at most 4 bytes; a number that float32 cannot hold is rounded.
+        vector_hbm: [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
         fill: stands beyond the last position.
     """
     positions = vector_hbm.shape[0]
-    tiles = div_ceil(positions, PARTITIONS)
-    values_sbuf = nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf)
-    for start in range(0, tiles, PARTITIONS):
-        count = min(PARTITIONS, tiles - start)
-        last = min((start + count) * PARTITIONS, positions)
-        rows_sbuf = _loaded_rows(vector_hbm.slice(0, start * PARTITIONS, last), count, fill)
-        _transpose(values_sbuf[:, start : start + count], rows_sbuf)
-    return values_sbuf
+    tiles, rest = divmod(positions, PARTITIONS)
+    loaded_sbuf = nl.ndarray((PARTITIONS, tiles + (rest > 0)), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+    if rest > 0:
+        nisa.memset(dst=loaded_sbuf[:, tiles : tiles + 1], value=fill)
+    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
+        nisa.dma_transpose(dst=loaded_sbuf[0 : rows_hbm.shape[1], start:end], src=rows_hbm)
+    return cast(loaded_sbuf, nl.float32)
 
 
 def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
-    """The reverse of :func:`load_positions`.
+    """The reverse of :func:`load_positions`: Tensor transposes the tiles, since DMA does so into SBUF only.
 
     Args:
         vector_hbm: [positions], of any type; a float32 value is cast to an integer type before it is stored.
@@ -135,46 +135,42 @@ def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list
     Returns:
         The stores.
     """
-    positions = vector_hbm.shape[0]
-    tiles = values_sbuf.shape[1]
     stores: list[nisa.NkiInstruction] = []
-    for start in range(0, tiles, PARTITIONS):
-        count = min(PARTITIONS, tiles - start)
-        rows_sbuf = nl.ndarray((count, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
-        _transpose(rows_sbuf, values_sbuf[:, start : start + count])
-        last = min((start + count) * PARTITIONS, positions)
-        stores += _transfer_rows(vector_hbm.slice(0, start * PARTITIONS, last), rows_sbuf, is_load=False)
+    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
+        for first in range(start, end, PARTITIONS):
+            last = min(first + PARTITIONS, end)
+            rows_sbuf = nl.ndarray((last - first, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+            _transpose(rows_sbuf, values_sbuf[:, first:last])
+            part_hbm = rows_hbm[first - start : last - start, :]
+            stores.append(nisa.dma_copy(dst=part_hbm, src=rows_sbuf[:, 0 : rows_hbm.shape[1]]))
     return stores
 
 
-def _loaded_rows(vector_hbm: nl.NkiTensor, tiles: int, fill: float) -> nl.NkiTensor:
-    """float32 [tiles, 128], row by row the vector, filled up."""
-    rows_sbuf = nl.ndarray((tiles, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
-    if vector_hbm.shape[0] % PARTITIONS:
-        nisa.memset(dst=rows_sbuf, value=fill)
-    _transfer_rows(vector_hbm, rows_sbuf, is_load=True)
-    if vector_hbm.dtype == nl.float32:
-        return rows_sbuf
-    float32_sbuf = nl.ndarray(rows_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=float32_sbuf, src=rows_sbuf)
-    return float32_sbuf
+class _Rows(NamedTuple):
+    """Tiles of positions as rows in HBM.
+
+    Attributes:
+        rows_hbm: [tiles, positions of each].
+        start, end: number of the first tile, and of the one after the last.
+    """
+
+    rows_hbm: nl.NkiTensor
+    start: int
+    end: int
 
 
-def _transfer_rows(vector_hbm: nl.NkiTensor, rows_sbuf: nl.NkiTensor, is_load: bool) -> list[nisa.NkiInstruction]:
-    """Between a vector and its rows of 128, of which the last one may be shorter."""
-    size = vector_hbm.shape[0]
-    tiles, rest = divmod(size, PARTITIONS)
-    parts: list[tuple[nl.NkiTensor, nl.NkiTensor]] = []
+def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
+    """The vector as rows of 128 and a shorter one, views."""
+    positions = vector_hbm.shape[0]
+    tiles, rest = divmod(positions, PARTITIONS)
+    found: list[_Rows] = []
     if tiles > 0:
         whole_hbm = vector_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
-        parts.append((whole_hbm, rows_sbuf[0:tiles, :]))
+        found.append(_Rows(whole_hbm, 0, tiles))
     if rest > 0:
-        rest_hbm = vector_hbm.slice(0, tiles * PARTITIONS, size).expand_dim(0)
-        parts.append((rest_hbm, rows_sbuf[tiles : tiles + 1, 0:rest]))
-    return [
-        nisa.dma_copy(dst=part_sbuf if is_load else part_hbm, src=part_hbm if is_load else part_sbuf)
-        for part_hbm, part_sbuf in parts
-    ]
+        rest_hbm = vector_hbm.slice(0, tiles * PARTITIONS, positions).expand_dim(0)
+        found.append(_Rows(rest_hbm, tiles, tiles + 1))
+    return found
 
 
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.argmax import VALUES, Argmax
 from nkilib.core.rows.batches import StoredRows
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments
-from nkilib.core.rows.statistics import Columns, Place, Statistics
+from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -31,7 +31,8 @@ class PositionStatistics:
             the same of the other core.
         targets: their logits are there in the end.
         picked_sbuf: what this core has of them: column 0, float32 [128, tiles].
-        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous.
+        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous: this
+            one's, the other one's, and those of blocks of classes that the cores share.
     """
 
     window: int
@@ -41,22 +42,27 @@ class PositionStatistics:
     exchanged_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, positions: StoredRows, targets: TargetValues, window: int, options: Options) -> PositionStatistics:
-        """Of no class at all."""
+    def make(
+        cls, positions: StoredRows, targets: TargetValues, window: int, shared: int, options: Options
+    ) -> PositionStatistics:
+        """Of no class at all; with columns for so many blocks of classes that the cores share."""
         tiles, own = targets.logits_sbuf.shape[1], window + 1
-        wanted, cores = options.wanted, nl.num_programs()
+        wanted, swapped = options.wanted, nl.num_programs() * own
         count = 3 + 2 * options.sums_classes + wanted.entropy + 2 * wanted.argmax
-        exchanged_sbuf = nl.ndarray((PARTITIONS, cores * own, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
         parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
-        columns = Columns(PARTITIONS, tiles, cores * own)
+        columns = Columns(PARTITIONS, tiles, swapped + shared)
         picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, parts)
         moments = _moments(columns, options, parts)
         argmax = _argmax(columns, options.classes.total, parts) if wanted.argmax else None
-        nisa.memset(dst=exchanged_sbuf[:, 0:own], value=0.0)
-        nisa.memset(dst=statistics.neg_max_sbuf[:, :, 0:own], value=finite_limit(options.scale))
-        if argmax is not None:
-            nisa.memset(dst=argmax.neg_max_sbuf[:, :, 0:own], value=float("inf"))
-            nisa.memset(dst=argmax.found_sbuf[:, :, 0:own], value=float(options.classes.total))
+        for start, end in ((0, own), (swapped, swapped + shared)):
+            if start == end:
+                continue
+            nisa.memset(dst=exchanged_sbuf[:, start:end], value=0.0)
+            nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(options.scale))
+            if argmax is not None:
+                nisa.memset(dst=argmax.neg_max_sbuf[:, :, start:end], value=float("inf"))
+                nisa.memset(dst=argmax.found_sbuf[:, :, start:end], value=float(options.classes.total))
         exact_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         group = Group(positions, statistics, moments, argmax, exact_sbuf, targets)
         return cls(window, group, targets, picked_sbuf[:, :, 0], exchanged_sbuf)
@@ -65,26 +71,50 @@ class PositionStatistics:
         """Of block number ``number`` of classes."""
         return 1 + number % self.window
 
-    def place(self, tile: int, number: int) -> Place:
-        """Of a tile of positions and a block of classes."""
-        return Place(tile, self.column(number))
+    def shared_column(self, number: int) -> int:
+        """Of block number ``number`` of the classes that the cores share."""
+        return nl.num_programs() * (self.window + 1) + number
 
     def combine_window(self) -> None:
         """Put a full window into column 0."""
         self.group.restart(self.window + 1)
 
-    def finish(self, number: int) -> None:
-        """Combine the statistics of both cores, of which this one had so many blocks, and take logs."""
+    def exchange(self, number: int) -> None:
+        """Swap what the cores have found in their own classes, of which this one had so many blocks."""
         self._forget_combined(number)
-        columns = self.window + 1
-        if nl.num_programs() > 1:
-            self._exchange(columns)
-            columns *= 2
-        else:
-            nisa.tensor_copy(dst=self.targets.logits_sbuf, src=self.picked_sbuf)
+        if nl.num_programs() == 1:
+            return
+        own, other = self.window + 1, 1 - nl.program_id()
+        nisa.sendrecv(
+            src=self.exchanged_sbuf[:, 0:own],
+            dst=self.exchanged_sbuf[:, own : 2 * own],
+            send_to_rank=other,
+            recv_from_rank=other,
+            pipe_id=0,
+        )
+
+    def finish(self, shared_sbuf: nl.NkiTensor | None) -> None:
+        """Combine the statistics of all columns, and take logs.
+
+        Args:
+            shared_sbuf: logits that were found in the classes that the cores share; None without any.
+        """
+        columns = self.group.statistics.columns.count
         self.group.take_weights(columns)
         self.group.combine(columns)
         self.group.statistics.take_logs()
+        # While Scalar takes the logs: the last of these logits are found later than the maxima.
+        self._join_targets(shared_sbuf)
+
+    def _join_targets(self, shared_sbuf: nl.NkiTensor | None) -> None:
+        picked_sbuf = self.targets.logits_sbuf
+        if nl.num_programs() == 1:
+            nisa.tensor_copy(dst=picked_sbuf, src=self.picked_sbuf)
+            return
+        others_sbuf = self.exchanged_sbuf[:, self.window + 1, 0]
+        nisa.tensor_tensor(dst=picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
+        if shared_sbuf is not None:
+            nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
 
     def _forget_combined(self, number: int) -> None:
         """Where windows were combined, the columns that the last blocks did not take hold what is in column 0 already.
@@ -105,18 +135,6 @@ class PositionStatistics:
         for sums_sbuf in summed:
             nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
         nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale))
-
-    def _exchange(self, columns: int) -> None:
-        other = 1 - nl.program_id()
-        nisa.sendrecv(
-            src=self.exchanged_sbuf[:, 0:columns],
-            dst=self.exchanged_sbuf[:, columns : 2 * columns],
-            send_to_rank=other,
-            recv_from_rank=other,
-            pipe_id=0,
-        )
-        others_sbuf = self.exchanged_sbuf[:, columns, 0]
-        nisa.tensor_tensor(dst=self.targets.logits_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
 
 
 def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.cross_entropy.group import TargetValues
-from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.cross_entropy.options import Classes, Options
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_positions, store_positions
@@ -57,7 +57,7 @@ def target_values(
     masks = _masks(targets_sbuf, options)
     weights_sbuf = None
     if launch.class_weight_hbm is not None:
-        weights_sbuf = _weights(launch.class_weight_hbm, targets_sbuf, options)
+        weights_sbuf = weights_of_targets(launch.class_weight_hbm, targets_sbuf, options.classes)
     return TargetValues(logits_sbuf, masks, weights_sbuf)
 
 
@@ -88,10 +88,10 @@ def _masks(targets_sbuf: nl.NkiTensor, options: Options) -> TargetMasks:
     return masks
 
 
-def _weights(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTensor, options: Options) -> nl.NkiTensor:
-    """Those of the targets; of the nearest class that is here for the others, which do not count."""
+def weights_of_targets(class_weight_hbm: nl.NkiTensor, targets_sbuf: nl.NkiTensor, classes: Classes) -> nl.NkiTensor:
+    """Class weights of targets, float32 [128, tiles]; of the nearest class that is here for those elsewhere."""
     index_sbuf = nl.ndarray(targets_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
-    first, held = float(options.classes.first), float(options.classes.held)
+    first, held = float(classes.first), float(classes.held)
     nearest_sbuf = float32_like(targets_sbuf)
     nisa.tensor_scalar(
         dst=nearest_sbuf, data=targets_sbuf, op0=nl.subtract, operand0=first, op1=nl.maximum, operand1=0.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.psum import Piece
+from nkilib.core.rows.statistics import Place
 from nkilib.core.rows.tiles import clamp
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
@@ -106,7 +107,7 @@ class ScoreTiles:
         positions_sbuf: Sequence[nl.NkiTensor],
         classes: ClassTiles,
         statistics: PositionStatistics,
-        number: int,
+        column: int,
         first_bank: int,
     ) -> ScoreGroup:
         """The logits of a group of tiles, and their maxima in the statistics.
@@ -116,7 +117,7 @@ class ScoreTiles:
             positions_sbuf: X^T of the tiles, [128, ceil(D / 128), 128] each.
             classes: of the block.
             statistics: of the positions.
-            number: of the block of classes.
+            column: of the statistics, which the block of classes takes.
             first_bank: of the banks of PSUM.
         """
         end, size = start + len(positions_sbuf), classes.weight_sbuf.shape[2]
@@ -124,7 +125,7 @@ class ScoreTiles:
         logits_sbuf = self.logits_sbuf[turn][:, 0 : end - start]
         scores_sbuf = logits_sbuf if self.options.softcap is None else self.tangents_sbuf[turn][:, 0 : end - start]
         row = statistics.group.statistics
-        column_sbuf = row.neg_max_sbuf[:, start:end, statistics.column(number)]
+        column_sbuf = row.neg_max_sbuf[:, start:end, column]
         is_plain = not self.has_bias and self.options.softcap is None
         maxima_sbuf = column_sbuf if is_plain else self.maxima_sbuf[turn][:, 0 : end - start]
         group = ScoreGroup(start, logits_sbuf, scores_sbuf, maxima_sbuf, size)
@@ -134,19 +135,19 @@ class ScoreTiles:
         if not is_plain:
             self._take_column(group, column_sbuf)
         if row.scale != 1.0:
-            bias_sbuf = row.bias_sbuf[:, start:end, statistics.column(number)]
+            bias_sbuf = row.bias_sbuf[:, start:end, column]
             nisa.tensor_scalar(dst=bias_sbuf, data=column_sbuf, op0=nl.multiply, operand0=row.scale)
         if self.options.softcap is not None:
             self._take_tangents(group, self.options.softcap)
         return group
 
     def take_sums(
-        self, group: ScoreGroup, classes: ClassTiles, statistics: PositionStatistics, number: int, first_bank: int
+        self, group: ScoreGroup, classes: ClassTiles, statistics: PositionStatistics, column: int, first_bank: int
     ) -> None:
         """All sums over the classes of a group whose maxima are there. Arguments as in :meth:`open`."""
         moments, row = statistics.group.moments, statistics.group.statistics
         for tile in range(group.scores_sbuf.shape[1]):
-            place, turn = statistics.place(group.start + tile, number), (first_bank + tile) % GROUPS
+            place, turn = Place(group.start + tile, column), (first_bank + tile) % GROUPS
             scores_sbuf, neg_max_sbuf = group.scores(tile), place.of(row.neg_max_sbuf)
             if moments is not None and moments.first is not None:
                 terms_sbuf = self.terms_sbuf[turn][:, 0 : group.classes]

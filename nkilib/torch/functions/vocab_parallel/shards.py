@@ -160,11 +160,7 @@ def without_padding(
         TypeError: ``num_classes`` is no integer.
         ValueError: it is out of range; a group or sizes are given, which the DTensor has itself.
     """
-    if group is not None or shard_sizes is not None:
-        raise ValueError(
-            f"{caller}: group and shard_sizes are for plain tensors, got a DTensor, whose mesh and placements say "
-            f"both; leave them out, or pass {caller.input}.to_local()"
-        )
+    check_no_group(caller, group, shard_sizes)
     if num_classes is None:
         return part
     if part.spread is None:
@@ -172,8 +168,31 @@ def without_padding(
         axis, soft = axis_of(part.input, class_dim), part.target.shape == part.input.shape
         target = part.target.narrow(axis, 0, width) if soft else part.target
         return replace(part, input=part.input.narrow(axis, 0, width), target=target)
-    sizes = part.spread.sizes
+    return replace(part, spread=replace(part.spread, sizes=held_sizes(caller, part.spread.sizes, num_classes)))
+
+
+def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None) -> None:
+    """Refuse what a DTensor says itself.
+
+    Raises:
+        ValueError: a group or sizes are given.
+    """
+    if group is not None or shard_sizes is not None:
+        raise ValueError(
+            f"{caller}: group and shard_sizes are for plain tensors, got a DTensor, whose mesh and placements say "
+            f"both; leave them out, or pass {caller.input}.to_local()"
+        )
+
+
+def held_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
+    """Classes of each rank, of ``sizes`` of which those from ``num_classes`` on are padding.
+
+    Raises:
+        TypeError: ``num_classes`` is no integer.
+        ValueError: it is out of range.
+    """
+    if num_classes is None:
+        return tuple(sizes)
     _checked_total(caller, num_classes, sum(sizes), 1)
     firsts = (sum(sizes[:rank]) for rank in range(len(sizes)))
-    held_sizes = tuple(min(max(num_classes - first, 0), size) for first, size in zip(firsts, sizes, strict=True))
-    return replace(part, spread=replace(part.spread, sizes=held_sizes))
+    return tuple(min(max(num_classes - first, 0), size) for first, size in zip(firsts, sizes, strict=True))

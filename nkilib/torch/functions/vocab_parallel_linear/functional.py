@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight, checked_options
 from nkilib.torch.functions.cross_entropy.operators import Wanted
@@ -18,9 +19,16 @@ from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArgument
 from nkilib.torch.functions.linear_cross_entropy.checks import check_arguments, check_kernel_arguments
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
 from nkilib.torch.functions.linear_cross_entropy.reference import reason_for_reference
-from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards, group_place, shards_of_ranks
+from nkilib.torch.functions.vocab_parallel.shards import (
+    VocabularyShards,
+    check_no_group,
+    group_place,
+    held_sizes,
+    shards_of_ranks,
+)
 from nkilib.torch.functions.vocab_parallel_linear.autograd import ShardOperands, vocab_parallel_linear_results
 from nkilib.torch.functions.vocab_parallel_linear.operators import VOCAB_PARALLEL_LINEAR as _CALLER
+from nkilib.torch.functions.vocab_parallel_linear.parts import local_layer
 
 # What is spread over the ranks.
 _WEIGHT: Final = _CALLER._replace(input="linear_weight", noun="weight")
@@ -130,10 +138,12 @@ def vocab_parallel_linear_cross_entropy(
 
     Args:
         input: [..., D], bfloat16, float32 or float16, the same on every rank.
-        linear_weight: [rows, D] of this rank, of the same type.
+        linear_weight: [rows, D] of this rank, of the same type. Of a DTensor, sharded by rows on a mesh of one
+            dimension, the placements say which classes a rank has, and the mesh which ranks share them.
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
             shape of ``input`` without the features.
-        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all.
+        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all, or of a
+            DTensor those of its mesh, and then no other group is accepted, nor are ``shard_sizes``.
         linear_bias: [rows] of this rank, of the type of ``linear_weight`` or float32; used in float32.
         weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, as for ``linear_cross_entropy``.
@@ -159,9 +169,17 @@ def vocab_parallel_linear_cross_entropy(
         ValueError: this process is not in ``group``; the shards do not fit the weight. On the CPU, on all ranks: they
             do not see the same shards or options, or ``input`` requires grad on some of them only (on other devices,
             and under torch.compile, the loss is NaN then).
-        NotImplementedError: another device; an FSDP shard; a derivative in forward mode, or a graph of the gradient
-            (``create_graph=True``); class probabilities, and numbers of features, that the kernels do not take.
+        NotImplementedError: another device; an FSDP shard, or a DTensor placed otherwise; a derivative in forward mode,
+            or a graph of the gradient (``create_graph=True``); class probabilities, and numbers of features, that the
+            kernels do not take.
     """
+    given = LinearArguments(input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum)
+    whole = dtensor(linear_weight)
+    if whole is not None:
+        check_no_group(_WEIGHT, group, shard_sizes)
+        layer = local_layer(_CALLER, _WEIGHT, whole, given)
+        given, group = layer.arguments, layer.spread.group
+        shard_sizes, num_classes = held_sizes(_WEIGHT, layer.spread.sizes, num_classes), None
     options = checked_options(
         _CALLER,
         vocab_parallel_linear_cross_entropy,
@@ -170,12 +188,11 @@ def vocab_parallel_linear_cross_entropy(
         logit_softcap=logit_softcap,
         lse_square_scale=lse_square_scale,
     )
-    given = LinearArguments(input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum)
     check_arguments(_CALLER, given, None)
     place = group_place(_CALLER, group)
-    shards = shards_of_ranks(_WEIGHT, linear_weight.shape[0], place, num_classes, shard_sizes)
+    shards = shards_of_ranks(_WEIGHT, given.linear_weight.shape[0], place, num_classes, shard_sizes)
     _check_kernels_take(given, shards)
-    check_weight(_CALLER, weight, shards.num_classes, soft=False)
+    check_weight(_CALLER, given.weight, shards.num_classes, soft=False)
     given = given.autocast()
     check_kernel_arguments(_CALLER, given)
     if return_outputs:
@@ -184,15 +201,15 @@ def vocab_parallel_linear_cross_entropy(
     results = vocab_parallel_linear_results(
         _CALLER,
         operands,
-        None if weight is None else weight.to(torch.float32),
+        None if given.weight is None else given.weight.to(torch.float32),
         options,
         shards,
         group,
         Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs),
         {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
     )
-    shape = tuple(input.shape[:-1])
-    return returned_values(results, operands.target, options, reduction, normalizer, shape, return_outputs)
+    shape = tuple(given.input.shape[:-1])
+    return returned_values(results, operands.target, options, reduction, given.normalizer, shape, return_outputs)
 
 
 def _check_kernels_take(given: LinearArguments, shards: VocabularyShards) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearGradients,
@@ -255,3 +257,31 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
     problem = problem_of("normal", Sizes(100, 16384, 300, FP32))
     with pytest.raises(AssertionError, match="class_block"):
         launched(problem, position_block=4096, class_block=1024)
+
+
+def test_operands_that_take_turns_in_sbuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X^T has the memory of X and W while there are logits to compute; blocks of classes follow each other."""
+    sizes = Sizes(500, 1100, 600, BF16)
+    plan = BackwardPlan.of(BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2), 512, 256)
+    turns = BackwardBuffers(tiles_of_piece=2, input_tiles=2, pieces=2, weight_stripes=2, takes_turns=1)
+    monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: replace(plan, buffers=turns)))
+    launched(problem_of("normal", sizes), cores=1).check()
+
+
+def test_norms_of_the_errors_are_below_those_of_torch_with_float32_logits() -> None:
+    problem = problem_of("normal", Sizes(256, 512, 2048, BF16))
+    positions = len(problem.targets)
+    upstream = Upstream(lse_of(problem), np.full(positions, 1.0 / positions, np.float32))
+    found = launched(problem, upstream)
+    tensors = [torch.tensor(np.float32(array)).bfloat16().requires_grad_() for array in (problem.input, problem.weight)]
+    logits = torch.nn.functional.linear(*tensors).float()
+    torch.nn.functional.cross_entropy(logits, torch.tensor(problem.targets).long()).backward()
+    for name, tensor in zip(("input", "weight"), tensors, strict=True):
+        truth = getattr(found.truth, name)
+        assert tensor.grad is not None
+        ours, theirs = (
+            np.linalg.norm(array - truth) for array in (np.float64(found.found[name]), tensor.grad.double().numpy())
+        )
+        assert ours <= theirs
+    off = np.linalg.norm(np.float64(found.found["weight"]) - found.truth.weight, axis=1)
+    assert (off <= 5e-3 * np.linalg.norm(found.truth.weight, axis=1)).all()

@@ -18,6 +18,7 @@ from tests.fresh_python import CHECKOUT
 from tests.torch.functions.linear_cross_entropy.problem import POSITIONS, make_problem
 from tests.torch.inputs import make_weight
 from tests.torch.operator_log import OperatorLog
+from tests.torch.stand_in import stand_in_for
 
 ENOUGH = 2**30
 
@@ -133,3 +134,21 @@ def test_opcheck_of_the_operator() -> None:
         {"label_smoothing": 0.1, "lse_square_scale": 0.1},
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
+
+
+def test_the_gradients_of_leaves_are_the_memory_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[int] = []
+
+    def launch(kernel: Any, cores: int, keywords: dict[str, Any]) -> Any:
+        returned = kernel[cores](**keywords)
+        addresses.extend(each.data_ptr() for each in returned)
+        return returned
+
+    kernel = stand_in_for(monkeypatch, "linear_cross_entropy_with_gradients", launch)
+    problem = make_problem(POSITIONS)
+    leaves = problem.leaves()
+    loss = linear_cross_entropy(target=problem.target, **leaves, memory_limit=ENOUGH)
+    kernel.launches.clear()  # which would hold the gradients, so that autograd copies them
+    (2.0 * loss).backward()
+    for leaf in leaves.values():
+        assert leaf.grad is not None and leaf.grad.data_ptr() in addresses

@@ -29,6 +29,8 @@ from tests.torch.functions.vocab_parallel.cases import (
     objective,
     shard,
 )
+from tests.torch.functions.vocab_parallel_linear.cases import linear_all_ignored, linear_cases
+from tests.torch.functions.vocab_parallel_linear.on_ranks import compiled_linear, linear_calls_to_refuse, run_linear
 from tests.torch.inputs import make_logits, make_targets
 
 PROCESSES: Final = 3
@@ -114,8 +116,7 @@ def compiled(group: dist.ProcessGroup) -> Results:
     def loss_of(logits: torch.Tensor) -> torch.Tensor:
         return vocab_parallel_cross_entropy(2.0 * logits, target, group, label_smoothing=0.1)
 
-    with mock.patch.object(dist, "all_reduce", _all_reduce):  # the one that the compiler knows
-        losses = [loss_of(x), torch.compile(loss_of, backend="aot_eager", fullgraph=True)(x)]
+    losses = [loss_of(x), torch.compile(loss_of, backend="aot_eager", fullgraph=True)(x)]
     found = [(loss.detach(), torch.autograd.grad(loss, x)[0]) for loss in losses]
     return {"expected": found[0], "actual": found[1]}
 
@@ -123,7 +124,11 @@ def compiled(group: dist.ProcessGroup) -> Results:
 def _found_by(group: dist.ProcessGroup | None) -> Results:
     ranks = dist.get_world_size(group)
     found = {case.name: run(case, group) for case in (*all_cases(ranks), *all_ignored(ranks))}
-    return {**found, "refusals": refusals(group)}
+    linear = {
+        case.name: run_linear(case, group, _all_reduces) for case in (*linear_cases(ranks), *linear_all_ignored(ranks))
+    }
+    linear["refusals"] = {name: _message(call) for name, call in linear_calls_to_refuse(group).items()}
+    return {**found, "refusals": refusals(group), "linear": linear}
 
 
 def main(rank: int, directory: Path) -> None:
@@ -136,7 +141,9 @@ def main(rank: int, directory: Path) -> None:
     with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
         found[3] = _found_by(None)
         if rank in PAIR:
-            found[2] = {**_found_by(pair), "compiled": compiled(pair)}
+            found[2] = _found_by(pair)
+            with mock.patch.object(dist, "all_reduce", _all_reduce):  # the one that the compiler knows
+                found[2] |= {"compiled": compiled(pair), "compiled linear": compiled_linear(pair)}
         else:
             target = torch.ones(1, dtype=torch.int64)
             found["outside"] = _message(lambda: vocab_parallel_cross_entropy(torch.ones(1, 5), target, pair))

@@ -19,8 +19,14 @@ from tests.torch.functions.vocab_parallel.cases import (
     truth,
 )
 from tests.torch.functions.vocab_parallel.ranks_run import PROCESSES
+from tests.torch.functions.vocab_parallel_linear.cases import (
+    LinearCase,
+    linear_all_ignored,
+    linear_cases,
+    linear_truth,
+)
 from tests.torch.inputs import exact
-from tests.torch.telling import assert_gradient, assert_loss
+from tests.torch.telling import assert_gradient, assert_loss, assert_within
 
 Found = list[dict[str, Any]]
 # The largest summand of a loss, as in test_against_pytorch: weight times logit, plus log V.
@@ -177,3 +183,105 @@ def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict
 def test_a_process_outside_of_the_group_is_told(found_by_processes: Found) -> None:
     message = "ValueError: vocab_parallel_cross_entropy: this process, rank 0, must be a member of group, and is not"
     assert found_by_processes[0]["outside"].startswith(message)
+
+
+def _found_linear(case: LinearCase, found_by_ranks: dict[int, Found]) -> Found:
+    return [each["linear"][case.name] for each in found_by_ranks[len(case.sizes)]]
+
+
+def _whole_gradients(case: LinearCase, found: Found) -> dict[str, Tensor | None]:
+    """That of the input, the same bits on every rank, and of the layer those of all ranks; 0 for padding."""
+    whole = {}
+    for name, first in found[0]["gradients"].items():
+        parts = [each["gradients"][name] for each in found]
+        if name in case.frozen:
+            assert all(part is None for part in parts), name
+            whole[name] = None
+        elif name == "input":
+            assert all(torch.equal(part, first) for part in parts)
+            whole[name] = first
+        else:
+            assert not any(part[size:].any() for part, size in zip(parts, case.sizes, strict=True)), name
+            whole[name] = torch.cat([part[:size] for part, size in zip(parts, case.sizes, strict=True)])
+    return whole
+
+
+@pytest.mark.parametrize("case", _parameters(linear_cases))
+def test_loss_and_gradients_of_an_output_layer_are_those_of_the_whole(
+    case: LinearCase, found_by_ranks: dict[int, Found]
+) -> None:
+    found, expected = _found_linear(case, found_by_ranks), linear_truth(case)
+    loss = found[0]["loss"]
+    assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
+    assert case.kind != "confident" or loss >= 0.0
+    terms = POSITIONS if case.reduction == "sum" else 1
+    assert_loss(loss, expected.loss, 1.0 if case.kind == "confident" else MAGNITUDE * terms)
+    gradients = _whole_gradients(case, found)
+    for name, gradient in expected.gradients.items():
+        if gradient is not None:
+            actual = gradients[name]
+            assert actual is not None and actual.dtype == getattr(case.problem(), name).dtype
+            assert_within(actual, gradient, expected.bounds[name])
+
+
+@pytest.mark.parametrize(
+    "case", [each for each in _parameters(linear_cases) if "return_outputs" in each.values[0].options]
+)
+def test_outputs_of_an_output_layer_are_those_of_the_whole(case: LinearCase, found_by_ranks: dict[int, Found]) -> None:
+    found, expected = _found_linear(case, found_by_ranks), linear_truth(case).outputs
+    for name, truth_of in expected.items():
+        values = found[0][name]
+        assert all(torch.equal(each[name], values) for each in found), name
+        if name == "argmax":
+            assert torch.equal(values, truth_of)
+        elif truth_of.any():
+            terms = 15.0 * POSITIONS if name == "z_loss" and case.reduction == "sum" else 1.0
+            assert_loss(values, truth_of, MAGNITUDE * terms)
+        else:
+            assert not values.any(), name
+
+
+@pytest.mark.parametrize("case", _parameters(linear_cases))
+def test_the_backward_of_an_output_layer_communicates_once_if_the_input_needs_a_gradient(
+    case: LinearCase, found_by_ranks: dict[int, Found]
+) -> None:
+    forward = 3 if "return_outputs" in case.options else 2
+    for each in _found_linear(case, found_by_ranks):
+        assert each["all_reduces"] == (forward, 0 if "input" in case.frozen else 1)
+
+
+@pytest.mark.parametrize("case", _parameters(linear_all_ignored))
+def test_an_output_layer_without_a_target_has_gradients_of_0(
+    case: LinearCase, found_by_ranks: dict[int, Found]
+) -> None:
+    for each in _found_linear(case, found_by_ranks):
+        assert each["loss"].isnan()
+        assert not any(gradient.any() for gradient in each["gradients"].values())
+
+
+def test_a_full_graph_of_an_output_layer_gives_equal_results(found_by_ranks: dict[int, Found]) -> None:
+    for each in found_by_ranks[2]:
+        expected, actual = each["compiled linear"]["expected"], each["compiled linear"]["actual"]
+        assert expected[1].any() and (expected[2] != 1.0).any()
+        assert all(torch.equal(*pair) for pair in zip(expected, actual, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_no_rank_of_an_output_layer_waits_for_one_that_has_refused(
+    ranks: int, found_by_ranks: dict[int, Found]
+) -> None:
+    told = {
+        "unlike widths": f"classes of rank 0 from {6 - ranks} to 5",
+        "unlike options": f"label_smoothing from 0 to {0.1 * (ranks - 1):g}",
+        "unlike reductions": "reduction (of mean, sum, none) from 0 to 1",
+        "unlike features": f"features from {21 - ranks} to 20",
+        "unlike needs": "input requires grad from 0 to 1",
+    }
+    for each in (found["linear"]["refusals"] for found in found_by_ranks[ranks]):
+        for kind, difference in told.items():
+            assert each[kind].startswith(
+                "ValueError: vocab_parallel_linear_cross_entropy: all ranks must see the same shards and options"
+            )
+            assert difference in each[kind]
+        outside = f"IndexError: vocab_parallel_linear_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
+        assert each["target"].startswith(outside)

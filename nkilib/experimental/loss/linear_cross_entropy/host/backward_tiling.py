@@ -31,6 +31,8 @@ _LOGIT_BYTES = 4.0
 _DELAY, _RATIO, _POWER = 0.8, 0.62, 1.4
 _OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_FEW_RESULTS = 0.12, 0.10, 0.04
 _OF_PIECES = {1: 0.06, 2: 0.012}
+# What tiles of logits of fewer classes than that take more.
+_WIDE_TILE, _OF_NARROW_TILES = 384, 0.04
 # A group of one tile of classes waits for its X.
 _OF_SHORT_GROUP = 0.03
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
@@ -79,6 +81,7 @@ class BackwardLaunch:
             + _OF_ONE_WEIGHT_STRIPE * (buffers.weight_stripes < 2)
             + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
+            + _OF_NARROW_TILES * max(0.0, _WIDE_TILE / plan.classes_of_tile - 1.0)
             + _OF_SHORT_GROUP * (each > _TILES_OF_GROUP and each % _TILES_OF_GROUP == 1)
         )
 

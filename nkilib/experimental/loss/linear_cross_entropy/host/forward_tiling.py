@@ -22,6 +22,10 @@ _CLASS_BLOCKS = (512, 384, 256, 128)
 _POSITION_TILES_MAX = 64
 # Of tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 2048
+# How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
+# they share, which are not more than so many.
+_SWAP_US, _LOAD_US = 6.0, 2.3
+_SHARED_BLOCKS_MAX = 4
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
@@ -114,7 +118,7 @@ class ForwardSizes:
         rows, statistics, small = 2 * class_block * 2, 4, 16
         if self.has_options:
             logits, rows, statistics, small = 2 * logits, rows + 3 * 2 * class_block * 4, 12, 48
-        columns = self.cores * (WINDOW + 1)
+        columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
         return operands + logits + rows + tiles * 4 * (statistics * columns + small) + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
@@ -132,6 +136,19 @@ class ForwardSizes:
         of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
         total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
         return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
+
+    def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
+        """How many of the last classes the cores share: their products take longer than a swap does.
+
+        None where a block of them would be multiplied before the next one is loaded, or where they are too many.
+        """
+        passes = 4 if self.itemsize == 4 else 1
+        of_class = passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
+        load = self.depth * TILE * self.itemsize / _BYTES_PER_US
+        if self.cores == 1 or class_block * (of_class - load) < _LOAD_US:
+            return 0
+        classes = div_ceil(int(_SWAP_US / of_class), TILE) * TILE
+        return classes - TILE + 1 if 8 * classes <= self.vocab_size else 0
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""

@@ -1,0 +1,94 @@
+"""The arguments of a loss whose output layer is a DTensor, made those of this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import check_tensors
+from nkilib.torch.dispatch.dtensors import (
+    Spread,
+    check_member,
+    dtensor,
+    replicated,
+    shards_of,
+    spread_of,
+    without_rule,
+)
+from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class LocalLayer:
+    """What this rank has, plain tensors.
+
+    Attributes:
+        arguments: of the loss.
+        spread: the ranks that have the rows of the weight.
+    """
+
+    arguments: LinearArguments
+    spread: Spread
+
+
+def local_layer(caller: Caller, of_weight: Caller, linear_weight: DTensor, given: LinearArguments) -> LocalLayer:
+    """This rank's part of the arguments. Nothing is communicated.
+
+    One dimension of the mesh shards the classes; no other may have more than one rank, since what ranks of other
+    positions add to the gradients of the layer is not summed up here. Bias and ``grad_weight_sum`` are placed as the
+    weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
+
+    Args:
+        caller: who is named in errors.
+        of_weight: the same, for errors about the weight.
+        linear_weight: of ``given``.
+        given: the arguments.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        NotImplementedError: a placement without a rule; class weights or a normalizer that require grad.
+        ValueError: this rank is not in the mesh.
+    """
+    check_tensors(caller, given.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    mesh = linear_weight.device_mesh
+    check_member(of_weight, mesh)
+    several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
+    if shards_of(caller, "linear_weight", linear_weight) != dict.fromkeys(several, 0) or len(several) > 1:
+        raise without_rule(caller, "linear_weight", linear_weight, "Shard(0), on a mesh of one dimension")
+    spread = spread_of(of_weight, linear_weight, 0, several[0] if several else 0)
+    arguments = LinearArguments(
+        _same_everywhere(caller, "input", given.input),
+        linear_weight.to_local(),
+        _same_everywhere(caller, "target", given.target),
+        _as_weight(caller, "linear_bias", given.linear_bias, linear_weight),
+        replicated(caller, "weight", given.weight),
+        given.reduction,
+        replicated(caller, "normalizer", given.normalizer),
+        _as_weight(caller, "grad_weight_sum", given.grad_weight_sum, linear_weight),
+    )
+    return LocalLayer(arguments, spread)
+
+
+def _same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
+    """The whole tensor; the gradient that comes back is whole on every rank, too."""
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    if shards_of(caller, name, placed):
+        raise without_rule(caller, name, placed, "Replicate()")
+    return placed.to_local()
+
+
+def _as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    if shards_of(caller, name, placed) != shards_of(caller, "linear_weight", linear_weight):
+        raise without_rule(caller, name, placed, "of linear_weight")
+    return placed.to_local()
