@@ -27,6 +27,8 @@ from ..terms.signatures import call_error
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
 
+_HAS_WRITABLE_DLPACK = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+
 # torch types that torch's numpy bridge does not know, by the integer type of the same width that it does.
 _TORCH_BITS = {
     "bfloat16": ("int16", ml_dtypes.bfloat16),
@@ -233,12 +235,21 @@ def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
     if kind in _TORCH_BITS:
         bits, numpy_type = _TORCH_BITS[kind]
         torch = sys.modules["torch"]
-        array: npt.NDArray[Any] = detached.view(getattr(torch, bits)).numpy().view(numpy_type)
+        array: npt.NDArray[Any] = _in_numpy(detached.view(getattr(torch, bits))).view(numpy_type)
     else:
-        array = detached.numpy().view()
+        array = _in_numpy(detached).view()
     if value.requires_grad:
         array.flags.writeable = False
     return array
+
+
+def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """The memory of a tensor of PyTorch on the CPU.
+
+    ``Tensor.numpy`` makes its storage one that cannot be resized any more. FSDP does that to the weights it gathers.
+    Before numpy 2.1 what comes by DLPack may be read-only.
+    """
+    return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
 
 
 def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:

@@ -1,8 +1,11 @@
-"""The loss of Hugging Face causal language models on the kernels: ``model.loss_function = causal_lm_loss``.
+"""The loss of Hugging Face causal language models on the kernels, from their logits or without them.
 
+``model.loss_function = causal_lm_loss`` takes logits; after ``fuse_linear_loss(model)`` a training step has none.
 Importing it does not import ``transformers``.
 """
 
+from nkilib.torch.transformers.fused import Undo, fuse_linear_loss
+from nkilib.torch.transformers.logits import NoLogits
 from nkilib.torch.transformers.loss import causal_lm_loss
 
-__all__ = ["causal_lm_loss"]
+__all__ = ["NoLogits", "Undo", "causal_lm_loss", "fuse_linear_loss"]

@@ -60,3 +60,12 @@ def test_float32_results_equal_autograd(reduction: str) -> None:
     torch.testing.assert_close(loss, expected_loss.detach(), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(lse, torch.logsumexp(x, 1).detach(), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(gradient, x.grad, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="arrays that come by DLPack may be read-only")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_that_was_taken_can_still_be_resized(dtype: torch.dtype) -> None:
+    """FSDP frees the weights that it has gathered, and gathers them again, by the size of their storage."""
+    logits = torch.randn(11, 100).to(dtype)
+    forward(logits, torch.zeros(11, dtype=torch.int32), dtype=as_nl(FP32), lse_dtype=as_nl(FP32), **OPTIONS)
+    assert logits.untyped_storage().resizable()

@@ -1,0 +1,110 @@
+"""The models of ``transformers`` that ``fuse_linear_loss`` knows: what follows their hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from torch import nn
+
+from nkilib.torch.transformers.loss import causal_lm_loss
+
+FUSE: Final = "fuse_linear_loss"
+
+# Models whose forward is: ``model``, ``lm_head``, a cap of the logits, the loss. The values are the names under which
+# their configurations have the cap.
+_SOFTCAPS: Final[Mapping[str, str | None]] = {
+    "Gemma2ForCausalLM": "final_logit_softcapping",
+    "LlamaForCausalLM": None,
+    "MistralForCausalLM": None,
+    "Qwen2ForCausalLM": None,
+    "Qwen3ForCausalLM": None,
+}
+SUPPORTED: Final = ", ".join(_SOFTCAPS)
+_INSTEAD: Final = (
+    "for other models assign nkilib.torch.transformers.causal_lm_loss to model.loss_function, which takes logits, or "
+    "call nkilib.torch.linear_cross_entropy with the hidden states and the weight of the output layer"
+)
+
+
+def known_class(module: nn.Module) -> type[nn.Module] | None:
+    """The supported class of ``transformers`` that ``module`` is an instance of, itself or by inheritance."""
+    for kind in type(module).__mro__:
+        if kind.__name__ in _SOFTCAPS and kind.__module__.startswith("transformers.models."):
+            return kind
+    return None
+
+
+def find_causal_lm(module: nn.Module) -> nn.Module:
+    """The supported model that ``module`` is or holds.
+
+    Raises:
+        TypeError: there is none, or its class has another ``forward`` than that of ``transformers``.
+        ValueError: there are several.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{FUSE}: argument 'model' must be torch.nn.Module, not {type(module).__name__}; pass a model")
+    found = {each: kind for each in module.modules() if (kind := known_class(each)) is not None}
+    if not found:
+        raise TypeError(
+            f"{FUSE}: model must be, or hold, one of {SUPPORTED} of transformers, got {type(module).__name__}; "
+            f"{_INSTEAD}"
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"{FUSE}: model must hold one causal language model, got {len(found)} in {type(module).__name__}; call it "
+            f"with each of them"
+        )
+    ((model, kind),) = found.items()
+    if type(model).forward is not kind.forward:
+        raise TypeError(
+            f"{FUSE}: model must have the forward of {kind.__name__}, got {type(model).__name__} with one of its own, "
+            f"which would not run; {_INSTEAD}"
+        )
+    return model
+
+
+def output_layer(model: Any) -> nn.Linear:
+    """The output layer of a supported model, which must be no more than a product with its weight.
+
+    Raises:
+        TypeError: it is another module than ``torch.nn.Linear``, as LoRA and quantization put in its place.
+        ValueError: it has hooks, which would not run, since the layer is not called.
+    """
+    layer = model.lm_head
+    if type(layer) is not nn.Linear:
+        raise TypeError(
+            f"{FUSE}: lm_head must be a torch.nn.Linear, of which the loss takes the weight, got "
+            f"{type(layer).__module__}.{type(layer).__name__}; leave lm_head out of what is adapted (target_modules "
+            f"and modules_to_save of PEFT), quantized or given to fully_shard by itself, or undo this and use "
+            f"causal_lm_loss"
+        )
+    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
+    if any(hooks) or "forward" in vars(layer):
+        raise ValueError(
+            f"{FUSE}: lm_head must have no hooks and no forward of its own, which would not run, since the loss takes "
+            f"its weight alone; remove them (device_map of accelerate sets some), or undo this and use causal_lm_loss"
+        )
+    return layer
+
+
+def logit_softcap(model: Any) -> float | None:
+    """The cap of the logits of a supported model, from its configuration."""
+    kind = known_class(model)
+    name = None if kind is None else _SOFTCAPS[kind.__name__]
+    return None if name is None else getattr(model.config, name)
+
+
+def check_loss_function(model: Any) -> None:
+    """Refuse a loss that somebody gave the model: it would not be called.
+
+    Raises:
+        ValueError: there is one.
+    """
+    function = model.loss_function
+    if function is causal_lm_loss or getattr(function, "__name__", None) == "ForCausalLMLoss":
+        return
+    raise ValueError(
+        f"{FUSE}: model.loss_function must be that of transformers, or causal_lm_loss, got {function!r}, which would "
+        f"not be called; del model._loss_function, and pass label_smoothing and lse_square_scale to {FUSE} instead"
+    )

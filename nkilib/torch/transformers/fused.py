@@ -1,0 +1,231 @@
+"""``fuse_linear_loss``: a causal language model of ``transformers`` whose training step makes no logits."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
+from nkilib.torch.transformers.architectures import (
+    FUSE,
+    check_loss_function,
+    find_causal_lm,
+    logit_softcap,
+    output_layer,
+)
+from nkilib.torch.transformers.labels import CausalLabels
+from nkilib.torch.transformers.logits import NO_LOGITS
+
+# The attribute of a model that has been fused. It is copied with the model, and gone when that is undone.
+_ATTRIBUTE: Final = "_nkilib_fused_loss"
+
+
+@dataclass(frozen=True)
+class _FusedLoss:
+    """What a fused model does.
+
+    Attributes:
+        outputs: the class of its outputs, ``CausalLMOutputWithPast``.
+        evaluation: ``model.eval()`` has no logits either where there are labels.
+        label_smoothing, lse_square_scale: of the loss in training.
+        memory_limit: of ``linear_cross_entropy``.
+    """
+
+    outputs: Callable[..., Any]
+    evaluation: bool
+    label_smoothing: float
+    lse_square_scale: float
+    memory_limit: int | None
+
+    def is_taken(self, training: bool, labels: Tensor | None, skip_logits: bool | None) -> bool:
+        """Whether a call computes its loss without logits.
+
+        Raises:
+            ValueError: logits are to be skipped where they are all there is.
+        """
+        if labels is None:
+            if skip_logits:
+                raise ValueError(f"{FUSE}: skip_logits=True needs labels, got none; pass labels, or leave it out")
+            return False
+        return training or self.evaluation if skip_logits is None else skip_logits
+
+    def loss(self, model: Any, hidden: Tensor, given: CausalLabels) -> Tensor:
+        """The loss of hidden states [..., sequence, width]."""
+        layer = output_layer(model)
+        return linear_cross_entropy(
+            hidden,
+            layer.weight,
+            given.targets_of("hidden states", hidden),
+            linear_bias=layer.bias,
+            ignore_index=given.ignore_index,
+            label_smoothing=self.label_smoothing if model.training else 0.0,
+            lse_square_scale=self.lse_square_scale if model.training else 0.0,
+            logit_softcap=logit_softcap(model),
+            normalizer=given.normalizer(hidden.device),
+            memory_limit=self.memory_limit,
+        )
+
+    def forward(self, model: Any, *, labels: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Any:
+        """What the model returns, of arguments by name, as its own ``forward`` but for the logits."""
+        check_loss_function(model)
+        return_dict = inputs.pop("return_dict", None)
+        base = model.model(**inputs)
+        hidden = _kept(base.last_hidden_state, logits_to_keep)
+        given = CausalLabels(
+            FUSE, labels, inputs.get("shift_labels"), inputs.get("ignore_index", -100), inputs.get("num_items_in_batch")
+        )
+        outputs = self.outputs(
+            loss=self.loss(model, hidden, given),
+            logits=NO_LOGITS,
+            past_key_values=base.past_key_values,
+            hidden_states=base.hidden_states,
+            attentions=base.attentions,
+        )
+        wants_dict = model.config.return_dict if return_dict is None else return_dict
+        return outputs if wants_dict else outputs.to_tuple()
+
+
+class Undo:
+    """Gives a model its own ``forward`` back when it is called, or when a ``with`` block of it ends.
+
+    A second call does nothing. If something else has wrapped the model's ``forward`` by then, as a trainer does for
+    mixed precision, that stays, and what it wraps computes logits again. A deep copy of a fused model is fused, and
+    ``Undo(copy)()`` ends that.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self) -> None:
+        vars(self._model).pop(_ATTRIBUTE, None)
+        if _has_fused_forward(self._model):
+            del self._model.forward
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self()
+
+
+def fuse_linear_loss(
+    model: nn.Module,
+    *,
+    evaluation: bool = False,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    memory_limit: int | None = None,
+) -> Undo:
+    """Make a causal language model of ``transformers`` compute its loss from hidden states, without logits.
+
+    After it, with labels and in training mode, ``model(input_ids=ids, labels=labels).loss`` is
+    :func:`nkilib.torch.linear_cross_entropy` of the last hidden states and the weight of ``lm_head``, with the label
+    shift, ``ignore_index``, ``shift_labels``, ``num_items_in_batch`` and ``logits_to_keep`` of the model itself. It
+    equals the loss of the stock model; products and statistics are float32, where that rounds logits to the type of the
+    model. ``logits`` of the output is a :class:`NoLogits`, which refuses to be used. Without labels, as in generation,
+    and after ``model.eval()``, the model's own ``forward`` runs, with logits. ``skip_logits=True`` or ``False``,
+    passed to a call of the model, decides for that call.
+
+    Args:
+        model: one of Gemma2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM, or
+            a module that holds one, such as a PEFT model. Its ``lm_head`` is a plain ``torch.nn.Linear``.
+        evaluation: skip the logits after ``model.eval()`` too, where there are labels: an evaluation of the loss alone.
+        label_smoothing, lse_square_scale: as :func:`nkilib.torch.linear_cross_entropy`, in training mode only.
+        memory_limit: as :func:`nkilib.torch.linear_cross_entropy`.
+
+    Returns:
+        What undoes it: call it, or use it in a ``with`` statement.
+
+    Raises:
+        TypeError: the model is not one of these, has another ``forward`` than theirs, or another output layer.
+        ValueError: the model has been fused already, something wraps its ``forward``, its loss is not that of
+            ``transformers``, or ``lm_head`` has hooks or not as many rows as the configuration says.
+        RuntimeError, IndexError, NotImplementedError: when the model is called, as
+            :func:`nkilib.torch.linear_cross_entropy`.
+
+    Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss likewise.
+    """
+    causal_lm = find_causal_lm(model)
+    _check_unwrapped(causal_lm)
+    check_loss_function(causal_lm)
+    _check_vocabulary(causal_lm, output_layer(causal_lm))
+    from transformers.modeling_outputs import CausalLMOutputWithPast  # whoever has such a model has imported it
+
+    fused = _FusedLoss(CausalLMOutputWithPast, evaluation, label_smoothing, lse_square_scale, memory_limit)
+    setattr(causal_lm, _ATTRIBUTE, fused)
+    # A bound method, which a deep copy of the model binds to the copy.
+    causal_lm.forward = MethodType(_fused_forward(type(causal_lm).forward), causal_lm)
+    return Undo(causal_lm)
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    """Refuse a second fusion, and a ``forward`` that somebody wrapped: around the model's own, which would not run."""
+    forward = vars(model).get("forward")
+    if _has_fused_forward(model) and _ATTRIBUTE in vars(model):
+        raise ValueError(f"{FUSE}: model has been fused already; undo that by what {FUSE} returned, or Undo(model)()")
+    # A model from a pickle has its own forward as an attribute.
+    if forward is None or _has_fused_forward(model) or getattr(forward, "__func__", None) is type(model).forward:
+        return
+    raise ValueError(
+        f"{FUSE}: model.forward must be that of its class, got {getattr(forward, '__qualname__', forward)!r}; call "
+        f"{FUSE} before anything wraps it, as accelerate does for mixed precision and device_map"
+    )
+
+
+def _check_vocabulary(model: Any, layer: nn.Linear) -> None:
+    rows, classes = layer.weight.shape[0], model.config.vocab_size
+    if rows != classes:
+        raise ValueError(
+            f"{FUSE}: lm_head must have as many rows as config.vocab_size, {classes}, got {rows}; set that to the rows "
+            f"of the output layer, and call {FUSE} before the model is sharded"
+        )
+
+
+@functools.cache
+def _fused_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``forward`` that takes what ``stock`` takes, and is that where the model is not fused or wants logits."""
+    signature = inspect.signature(stock)
+    _, *names = (name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD)
+
+    @functools.wraps(stock)
+    def forward(self: Any, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
+        positional = dict(zip(names, args, strict=False))
+        fused: _FusedLoss | None = getattr(self, _ATTRIBUTE, None)
+        if fused is None or len(args) > len(names) or positional.keys() & kwargs.keys():
+            return stock(self, *args, **kwargs)  # the latter two are errors, and its own
+        inputs = {**positional, **kwargs}
+        if fused.is_taken(self.training, inputs.get("labels"), skip_logits):
+            return fused.forward(self, **inputs)
+        return stock(self, **inputs)
+
+    # Programs ask for the arguments; accelerate follows __wrapped__ when it unwraps a model, to the end.
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    del forward.__wrapped__
+    return forward
+
+
+def _has_fused_forward(model: nn.Module) -> bool:
+    forward = vars(model).get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is _fused_forward(type(model).forward)
+
+
+def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The hidden states [batch, sequence, width] of the positions of which the model would compute logits.
+
+    ``logits_to_keep`` is their number, from the end, or 0 for all; or indices of positions [positions] for every
+    sequence, or [batch, positions] for each; or a mask [batch, sequence], which gives [positions, width].
+    """
+    if isinstance(logits_to_keep, int):
+        return hidden[:, -logits_to_keep:]
+    if logits_to_keep.dim() != 2:
+        return hidden[:, logits_to_keep]
+    if logits_to_keep.dtype == torch.bool:
+        return hidden[logits_to_keep]
+    return torch.take_along_dim(hidden, logits_to_keep[..., None], dim=1)
