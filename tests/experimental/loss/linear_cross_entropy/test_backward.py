@@ -163,6 +163,21 @@ def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) ->
             np.testing.assert_allclose(np.float32(looped.found[name]), np.float32(array), atol=1e-3)
 
 
+@pytest.mark.parametrize(("classes", "layout"), [(640, "vd"), (512, "dv")])
+def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 640 classes the cores share a block, which counts once in dX; of 512 none."""
+    sizes = Sizes(130, 48, classes, BF16)
+    problem = with_options(problem_of("normal", sizes, layout=layout), "weights, smoothing")
+    problem = replace(problem, bias=np.linspace(-1.0, 1.0, classes, dtype=np.float32))
+    unrolled = launched(problem)
+    with monkeypatch.context() as patch:
+        patch.setattr("nkilib.experimental.loss.linear_cross_entropy.backward_plan.PROGRAM_INSTRUCTIONS", 30)
+        looped = launched(problem, position_block=128, class_block=128)
+    looped.check()
+    for name, array in unrolled.found.items():
+        np.testing.assert_allclose(np.float32(looped.found[name]), np.float32(array), atol=1e-3)
+
+
 def test_what_is_not_wanted_is_not_there() -> None:
     problem = with_options(problem_of("normal", Sizes(100, 64, 300, BF16)), "bias")
     whole = launched(problem).found
