@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearGradients,
     LinearProblem,
-    Upstream,
     linear_backward_reference,
     linear_forward_reference,
 )
@@ -73,7 +73,7 @@ def arguments_of(problem: LinearProblem) -> dict[str, Any]:
     }
 
 
-def launched(problem: LinearProblem, upstream: Upstream | None = None, cores: int = 2, **kwargs: Any) -> Launched:
+def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cores: int = 2, **kwargs: Any) -> Launched:
     """A launch with everything wanted, of small blocks unless others are asked for."""
     if upstream is None:
         upstream = upstream_of(problem, lse_of(problem))
@@ -286,7 +286,7 @@ def test_operands_that_take_turns_in_sbuf(monkeypatch: pytest.MonkeyPatch) -> No
 def test_norms_of_the_errors_are_below_those_of_torch_with_float32_logits() -> None:
     problem = problem_of("normal", Sizes(256, 512, 2048, BF16))
     positions = len(problem.targets)
-    upstream = Upstream(lse_of(problem), np.full(positions, 1.0 / positions, np.float32))
+    upstream = BackwardInputs(lse_of(problem), np.full(positions, 1.0 / positions, np.float32))
     found = launched(problem, upstream)
     tensors = [torch.tensor(np.float32(array)).bfloat16().requires_grad_() for array in (problem.input, problem.weight)]
     logits = torch.nn.functional.linear(*tensors).float()
