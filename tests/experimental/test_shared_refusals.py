@@ -14,7 +14,7 @@ import pytest
 from nkilib.nki import nl
 from tests.fresh_python import run_fresh
 
-from .refusals import COLUMNS, KERNELS, ROWS, Kernel, Refusal, assert_refused, cases, parametrized
+from .refusals import COLUMNS, KERNELS, LINEAR_KERNELS, ROWS, Kernel, Refusal, assert_refused, cases, parametrized
 
 # Beside its chunks this one has float32 tiles of their size: less fits.
 WITH_SCRATCH = ("extended_cross_entropy_backward",)
@@ -169,20 +169,25 @@ OPTIMIZED = """
 import json, sys
 from tests.experimental import test_shared_refusals as shared
 from tests.experimental.loss.cross_entropy import test_extended_validation, test_validation
-from tests.experimental.refusals import cases, outcome
+from tests.experimental.loss.linear_cross_entropy import test_validation as linear
+from tests.experimental.refusals import LINEAR_KERNELS, cases, outcome
 assert False, "this process keeps its asserts"
 modules = [shared, test_validation, test_extended_validation]
-print(json.dumps([outcome(*case) for module in modules for case in cases(module.REFUSALS)]))
+every = [case for module in modules for case in cases(module.REFUSALS)] + cases(linear.REFUSALS, LINEAR_KERNELS)
+print(json.dumps([outcome(*case) for case in every]))
 """
 
 
 def test_everything_is_refused_by_optimized_python_too() -> None:
     """`reduction="Mean"` once returned the sum there."""
     from .loss.cross_entropy import test_extended_validation, test_validation
+    from .loss.linear_cross_entropy import test_validation as linear
 
     every = cases([*REFUSALS, *test_validation.REFUSALS, *test_extended_validation.REFUSALS])
+    every += cases(linear.REFUSALS, LINEAR_KERNELS)
     expected = [refusal.expected(kernel) for refusal, kernel in every]
-    assert any("got Mean" in message for message in expected) and {kernel.name for _, kernel in every} == set(KERNELS)
+    assert any("got Mean" in message for message in expected)
+    assert {kernel.name for _, kernel in every} == {*KERNELS, *LINEAR_KERNELS}
     done = run_fresh(OPTIMIZED, options=["-O"])
     assert done.error == ""
     assert json.loads(done.output) == expected

@@ -15,7 +15,7 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
     ROUNDOFF,
     linear_forward_bounds,
@@ -24,7 +24,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     EVERY_CLASS,
     LinearProblem,
-    Upstream,
     linear_backward_reference,
     linear_forward_reference,
 )
@@ -71,12 +70,14 @@ def problem_of(given: Mapping[str, Any]) -> LinearProblem:
     return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout)
 
 
-def upstream_of(given: Mapping[str, Any]) -> Upstream:
+def upstream_of(given: Mapping[str, Any]) -> BackwardInputs:
     """What comes to the backward of such a launch; to one that computes its own lse, the exact one."""
     if "lse_hbm" not in given:
         scale = given["grad_scale"] if "grad_scale" in given else given["grad_scale_hbm"][0]
-        return Upstream(_lse(given), np.full(POSITIONS, scale, np.float32))
-    return Upstream(given["lse_hbm"], given["grad_loss_hbm"], given.get("grad_lse_hbm"), given.get("grad_logprob_hbm"))
+        return BackwardInputs(_lse(given), np.full(POSITIONS, scale, np.float32))
+    return BackwardInputs(
+        given["lse_hbm"], given["grad_loss_hbm"], given.get("grad_lse_hbm"), given.get("grad_logprob_hbm")
+    )
 
 
 def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ For a block of classes and one of positions:
 
 The cores share the classes, and at the end the float32 sums of dX. Of each stripe of the last block they do so while
 the next stripe is computed. The first block stores its dX, all others add theirs to it; so the first one stands before
-the loop of the device.
+the loop of the device. A program without room for that clears dX first, and has the loop alone (:mod:`.class_cover`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
     plan_blocks,
     shares_of_cores,
 )
+from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, OwnClasses, planned_cover
 from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles, LastProduct, TilePlace
@@ -110,8 +111,12 @@ def write_gradients(
     partials_hbm = _partials(launch, gradients, len(shares))
     if core >= len(shares):
         return
-    backward = _Backward.make(launch, options, upstream, plan, gradients, partials_hbm, core, kept)
-    backward.run(shares)
+    cover = planned_cover(plan, shares, core, launch.num_positions)
+    backward = _Backward.make(launch, options, upstream, plan, gradients, partials_hbm, core, kept, cover)
+    if cover is None:
+        backward.run(shares)
+    else:
+        backward.run_cover(cover)
 
 
 def _partials(launch: LinearLaunch, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
@@ -190,6 +195,7 @@ class _Backward:
         transpose_banks: of PSUM, for transposes beside the logits.
         input_banks: for dX, and for transposes beside dW.
         input_gradient, input_sum, weight_gradient, bias_gradient: None for those that are not wanted.
+        own_classes: which of a block are the core's own, for dX; None for all.
     """
 
     launch: LinearLaunch
@@ -207,6 +213,7 @@ class _Backward:
     input_sum: InputSum | None
     weight_gradient: WeightGradient | None
     bias_gradient: BiasGradient | None
+    own_classes: OwnClasses | None
 
     @classmethod
     def make(
@@ -219,6 +226,7 @@ class _Backward:
         partials_hbm: list[nl.NkiTensor],
         core: int,
         kept: KeptLogits | None,
+        cover: ClassCover | None,
     ) -> _Backward:
         columns = GradientColumns.make(launch, options, upstream)
         banks_psum = [
@@ -261,18 +269,14 @@ class _Backward:
             input_sum,
             weight_gradient,
             bias_gradient,
+            None if cover is None or cover.is_exact or input_gradient is None else OwnClasses.make(cover),
         )
 
     def run(self, shares: list[Span]) -> None:
         """Go through all blocks of the core; ``shares`` are the classes of each."""
         share = shares[self.core]
         lead, blocks = planned_blocks(self.plan, shares, self.core, self.launch.num_positions)
-        nisa.tensor_scalar(
-            dst=self.targets_sbuf,
-            data=self.tiles.columns.target_sbuf,
-            op0=nl.subtract,
-            operand0=float(share.first),
-        )
+        self._count_targets_from(share.first)
         leading = Block(share.first, lead)
         first = leading if lead > 0 else blocks.opening
         if first is not None:
@@ -284,6 +288,32 @@ class _Backward:
         if lead > 0:
             body(Step(leading, 0, lead, blocks.opening))
         blocks.run(body)
+
+    def run_cover(self, cover: ClassCover) -> None:
+        """Go through all blocks of the core in a loop."""
+        self._count_targets_from(cover.first)
+        if self.input_gradient is not None:
+            self.input_gradient.clear()
+        self.streams.load_first_inputs(self.positions[0])
+
+        def body(step: Step) -> None:
+            if self.own_classes is not None:
+                self.own_classes.find()
+            self._step(step, cover.own)
+            if self.own_classes is not None:
+                self.own_classes.step(cover.size)
+
+        cover.run(body)
+        if self.input_sum is not None:
+            for positions in self.positions:
+                for stripe in self.streams.stripes_of_features:
+                    self.input_sum.meet(positions, stripe)
+                    self.input_sum.add(positions, stripe, 0, 1)
+
+    def _count_targets_from(self, first: int) -> None:
+        nisa.tensor_scalar(
+            dst=self.targets_sbuf, data=self.tiles.columns.target_sbuf, op0=nl.subtract, operand0=float(first)
+        )
 
     def _step(self, step: Step, share: Span) -> None:
         """A block of classes and all positions; ``share`` are all classes of the core."""
@@ -512,7 +542,12 @@ class _Backward:
 
     def _load_stripe(self, round_: _Round, stripe: Span) -> nl.NkiTensor | None:
         """Of W, which dX alone needs."""
-        return None if self.input_gradient is None else self.streams.load_stripe(round_.classes, stripe)
+        if self.input_gradient is None:
+            return None
+        weight_sbuf = self.streams.load_stripe(round_.classes, stripe)
+        if self.own_classes is not None:
+            self.own_classes.keep(weight_sbuf[:, :, 0 : stripe.size])
+        return weight_sbuf
 
     def _load_next(self, round_: _Round) -> None:
         """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""

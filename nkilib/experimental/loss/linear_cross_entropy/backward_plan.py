@@ -134,6 +134,7 @@ class BackwardPlan:
         classes_of_tile: of a tile of logits.
         stripe: features that are worked on at a time in dX and dW.
         buffers: of what streams.
+        adds_to_weight: as in :class:`BackwardSizes`.
         weight_sums: buffers for float32 groups that dW is added to; 0 where it is not.
         result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
         has_classes_first: W is [V, D].
@@ -150,6 +151,7 @@ class BackwardPlan:
     classes_of_tile: int
     stripe: int
     buffers: BackwardBuffers
+    adds_to_weight: bool
     weight_sums: int
     result_itemsize: int
     has_classes_first: bool
@@ -276,6 +278,7 @@ class BackwardPlan:
             classes_of_tile,
             stripe=min(sizes.num_features, CLASSES_OF_TILE if sizes.has_classes_first else _STRIPE_OF_FEATURES),
             buffers=BackwardBuffers(),
+            adds_to_weight=sizes.adds_to_weight,
             weight_sums=sizes.adds_to_weight + (position_blocks > 1),
             result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.itemsize,
             has_classes_first=sizes.has_classes_first,

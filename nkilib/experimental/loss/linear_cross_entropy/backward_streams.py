@@ -113,6 +113,12 @@ class BackwardStreams:
             for tile in range(1, self.first_inputs(positions)):
                 self.load_input(classes, 0, positions, tile)
 
+    def load_first_inputs(self, positions: Span) -> None:
+        """X^T alone that a block starts with, which loads its classes itself."""
+        self.load_first_input(None, positions)
+        if not self.plan.buffers.takes_turns:
+            self.load_second_inputs(positions)
+
     def load_kept(self, positions: Span) -> None:
         """X, if it stays for all blocks: behind X^T of the first one, which is needed before."""
         if self.plan.keeps_pieces:

@@ -85,7 +85,7 @@ def linear_cross_entropy_forward(
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse.
         first_class: class of the first row of W, where it is a shard of the vocabulary. Targets and argmax count over
             all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
-        num_classes: of all shards; None: V.
+        num_classes: of all shards, up to 2^24; None: V.
 
     Returns:
         Tuple of [N] float32 in HBM: loss (nats) and lse, ``log(sum(exp(z)))``. Then what was asked for: target_logit,

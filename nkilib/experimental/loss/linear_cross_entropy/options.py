@@ -15,7 +15,7 @@ WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
 FEATURES_MIN, FEATURES_MAX = 16, 16384
 # Positions beyond it belong into another launch: what is kept of each takes SBUF.
 POSITIONS_MAX = 65536
-# Classes of a shard are counted in float32 where they are compared with a target.
+# Classes of all shards are counted in float32 where they are compared with a target.
 CLASSES_MAX = 2**24
 
 

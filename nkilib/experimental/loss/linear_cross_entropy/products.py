@@ -33,6 +33,16 @@ class InputGradient:
         """A block begins."""
         self.results.restart()
 
+    def clear(self) -> None:
+        """Nothing is summed yet: where no block is the first one, all of them add."""
+        zeros_sbuf = self.results.tiles[0]
+        nisa.memset(dst=zeros_sbuf, value=0.0)
+        positions, features = self.partial_hbm.shape
+        for rows in cut(positions, PARTITIONS):
+            for columns in cut(features, zeros_sbuf.shape[1]):
+                place_hbm = self.partial_hbm[rows.first : rows.end, columns.first : columns.end]
+                nisa.dma_copy(dst=place_hbm, src=zeros_sbuf[0 : rows.size, 0 : columns.size])
+
     def add_tile(
         self,
         gradient: GradientBlock,

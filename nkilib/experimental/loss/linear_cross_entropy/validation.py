@@ -40,6 +40,7 @@ def validated_linear_options(
     """
     function = launch.function
     validate_linear_arrays(launch)
+    _validate_num_classes(function, num_classes)
     classes = validated_classes(function, launch.vocab_size, "the classes of weight_hbm", first_class, num_classes)
     wanted = wanted or Wanted()
     validate_recipe(function, recipe)
@@ -253,12 +254,21 @@ def _validate_weight(launch: LinearLaunch) -> None:
     require(
         0 < launch.vocab_size <= CLASSES_MAX,
         f"{function}: weight_hbm must have 1 to {CLASSES_MAX} classes, which are counted in float32, "
-        f"got shape {shape}; launch shards of a larger vocabulary",
+        f"got shape {shape}; there is no launch for a larger vocabulary",
     )
     require(
         launch.weight_hbm.dtype == launch.dtype,
         f"{function}: weight_hbm must have the dtype of input_hbm, {launch.dtype}, got {launch.weight_hbm.dtype}; "
         f"cast one of them",
+    )
+
+
+def _validate_num_classes(function: str, num_classes: int | None) -> None:
+    """Targets count over all shards, and float32 has every integer up to there."""
+    require(
+        num_classes is None or (isinstance(num_classes, int) and num_classes <= CLASSES_MAX),
+        f"{function}: num_classes must be an integer of at most {CLASSES_MAX}, which are counted in float32, or None, "
+        f"got {num_classes}; there is no launch for a larger vocabulary",
     )
 
 

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, Upstream
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP16 = np.dtype(np.float16)
@@ -152,11 +152,11 @@ def with_options(problem: LinearProblem, name: str, seed: int = 1) -> LinearProb
     return replace(problem, options=ExtendedLoss(class_weight=weight, **chosen))
 
 
-def upstream_of(problem: LinearProblem, lse: Array, further: bool = False, seed: int = 2) -> Upstream:
+def upstream_of(problem: LinearProblem, lse: Array, further: bool = False, seed: int = 2) -> BackwardInputs:
     """Different gradients for all positions; ``further``: of lse and log-probability too."""
     rng, positions = np.random.default_rng(seed), len(problem.targets)
 
     def vector() -> Array:
         return (rng.standard_normal(positions) / positions).astype(np.float32)
 
-    return Upstream(lse, vector(), *((vector(), vector()) if further else ()))
+    return BackwardInputs(lse, vector(), *((vector(), vector()) if further else ()))

@@ -20,10 +20,10 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearGradients,
     LinearProblem,
-    Upstream,
     linear_backward_reference,
     linear_forward_reference,
 )
@@ -81,7 +81,7 @@ def truth(kind: str) -> Computed:
     """In float64."""
     given, scale = problem(kind), 1.0 / SIZES.positions
     forward = linear_forward_reference(given)
-    found = linear_backward_reference(given, Upstream(forward.lse, np.full(SIZES.positions, scale)))
+    found = linear_backward_reference(given, BackwardInputs(forward.lse, np.full(SIZES.positions, scale)))
     return Computed(float(forward.loss.mean()), found.input, found.weight)
 
 

@@ -14,10 +14,10 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    Upstream,
     linear_backward_reference,
     linear_forward_reference,
 )
@@ -53,7 +53,7 @@ def _launch(problem: LinearProblem, form: str) -> list[Array]:
 def _ratios(problem: LinearProblem, found: list[Array]) -> list[float]:
     """The worst error of each result over its bound; lse of the gradients is the exact one."""
     forward, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
-    upstream = Upstream(forward.lse, np.full(POSITIONS, np.float32(1.0 / POSITIONS)))
+    upstream = BackwardInputs(forward.lse, np.full(POSITIONS, np.float32(1.0 / POSITIONS)))
     exact: list[Any] = [forward.loss, forward.lse, *linear_backward_reference(problem, upstream)]
     allowed: list[Any] = [bounds["loss"], bounds["lse"], *linear_gradient_bounds(problem, upstream)]
     return [float(error_over_bound(*each).max()) for each in zip(found, exact, allowed, strict=True)]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
-    Upstream,
     linear_backward_reference,
     linear_forward_reference,
 )
@@ -72,7 +72,7 @@ def launched(problem: LinearProblem, cores: int = 2, **kwargs: Any) -> Launched:
     )
     scale = kwargs["grad_scale_hbm"][0] if "grad_scale_hbm" in kwargs else scale
     forward = linear_forward_reference(problem)
-    upstream = Upstream(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
+    upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
     truths = {"loss": forward.loss, "lse": forward.lse} | linear_backward_reference(problem, upstream)._asdict()
     bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
     return Launched(dict(zip(NAMES, found, strict=False)), truths, bounds)

@@ -322,6 +322,13 @@ class BackwardInputs:
     entropy: npt.NDArray[Any] | None = None
     grad_entropy: npt.NDArray[Any] | None = None
 
+    def of_rows(self, rows: slice) -> BackwardInputs:
+        """Of some positions."""
+        rest = (self.grad_lse, self.grad_logprob, self.entropy, self.grad_entropy)
+        return BackwardInputs(
+            self.lse[rows], self.grad_loss[rows], *(None if each is None else each[rows] for each in rest)
+        )
+
 
 def extended_backward_reference(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, given: BackwardInputs

@@ -32,12 +32,11 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     extended_forward_bounds,
     extended_gradient_bound,
 )
-from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, Float64Array
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     EVERY_CLASS,
     LinearGradients,
     LinearProblem,
-    Upstream,
     gradient_of_logits,
 )
 
@@ -97,7 +96,9 @@ def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
     return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
 
 
-def linear_gradient_bounds(problem: LinearProblem, upstream: Upstream, classes: slice = EVERY_CLASS) -> LinearGradients:
+def linear_gradient_bounds(
+    problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
+) -> LinearGradients:
     """Largest accepted errors of every element of dX, dW (in its layout) and db.
 
     For lse as the kernel received it, or as it computed it itself; arguments as in ``linear_backward_reference``.
@@ -168,7 +169,7 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
 
 
 def _gradients_of_logits(
-    problem: LinearProblem, upstream: Upstream, sizes: Float64Array, weight: Float64Array
+    problem: LinearProblem, upstream: BackwardInputs, sizes: Float64Array, weight: Float64Array
 ) -> Iterator[_Block]:
     """Blocks that cover the positions."""
     options, cap = problem.options, problem.options.logit_softcap
@@ -181,7 +182,7 @@ def _gradients_of_logits(
             targets,
             None,
             options,
-            given.received,
+            given,
         )
         with np.errstate(invalid="ignore", over="ignore"):
             p = np.exp(options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis])

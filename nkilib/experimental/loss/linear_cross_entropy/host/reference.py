@@ -36,33 +36,6 @@ class LinearGradients(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Upstream:
-    """What comes to the backward, [N] each, as the kernel received it; None for 0.
-
-    Attributes:
-        lse: log-sum-exp.
-        grad_loss, grad_lse, grad_logprob: gradients.
-    """
-
-    lse: npt.NDArray[Any]
-    grad_loss: npt.NDArray[Any]
-    grad_lse: npt.NDArray[Any] | None = None
-    grad_logprob: npt.NDArray[Any] | None = None
-
-    def of_rows(self, rows: slice) -> Upstream:
-        """Of some positions."""
-        return Upstream(*(None if each is None else each[rows] for each in self._vectors()))  # type: ignore[arg-type]
-
-    @property
-    def received(self) -> BackwardInputs:
-        """As the backward from logits takes them."""
-        return BackwardInputs(self.lse, self.grad_loss, self.grad_lse, self.grad_logprob)
-
-    def _vectors(self) -> list[npt.NDArray[Any] | None]:
-        return [getattr(self, each.name) for each in fields(self)]
-
-
-@dataclass(frozen=True)
 class LinearProblem:
     """Inputs and options of a launch.
 
@@ -121,7 +94,7 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
 
 
 def linear_backward_reference(
-    problem: LinearProblem, upstream: Upstream, classes: slice = EVERY_CLASS
+    problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
     """All gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
 
@@ -146,13 +119,14 @@ def linear_backward_reference(
     return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
 
 
-def gradient_of_logits(problem: LinearProblem, upstream: Upstream, rows: slice, weight: Float64Array) -> Float64Array:
+def gradient_of_logits(
+    problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
+) -> Float64Array:
     """G, [R, V]: the gradient with respect to X W^T of some positions; ``weight`` is ``classes_first``."""
-    given = upstream.of_rows(rows)
     return extended_backward_reference(
         problem.logits_of(rows, weight),
         problem.targets[rows],
         None,
         problem.options,
-        given.received,
+        upstream.of_rows(rows),
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
     linear_forward_bounds,
     linear_gradient_bounds,
@@ -15,7 +16,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearGradients,
     LinearProblem,
-    Upstream,
     gradient_of_logits,
     linear_backward_reference,
     linear_forward_reference,
@@ -24,12 +24,12 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
 from ..linear_inputs import BF16, FP16, FP32, OPTIONS, PROBLEMS, Sizes, problem_of, upstream_of, with_options
 
 
-def _ratios(found: LinearGradients, problem: LinearProblem, upstream: Upstream) -> list[float]:
+def _ratios(found: LinearGradients, problem: LinearProblem, upstream: BackwardInputs) -> list[float]:
     exact, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
     return [float(error_over_bound(*each).max()) for each in zip(found, exact, bounds, strict=True)]
 
 
-def _rounded(problem: LinearProblem, upstream: Upstream) -> LinearGradients:
+def _rounded(problem: LinearProblem, upstream: BackwardInputs) -> LinearGradients:
     """As a kernel computes them: G and the results rounded to the dtype, sums in float32."""
     dtype, weight = problem.input.dtype, problem.classes_first.astype(np.float32)
     exact = gradient_of_logits(problem, upstream, slice(0, len(problem.input)), problem.classes_first)

@@ -1,0 +1,125 @@
+"""A loop over all classes of a core, for programs that have no room for another copy of its body.
+
+All blocks are of one size. Where their number is odd, the cores share one: both write the same dW and db of it, and
+each adds only its own classes to dX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.nki import nisa, nl
+
+# Copies of the largest block that a program must have room for to have, beside the loop, a block before it and one
+# behind it: each of 128 classes takes nearly half of one of 768.
+_LEAST_ROOM = 1.75
+_FEWEST_TRIPS = 2
+
+
+@dataclass(frozen=True)
+class ClassCover:
+    """What the loop of a core covers.
+
+    Attributes:
+        first: its first class.
+        size: of a block, a multiple of 128.
+        trips: the same for all cores.
+        own: the classes of the core.
+    """
+
+    first: int
+    size: int
+    trips: int
+    own: Span
+
+    @property
+    def is_exact(self) -> bool:
+        """There are no classes but the core's own."""
+        return self.first == self.own.first and self.trips * self.size == self.own.size
+
+    def run(self, body: Callable[[Step], None]) -> None:
+        """Call ``body`` for each block, of which nothing is loaded before."""
+
+        def trip(first: nisa.NkiScalar) -> None:
+            body(Step(Block(first, self.size), 0, 0, None))
+
+        nl.fori_loop(self.first, self.first + self.trips * self.size, trip, self.size)
+
+
+def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
+    """The loop of a core; None where the program has room for more, and where such a loop cannot be.
+
+    It takes more than one block of positions, classes that are whole blocks, and where the cores share one, a dW that
+    is not added to: it would be added twice.
+    """
+    has_room = plan.blocks_of_program(num_positions) >= _LEAST_ROOM
+    if has_room or plan.keeps_logits or plan.position_blocks == 1:
+        return None
+    tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
+    trips = div_ceil(tiles, plan.class_tiles)
+    size = div_ceil(tiles, trips) * PARTITIONS
+    vocab_size = shares[-1].end
+    if trips < _FEWEST_TRIPS or trips * size > vocab_size or vocab_size % size:
+        return None
+    covers = [ClassCover(min(share.first, vocab_size - trips * size), size, trips, share) for share in shares]
+    if plan.adds_to_weight and not all(cover.is_exact for cover in covers):
+        return None
+    return covers[core]
+
+
+@dataclass(frozen=True)
+class OwnClasses:
+    """Which classes of a block are the core's own: 1 for those, and 0 for others.
+
+    Attributes:
+        count: of the core's own classes.
+        places_sbuf: of the classes of the block, counted from the core's first one, float32 [128, tiles of classes].
+        mask_sbuf: float32 [128, tiles of classes].
+    """
+
+    count: int
+    places_sbuf: nl.NkiTensor
+    mask_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, cover: ClassCover) -> OwnClasses:
+        """For the first block, whose mask is still to be made."""
+        shape = (PARTITIONS, cover.size // PARTITIONS)
+        places_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=places_sbuf, pattern=[[PARTITIONS, shape[1]]], offset=0, channel_multiplier=1)
+        own = cls(cover.own.size, places_sbuf, nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf))
+        own.step(cover.first - cover.own.first)
+        return own
+
+    def find(self) -> None:
+        """Make the mask of the block."""
+        nisa.tensor_scalar(dst=self.mask_sbuf, data=self.places_sbuf, op0=nl.greater_equal, operand0=0.0)
+        nisa.scalar_tensor_tensor(
+            dst=self.mask_sbuf,
+            data=self.places_sbuf,
+            op0=nl.less,
+            operand0=float(self.count),
+            op1=nl.multiply,
+            operand1=self.mask_sbuf,
+        )
+
+    def step(self, classes: int) -> None:
+        """Go on by so many classes."""
+        nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.add, operand0=float(classes))
+
+    def keep(self, weight_sbuf: nl.NkiTensor) -> None:
+        """Clear the others of a stripe of W, [128, tiles of classes, features]: beside Vector, which has more to do."""
+        for tile in range(self.mask_sbuf.shape[1]):
+            tile_sbuf = weight_sbuf[:, tile, :]
+            nisa.tensor_tensor(
+                dst=tile_sbuf,
+                data1=tile_sbuf,
+                data2=self.mask_sbuf[:, tile : tile + 1].broadcast(1, tile_sbuf.shape[1]),
+                op=nl.multiply,
+                engine=nisa.engine.gpsimd,
+            )
