@@ -35,8 +35,8 @@ _OF_PIECES = {1: 0.06, 2: 0.012}
 _WIDE_TILE, _OF_NARROW_TILES = 384, 0.04
 # A group of one tile of classes waits for its X.
 _OF_SHORT_GROUP = 0.03
-# Of about 8,192 features in 16 bits (not of 16,384), where X^T and X take turns in the same memory: three blocks of positions and more are
-# modelled to take 0.1 more of the bound than what moves accounts for.
+# Of about 8,192 features in 16 bits (not of 16,384), where X^T and X take turns in the same memory: three blocks of
+# positions and more are modelled to take 0.1 more of the bound than what moves accounts for.
 _OF_TURNS, _BLOCKS_IN_TURNS, _FEATURES_IN_TURNS = 0.05, 2, range(6145, 8193)
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
