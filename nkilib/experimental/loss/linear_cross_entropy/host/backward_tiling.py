@@ -35,6 +35,9 @@ _OF_PIECES = {1: 0.06, 2: 0.012}
 _WIDE_TILE, _OF_NARROW_TILES = 384, 0.04
 # A group of one tile of classes waits for its X.
 _OF_SHORT_GROUP = 0.03
+# Of about 8,192 features in 16 bits (not of 16,384), where X^T and X take turns in the same memory: three blocks of
+# positions and more are modelled to take 0.1 more of the bound than what moves accounts for.
+_OF_TURNS, _BLOCKS_IN_TURNS, _FEATURES_IN_TURNS = 0.05, 2, range(6145, 8193)
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
 
@@ -75,6 +78,7 @@ class BackwardLaunch:
         each = div_ceil(self.class_tiles, class_blocks)
         ratio = self._transfers_us(tiling.position_block, class_blocks, each) / self._tensor_us
         buffers = plan.buffers
+        position_blocks = div_ceil(self.sizes.num_positions, tiling.position_block)
         return (
             _DELAY * max(0.0, ratio - _RATIO) ** _POWER
             + _OF_ONE_INPUT_TILE * (buffers.input_tiles < min(2, plan.position_tiles))
@@ -83,7 +87,13 @@ class BackwardLaunch:
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
             + _OF_NARROW_TILES * max(0.0, _WIDE_TILE / plan.classes_of_tile - 1.0)
             + _OF_SHORT_GROUP * (each > _TILES_OF_GROUP and each % _TILES_OF_GROUP == 1)
+            + _OF_TURNS * (self._is_deep and bool(buffers.takes_turns) and position_blocks > _BLOCKS_IN_TURNS)
         )
+
+    @property
+    def _is_deep(self) -> bool:
+        """X^T of some thousand positions fills SBUF."""
+        return self.sizes.itemsize == 2 and self.sizes.num_features in _FEATURES_IN_TURNS
 
     @property
     def _tensor_us(self) -> float:
