@@ -84,7 +84,7 @@ def test_a_program_of_at_most_30000_instructions() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("sizes", [*LAUNCHES, (4096, 1024, 262_144), (1024, 8192, 128_256)])
+@pytest.mark.parametrize("sizes", [*LAUNCHES, (4096, 1024, 262_144), (1024, 8192, 128_256), (4096, 8192, 128_256)])
 def test_a_program_of_at_most_30000_instructions_for_large_launches(sizes: tuple[int, int, int]) -> None:
     assert program_instructions(partial(one_launch, *sizes)) <= 30_000
 

@@ -38,6 +38,8 @@ _OF_SHORT_GROUP = 0.03
 # Of about 8,192 features in 16 bits (not of 16,384), where X^T and X take turns in the same memory: three blocks of
 # positions and more are modelled to take 0.1 more of the bound than what moves accounts for.
 _OF_TURNS, _BLOCKS_IN_TURNS, _FEATURES_IN_TURNS = 0.05, 2, range(6145, 8193)
+# Where one launch has a forward in its program too: of more features than that, longer blocks make it too long.
+_CLASS_TILES_OF_DEEP_PROGRAM, _FEATURES_OF_DEEP_PROGRAM = 6, 6144
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
 
@@ -91,6 +93,12 @@ class BackwardLaunch:
         )
 
     @property
+    def most_class_tiles(self) -> int:
+        """Tiles of a block of classes, at most."""
+        is_deep_program = self.sizes.keeps_logits and self.sizes.num_features > _FEATURES_OF_DEEP_PROGRAM
+        return min(_CLASS_TILES_OF_DEEP_PROGRAM if is_deep_program else _CLASS_TILES_MAX, self.class_tiles)
+
+    @property
     def _is_deep(self) -> bool:
         """X^T of some thousand positions fills SBUF."""
         return self.sizes.itemsize == 2 and self.sizes.num_features in _FEATURES_IN_TURNS
@@ -123,7 +131,7 @@ def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
     """
     best, least = None, float("inf")
     for position_tiles in sorted(_position_tiles(launch.position_tiles), reverse=True):
-        for class_tiles in range(1, min(_CLASS_TILES_MAX, launch.class_tiles) + 1):
+        for class_tiles in range(1, launch.most_class_tiles + 1):
             tiling = LinearTiling(position_tiles * TILE, class_tiles * TILE)
             plan = launch.plan(tiling)
             if not plan.fits:
