@@ -79,7 +79,13 @@ def _python(
         stdout=output,
         stderr=errors,
         text=True,
+        # A shell starts what it runs in the background with Ctrl-C ignored, and so would be what the tests start.
+        preexec_fn=_listen_to_ctrl_c,
     )
+
+
+def _listen_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _read(terminal: int) -> bytes:

@@ -85,7 +85,8 @@ def test_a_terminal_shows_how_far_a_slow_script_is(tmp_path: Path) -> None:
     ended = run_on_terminal("-m", "nkilib.simulator", "script.py", directory=tmp_path)
     assert ended.code == 0
     shown = [line.rstrip() for line in ended.shown.split("\r") if line.strip()]
-    assert shown[0] == "2 s: slow, 3 instructions" and shown[-1] == "after"
+    # Two seconds without an end are when a line is shown; a busy machine may take longer to show it.
+    assert re.fullmatch(r"\d+ s: slow, 3 instructions", shown[0]) and shown[-1] == "after"
     assert re.search(r"\r +\rafter", ended.shown), "the line is wiped before something else is written"
 
 
@@ -96,7 +97,7 @@ def test_what_is_fast_shows_nothing(terminal: Terminal, monkeypatch: pytest.Monk
 
 
 def test_a_profile_says_what_it_does(terminal: Terminal) -> None:
-    profile(two_instructions, spec((1, 8), nl.float32), lambda: terminal.shows("instructions"))
+    profile(two_instructions, spec((1, 8), nl.float32), lambda: terminal.shows("2 instructions"))
     assert "0 s: profile: two_instructions, 2 instructions" in terminal.lines
     assert terminal.lines[-1] == ""
 
