@@ -86,7 +86,8 @@ def test_a_terminal_shows_how_far_a_slow_script_is(tmp_path: Path) -> None:
     assert ended.code == 0
     shown = [line.rstrip() for line in ended.shown.split("\r") if line.strip()]
     # Two seconds without an end are when a line is shown; a busy machine may take longer to show it.
-    assert re.fullmatch(r"\d+ s: slow, 3 instructions", shown[0]) and shown[-1] == "after"
+    first = re.fullmatch(r"(\d+) s: slow, 3 instructions", shown[0])
+    assert first and int(first[1]) >= 2 and shown[-1] == "after"
     assert re.search(r"\r +\rafter", ended.shown), "the line is wiped before something else is written"
 
 
