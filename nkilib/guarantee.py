@@ -1,0 +1,71 @@
+"""What a kernel promises, stated beside the kernel as data: tests hold each claim, pages and commands print them.
+
+It imports nothing of this library, so that whoever states a promise depends on nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The promises of a kernel, the same for every size, type and option that it accepts.
+
+    Attributes:
+        math: precision in which elements are computed, such as ``"float32"``.
+        accumulator: precision in which sums are kept.
+        deterministic: the same inputs give the same bits on every run.
+        same_bits_on_cores: one core and two give the same bits.
+        workspace: bytes of HBM beyond inputs and outputs, as an expression in the sizes of the kernel's docstring;
+            ``"0"`` if there are none.
+        workspace_bytes: these bytes for a launch, of the kernel's parameters by name; None where ``workspace`` is
+            ``"0"``.
+        in_place: which input a result may be written over; None if none.
+        error: the bound on the error of the results, as a formula, in units that it names; what it is derived from
+            stands in the docs.
+        notes: what else a user has to know, such as where a promise ends.
+    """
+
+    math: str
+    accumulator: str
+    deterministic: bool
+    same_bits_on_cores: bool
+    workspace: str
+    in_place: str | None
+    error: str
+    workspace_bytes: Callable[..., int] | None = None
+    notes: str = ""
+
+
+_GUARANTEES: WeakKeyDictionary[Callable[..., Any], Guarantee] = WeakKeyDictionary()
+
+
+def states_guarantee(guarantee: Guarantee) -> Callable[[Function], Function]:
+    """State what a kernel function promises; the function itself stays as it is.
+
+    Example::
+
+        double = nki.jit(states_guarantee(EXACT)(kernels.double))
+    """
+
+    def state(function: Function) -> Function:
+        _GUARANTEES[function] = guarantee
+        return function
+
+    return state
+
+
+def stated_guarantee(function: Callable[..., Any]) -> Guarantee | None:
+    """What was stated of a kernel function, or of what it wraps; None if nothing was."""
+    try:
+        stated = _GUARANTEES.get(function)
+    except TypeError:  # a callable without a hash, or that no weak reference can point to
+        return None
+    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
+    return stated if stated is not None or wrapped is None else stated_guarantee(wrapped)
