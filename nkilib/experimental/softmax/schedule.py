@@ -38,6 +38,9 @@ class Stages(Protocol):
     def load(self, number: int, piece: Piece) -> None:
         """Issue the load of a piece."""
 
+    def prepare(self, number: int, piece: Piece) -> None:
+        """What comes before the statistics of a piece, two steps before most of them."""
+
     def open(self, number: int, piece: Piece) -> None:
         """Take the statistics of a piece that others wait for, a step before the others."""
 
@@ -75,7 +78,7 @@ class _Run:
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
         self.pieces = [(number, piece) for number, batch in enumerate(stages.batches) for piece in batch.pieces]
-        self.step = self.loaded = self.opened = self.taken = 0
+        self.step = self.loaded = self.prepared = self.opened = self.taken = 0
         self.stored_batches = self.stored_pieces = 0
         self.combining: deque[_Due] = deque()
         self.finishing: deque[_Due] = deque()
@@ -104,7 +107,10 @@ class _Run:
             self.loaded += 1
 
     def _open(self) -> None:
-        while self.opened < min(self.loaded, self.taken + 2):
+        while self.prepared < min(self.loaded, self.taken + 3):
+            self.stages.prepare(*self.pieces[self.prepared])
+            self.prepared += 1
+        while self.opened < min(self.prepared, self.taken + 2):
             self.stages.open(*self.pieces[self.opened])
             self.opened += 1
 
