@@ -170,7 +170,11 @@ def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
     if plan.parts == 1:
         return [*of_pieces, RowStatistics.divide]
     of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
-    return [*of_pieces, *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines), RowStatistics.bring_back]
+    return [
+        *of_pieces,
+        *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
+        RowStatistics.bring_back,
+    ]
 
 
 def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
