@@ -69,15 +69,13 @@ class PartialSums:
             return self.sums_sbuf
         other = 1 - nl.program_id(0)
         received_sbuf = nl.ndarray(self.sums_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.sendrecv(
-            src=self.sums_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=pipe
-        )
+        nisa.sendrecv(src=self.sums_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
         nisa.tensor_tensor(dst=received_sbuf, data1=received_sbuf, data2=self.sums_sbuf, op=nl.add)
         return received_sbuf
 
 
 def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Sums of ``LEAF`` neighbours, or of all where there are fewer; with zeros up to a multiple where there are more."""
+    """Sums of ``LEAF`` neighbours, or of all where there are fewer; then zeros up to a multiple where more are left."""
     rows, columns = numbers_sbuf.shape
     leaf = min(LEAF, columns)
     sums = div_ceil(columns, leaf)
@@ -85,7 +83,5 @@ def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     sums_sbuf = nl.ndarray((rows, padded), dtype=nl.float32, buffer=nl.sbuf)
     if padded > sums:
         nisa.memset(dst=sums_sbuf[:, sums:padded], value=0.0)
-    nisa.tensor_reduce(
-        dst=sums_sbuf[:, 0:sums], op=nl.add, data=numbers_sbuf.reshape((rows, sums, leaf)), axis=2
-    )
+    nisa.tensor_reduce(dst=sums_sbuf[:, 0:sums], op=nl.add, data=numbers_sbuf.reshape((rows, sums, leaf)), axis=2)
     return sums_sbuf

@@ -11,9 +11,5 @@ from nkilib.work import states_work
 
 __all__ = ["kl_div_backward", "kl_div_forward"]
 
-kl_div_forward = nki.jit(
-    states_guarantee(KL_DIV_FORWARD)(states_work(kl_div_forward_work)(kernels.kl_div_forward))
-)
-kl_div_backward = nki.jit(
-    states_guarantee(KL_DIV_BACKWARD)(states_work(kl_div_backward_work)(kernels.kl_div_backward))
-)
+kl_div_forward = nki.jit(states_guarantee(KL_DIV_FORWARD)(states_work(kl_div_forward_work)(kernels.kl_div_forward)))
+kl_div_backward = nki.jit(states_guarantee(KL_DIV_BACKWARD)(states_work(kl_div_backward_work)(kernels.kl_div_backward)))

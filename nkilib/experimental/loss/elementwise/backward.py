@@ -37,9 +37,7 @@ class Upstream:
         return scale_sbuf
 
 
-def backward_of_core(
-    launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[int, nl.NkiTensor]
-) -> None:
+def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[int, nl.NkiTensor]) -> None:
     """Store the gradients by the tensors whose numbers ``gradients_hbm`` has."""
     tiles = flat_tiles(launch.elements, launch.tiling.columns)
     own = tiles_of_core(tiles, nl.num_programs(), nl.program_id(0))
@@ -70,12 +68,12 @@ class _Gradients:
     buffers_sbuf: dict[int, list[nl.NkiTensor]]
 
     @classmethod
-    def make(
-        cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[int, nl.NkiTensor], launch: Launch
-    ) -> _Gradients:
+    def make(cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[int, nl.NkiTensor], launch: Launch) -> _Gradients:
         """Of a launch."""
         tiling = launch.tiling
-        buffers = {number: ring_of(tiling.buffers, tiling.columns, each.dtype) for number, each in gradients_hbm.items()}
+        buffers = {
+            number: ring_of(tiling.buffers, tiling.columns, each.dtype) for number, each in gradients_hbm.items()
+        }
         return cls(kind, upstream.loaded(), gradients_hbm, buffers)
 
     def run(self, stream: FlatStream, own: list[FlatTile]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles, tiles_of_core
-from nkilib.experimental.loss.elementwise.kind import RUN_COLUMNS, Kind, sum_runs
+from nkilib.experimental.loss.elementwise.kind import RUN_COLUMNS, Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece, ring_of
 from nkilib.nki import nisa, nl
@@ -37,16 +37,14 @@ def forward_of_core(launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, factor: 
 
 def _run(launch: Launch, kind: Kind, own: list[FlatTile], sink: _Losses | _Sum) -> None:
     """What is prepared of a piece is issued before the piece before it is finished."""
-    stream = FlatStream.make(
-        launch.flats(), own, launch.tiling.columns, launch.tiling.buffers, kind.scratch_tiles
-    )
-    ready: tuple[PlacedPiece, nl.NkiTensor] | None = None
+    stream = FlatStream.make(launch.flats(), own, launch.tiling.columns, launch.tiling.buffers, kind.scratch_tiles)
+    ready: tuple[PlacedPiece, Prepared] | None = None
     for visit in range(len(own)):
         for placed in stream.pieces(visit):
-            prepared_sbuf = kind.prepare(placed.piece)
+            prepared = kind.prepare(placed.piece)
             if ready is not None:
                 sink.take(ready[0], kind, ready[1])
-            ready = placed, prepared_sbuf
+            ready = placed, prepared
     if ready is not None:
         sink.take(ready[0], kind, ready[1])
     sink.finish()
@@ -69,11 +67,11 @@ class _Losses:
         """Of a launch."""
         return cls(loss_hbm, ring_of(launch.tiling.buffers, launch.tiling.columns, loss_hbm.dtype))
 
-    def take(self, placed: PlacedPiece, kind: Kind, prepared_sbuf: nl.NkiTensor) -> None:
+    def take(self, placed: PlacedPiece, kind: Kind, prepared: Prepared) -> None:
         """The losses of a piece; the last one of a tile stores them all."""
         tile = placed.tile
         losses_sbuf = self.buffers_sbuf[placed.visit % len(self.buffers_sbuf)][0 : tile.rows, 0 : tile.columns]
-        kind.value(placed.piece, prepared_sbuf, losses_sbuf[:, placed.start : placed.end])
+        kind.losses(placed.piece, prepared, losses_sbuf[:, placed.start : placed.end])
         if placed.is_last:
             nisa.dma_copy(dst=tile.of(self.loss_hbm), src=losses_sbuf)
 
@@ -100,10 +98,9 @@ class _Sum:
         """Of a launch."""
         return cls(PartialSums.make(tiles), ring_of(3, div_ceil(launch.tiling.columns, RUN_COLUMNS), nl.float32))
 
-    def take(self, placed: PlacedPiece, kind: Kind, prepared_sbuf: nl.NkiTensor) -> None:
+    def take(self, placed: PlacedPiece, kind: Kind, prepared: Prepared) -> None:
         """The losses of a piece."""
-        values_sbuf = kind.value(placed.piece, prepared_sbuf, None)
-        sum_runs(values_sbuf, self._runs(placed)[:, placed.start // RUN_COLUMNS :])
+        kind.sums(placed.piece, prepared, self._runs(placed)[:, placed.start // RUN_COLUMNS :])
         if self.open is not None and self.open.visit != placed.visit:
             self.finish()
         if placed.is_last:
@@ -116,9 +113,7 @@ class _Sum:
         if self.open is None:
             return
         tile = self.open.tile
-        nisa.tensor_reduce(
-            dst=self.sums.of_part(tile.number, tile.rows), op=nl.add, data=self._runs(self.open), axis=1
-        )
+        nisa.tensor_reduce(dst=self.sums.of_part(tile.number, tile.rows), op=nl.add, data=self._runs(self.open), axis=1)
         self.open = None
 
     def store(self, loss_hbm: nl.NkiTensor, factor: float) -> None:
@@ -132,5 +127,3 @@ class _Sum:
     def _runs(self, placed: PlacedPiece) -> nl.NkiTensor:
         runs = div_ceil(placed.tile.columns, RUN_COLUMNS)
         return self.runs_sbuf[placed.visit % len(self.runs_sbuf)][0 : placed.tile.rows, 0:runs]
-
-

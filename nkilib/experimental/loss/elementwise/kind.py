@@ -18,6 +18,10 @@ PIECE_COLUMNS = 2048
 RUN_COLUMNS = 512
 
 
+# Tiles that :meth:`Kind.prepare` has begun: their number and meaning are the kind's.
+Prepared = tuple[nl.NkiTensor, ...]
+
+
 @dataclass
 class Scratch:
     """Float32 tiles that pieces take in turn.
@@ -82,7 +86,7 @@ class Derivative:
 class Kind(Protocol):
     """A loss of elements, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`value` of this one: what comes first in a piece, such as
+    :meth:`prepare` of the next piece is issued before :meth:`losses` of this one: what comes first in a piece, such as
     Scalar's activation functions, belongs there, so that Vector does not wait for it.
     """
 
@@ -93,21 +97,46 @@ class Kind(Protocol):
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Numbers of the tensors that derivatives by the ``wanted`` tensors are computed from."""
 
-    def prepare(self, piece: Piece) -> nl.NkiTensor:
-        """What :meth:`value` begins with."""
+    def prepare(self, piece: Piece) -> Prepared:
+        """What :meth:`losses` and :meth:`sums` begin with."""
 
-    def value(self, piece: Piece, prepared_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-        """The losses: into ``dst_sbuf``, of the type of the result, or into a float32 tile if that is None."""
+    def losses(self, piece: Piece, prepared: Prepared, dst_sbuf: nl.NkiTensor) -> None:
+        """The losses, into a tile of any floating type."""
+
+    def sums(self, piece: Piece, prepared: Prepared, sums_sbuf: nl.NkiTensor) -> None:
+        """The float32 sums of the losses of each run of the piece, into a column each, on whichever engine has time."""
 
     def derivative(self, piece: Piece, tensor: int) -> Derivative:
         """Of the losses by a tensor."""
 
 
+def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left - right. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``.
+
+    Not as a product with the identity on Tensor: an infinite number in one partition would be NaN in all others.
+    """
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=left_sbuf, op0=nl.add, operand0=0.0, op1=nl.subtract, operand1=right_sbuf
+    )
+
+
+def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left * right, likewise."""
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=left_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=right_sbuf
+    )
+
+
+def runs(tile_sbuf: nl.NkiTensor) -> list[tuple[int, int]]:
+    """First column and end of each run of a piece, of which a tile has the size."""
+    columns = tile_sbuf.shape[1]
+    return [(start, min(start + RUN_COLUMNS, columns)) for start in range(0, columns, RUN_COLUMNS)]
+
+
 def sum_runs(values_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    """The float32 sums of runs of a tile, one a column of ``sums_sbuf``; on Scalar, while Vector makes the next tile."""
-    columns = values_sbuf.shape[1]
-    for number, start in enumerate(range(0, columns, RUN_COLUMNS)):
-        run_sbuf = values_sbuf[:, start : min(start + RUN_COLUMNS, columns)]
+    """The float32 sums of runs of a tile, one a column of ``sums_sbuf``; on Scalar, beside Vector."""
+    for number, (start, end) in enumerate(runs(values_sbuf)):
+        run_sbuf = values_sbuf[:, start:end]
         nisa.activation(
             dst=run_sbuf,
             op=nl.copy,

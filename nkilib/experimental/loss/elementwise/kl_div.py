@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from nkilib.experimental.loss.elementwise.kind import Derivative, Piece
+from nkilib.experimental.loss.elementwise.kind import Derivative, Piece, Prepared, difference, product, runs, sum_runs
 from nkilib.nki import nisa, nl
 
 INPUT, TARGET = 0, 1
@@ -44,15 +44,23 @@ class KlDiv:
         """The gradient of the input is made of the target alone."""
         return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
 
-    def prepare(self, piece: Piece) -> nl.NkiTensor:
+    def prepare(self, piece: Piece) -> Prepared:
         """log(t + 2^-64)."""
         log_sbuf, (rows, _) = piece.float32(), piece.shape
         nisa.activation(dst=log_sbuf, op=nl.log, data=piece.tensors[TARGET], bias=self.least_sbuf[0:rows, :])
-        return log_sbuf
+        return (log_sbuf,)
 
-    def value(self, piece: Piece, prepared_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+    def losses(self, piece: Piece, prepared: Prepared, dst_sbuf: nl.NkiTensor) -> None:
         """(log t - x) * t; NaN where t is 0 and x infinite, as PyTorch has it."""
-        return _product_with_difference(prepared_sbuf, prepared_sbuf, piece.tensors[INPUT], piece.tensors[TARGET], dst_sbuf)
+        (log_sbuf,) = prepared
+        difference(log_sbuf, log_sbuf, piece.tensors[INPUT])
+        product(dst_sbuf, log_sbuf, piece.tensors[TARGET])
+
+    def sums(self, piece: Piece, prepared: Prepared, sums_sbuf: nl.NkiTensor) -> None:
+        """The same, over the logarithms, summed up by Scalar while Vector has the next piece."""
+        (log_sbuf,) = prepared
+        self.losses(piece, prepared, log_sbuf)
+        sum_runs(log_sbuf, sums_sbuf)
 
     def derivative(self, piece: Piece, tensor: int) -> Derivative:
         """-t, or log t + 1 - x, which is NaN at t = 0 as in PyTorch."""
@@ -80,9 +88,7 @@ def _logarithm(piece: Piece) -> nl.NkiTensor:
     nisa.scalar_tensor_tensor(
         dst=log_sbuf, data=raised_sbuf, op0=nl.multiply, operand0=-log(_RAISED) / _RAISED, op1=nl.add, operand1=log_sbuf
     )
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf, data=log_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=log_sbuf
-    )
+    nisa.scalar_tensor_tensor(dst=log_sbuf, data=log_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=log_sbuf)
     return log_sbuf
 
 
@@ -96,51 +102,48 @@ class KlDivOfLogTarget:
         """The gradient of the input is made of the target alone."""
         return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
 
-    def prepare(self, piece: Piece) -> nl.NkiTensor:
-        """exp(t)."""
-        exponential_sbuf = piece.float32()
+    def prepare(self, piece: Piece) -> Prepared:
+        """exp(t) and t - x, on Scalar and on GpSimd, which leaves Vector one pass."""
+        exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece.tensors[TARGET])
-        return exponential_sbuf
+        nisa.tensor_tensor(
+            dst=difference_sbuf,
+            data1=piece.tensors[TARGET],
+            data2=piece.tensors[INPUT],
+            op=nl.subtract,
+            engine=nisa.engine.gpsimd,
+        )
+        return exponential_sbuf, difference_sbuf
 
-    def value(self, piece: Piece, prepared_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+    def losses(self, piece: Piece, prepared: Prepared, dst_sbuf: nl.NkiTensor) -> None:
         """(t - x) * exp(t); NaN where t is -inf, as PyTorch has it."""
-        difference_sbuf = piece.float32()
-        target_sbuf, input_sbuf = piece.tensors[TARGET], piece.tensors[INPUT]
-        return _product_with_difference(difference_sbuf, target_sbuf, input_sbuf, prepared_sbuf, dst_sbuf)
+        exponential_sbuf, difference_sbuf = prepared
+        product(dst_sbuf, difference_sbuf, exponential_sbuf)
+
+    def sums(self, piece: Piece, prepared: Prepared, sums_sbuf: nl.NkiTensor) -> None:
+        """The same, summed up by the instruction that multiplies: Scalar has the exponentials to do."""
+        exponential_sbuf, difference_sbuf = prepared
+        for number, (start, end) in enumerate(runs(difference_sbuf)):
+            nisa.scalar_tensor_tensor(
+                dst=difference_sbuf[:, start:end],
+                data=difference_sbuf[:, start:end],
+                op0=nl.multiply,
+                operand0=1.0,
+                op1=nl.multiply,
+                operand1=exponential_sbuf[:, start:end],
+                reduce_op=nl.add,
+                reduce_res=sums_sbuf[:, number : number + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
 
     def derivative(self, piece: Piece, tensor: int) -> Derivative:
         """-exp(t), or exp(t) * (t - x + 1)."""
-        exponential_sbuf = self.prepare(piece)
+        exponential_sbuf, sum_sbuf = piece.float32(), piece.float32()
+        nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece.tensors[TARGET])
         if tensor == INPUT:
             return Derivative(exponential_sbuf, -1.0)
-        sum_sbuf = piece.float32()
-        nisa.scalar_tensor_tensor(
-            dst=sum_sbuf,
-            data=piece.tensors[TARGET],
-            op0=nl.add,
-            operand0=0.0,
-            op1=nl.subtract,
-            operand1=piece.tensors[INPUT],
-        )
+        difference(sum_sbuf, piece.tensors[TARGET], piece.tensors[INPUT])
         nisa.scalar_tensor_tensor(
             dst=sum_sbuf, data=sum_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=exponential_sbuf
         )
         return Derivative(sum_sbuf)
-
-
-def _product_with_difference(
-    difference_sbuf: nl.NkiTensor,
-    left_sbuf: nl.NkiTensor,
-    right_sbuf: nl.NkiTensor,
-    factor_sbuf: nl.NkiTensor,
-    dst_sbuf: nl.NkiTensor | None,
-) -> nl.NkiTensor:
-    """(left - right) * factor. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``."""
-    dst_sbuf = difference_sbuf if dst_sbuf is None else dst_sbuf
-    nisa.scalar_tensor_tensor(
-        dst=difference_sbuf, data=left_sbuf, op0=nl.add, operand0=0.0, op1=nl.subtract, operand1=right_sbuf
-    )
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=difference_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=factor_sbuf
-    )
-    return dst_sbuf

@@ -76,9 +76,7 @@ class FlatStream:
             for start in range(0, tile.columns, PIECE_COLUMNS)
         ]
 
-    def _piece(
-        self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[int, nl.NkiTensor]
-    ) -> PlacedPiece:
+    def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[int, nl.NkiTensor]) -> PlacedPiece:
         tensors = {number: tile_sbuf[:, start:end] for number, tile_sbuf in on_chip.items()}
         return PlacedPiece(tile, visit, start, end, Piece(tensors, self.scratch))
 
