@@ -1,0 +1,16 @@
+"""The forward along the last axis."""
+
+from __future__ import annotations
+
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nl
+
+
+def forward_of_rows(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
+    """Tensors [O, C, 1]; not there yet.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(f"forward_of_rows: {kind.value}")
