@@ -1,0 +1,157 @@
+"""The backward's arithmetic on items [columns, elements]: a column is what a partition has.
+
+With s the sum over a column of dy, or of y dy, in float32: the sums of the segments, added up,
+
+    log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
+
+Tensor turns dy and y into PSUM, of which an instruction reads one: the other one goes through SBUF, as exp(y) or as it
+is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.softmax.column_geometry import Item, Window
+from nkilib.experimental.softmax.column_steps import Group
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class WindowSums:
+    """Of the columns of a window, float32.
+
+    Attributes:
+        sums_sbuf: of segments, [columns, turns, segments].
+        row_sum_sbuf: s, negative for log-softmax, [columns, turns].
+    """
+
+    sums_sbuf: nl.NkiTensor
+    row_sum_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, turns: int, segments: int) -> WindowSums:
+        """For so many turns. Partitions without a column hold what does no harm."""
+        partitions = nl.tile_size.pmax
+        sums_sbuf = nl.ndarray((partitions, turns, segments), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
+        return cls(sums_sbuf, nl.ndarray((partitions, turns), dtype=nl.float32, buffer=nl.sbuf))
+
+
+@dataclass
+class BackwardArithmetic:
+    """Both passes of the backward; views are those of dy and of y.
+
+    Attributes:
+        kind: which function.
+        segments: of a column.
+        in_psum: whether the views are.
+        kept: copies of y in SBUF that wait for the second pass, taken in turn; empty if that makes them anew.
+        copies_sbuf: exp(y), or y where nothing is kept, in turn.
+        scratch_sbuf: takes what only the sum of counts.
+        windows: sums of those in flight.
+        taken: of ``kept``, by the first pass and the second.
+    """
+
+    kind: Kind
+    segments: int
+    in_psum: bool
+    kept: list[nl.NkiTensor]
+    copies_sbuf: list[nl.NkiTensor]
+    scratch_sbuf: nl.NkiTensor
+    windows: dict[int, WindowSums]
+    taken: list[int]
+
+    @classmethod
+    def make(
+        cls, kind: Kind, segments: int, longest: int, dtype: nl.DType, in_psum: bool, kept: int
+    ) -> BackwardArithmetic:
+        """For segments of at most ``longest`` elements; ``dtype`` is that of y."""
+        shape = (nl.tile_size.pmax, longest)
+        copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
+        waiting = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(kept)]
+        copies = [nl.ndarray(shape, dtype=copy_type, buffer=nl.sbuf) for _ in range(3)]
+        scratch_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+        return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0])
+
+    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """The sum of an item."""
+        columns, size = item.turn.columns, item.segment.size
+        number = item.segment.number
+        sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.turn.number, number : number + 1]
+        scratch_sbuf = self.scratch_sbuf[0:columns, 0:size]
+        if self.kind is Kind.LOG_SOFTMAX:
+            nisa.activation(
+                dst=scratch_sbuf,
+                op=nl.copy,
+                data=views[0],
+                reduce_op=nl.add,
+                reduce_res=sum_sbuf,
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+            return
+        nisa.scalar_tensor_tensor(
+            dst=scratch_sbuf,
+            data=views[0],
+            op0=nl.multiply,
+            operand0=1.0,
+            op1=nl.multiply,
+            operand1=self._output(item, views, 0),
+            reduce_op=nl.add,
+            reduce_res=sum_sbuf,
+        )
+
+    def combine(self, group: Group) -> None:
+        """s of all turns of a group."""
+        of_window = self._of_window(group.window)
+        sums_sbuf = of_window.sums_sbuf[0 : group.rows, group.first : group.end]
+        row_sum_sbuf = of_window.row_sum_sbuf[0 : group.rows, group.first : group.end]
+        nisa.tensor_reduce(
+            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2, negate=self.kind is Kind.LOG_SOFTMAX
+        )
+
+    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+        """The gradient of an item; it may be written over dy."""
+        columns, size = item.turn.columns, item.segment.size
+        turn = item.turn.number
+        row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0:columns, turn : turn + 1]
+        if self.kind is Kind.LOG_SOFTMAX:
+            self.taken[1] += 1
+            exponentials_sbuf = self.copies_sbuf[self.taken[1] % len(self.copies_sbuf)][0:columns, 0:size]
+            nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=views[1])
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf,
+                data=exponentials_sbuf,
+                op0=nl.multiply,
+                operand0=row_sum_sbuf,
+                op1=nl.add,
+                operand1=views[0],
+            )
+        else:
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf,
+                data=views[0],
+                op0=nl.subtract,
+                operand0=row_sum_sbuf,
+                op1=nl.multiply,
+                operand1=self._output(item, views, 1),
+            )
+        if item.ends_part and item.segment.number == self.segments - 1:
+            self.windows.pop(item.window.number)
+
+    def _output(self, item: Item, views: list[nl.NkiTensor], visit: int) -> nl.NkiTensor:
+        """y in SBUF."""
+        if not self.in_psum:
+            return views[1]
+        self.taken[visit] += 1
+        tiles = self.kept or self.copies_sbuf
+        copy_sbuf = tiles[self.taken[visit] % len(tiles)][0 : item.turn.columns, 0 : item.segment.size]
+        if visit == 0 or not self.kept:
+            nisa.activation(dst=copy_sbuf, op=nl.copy, data=views[1])
+        return copy_sbuf
+
+    def _of_window(self, window: Window) -> WindowSums:
+        if window.number not in self.windows:
+            self.windows[window.number] = WindowSums.make(len(window.turns()), self.segments)
+        return self.windows[window.number]

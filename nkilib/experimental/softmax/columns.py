@@ -1,0 +1,52 @@
+"""The forward along an axis that is not the last one: columns of tensors [O, C, I].
+
+Short axes have a loop of their own (:mod:`.short_columns`). Of longer ones, items of up to 1,024 elements of 128
+columns are brought on chip so that a column lies along a partition, worked on as rows are, and turned back. Columns
+that do not fit on chip are read twice.
+"""
+
+from __future__ import annotations
+
+from nkilib.experimental.softmax.column_forward import ForwardArithmetic
+from nkilib.experimental.softmax.column_layouts import results_of, source_of
+from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, SHORT_AXIS, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_steps import steps_of
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.short_columns import forward_of_short_columns
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nl
+
+_FLOAT32_BYTES = 4
+# Scalar's part of the copies out of PSUM: what it has time for beside its exponentials.
+_SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.7, Kind.SOFTMAX: 0.0}
+
+
+def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The columns of this core.
+
+    Args:
+        x_hbm: [O, C, I], with I at least 2.
+        y_hbm: likewise; its type is that of the result.
+        kind: which function.
+        tiling: ``chunk_size`` bounds the elements of a segment.
+    """
+    if x_hbm.shape[1] <= SHORT_AXIS:
+        forward_of_short_columns(x_hbm, y_hbm, kind)
+        return
+    tensors = ColumnTensors(x_hbm.shape, (x_hbm.dtype,), y_hbm.dtype, can_transpose=True)
+    plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    if not plan.windows:
+        return
+    # A log needs another activation table: one for all turns of a window.
+    whole_windows = kind is Kind.LOG_SOFTMAX or plan.is_read_twice
+    kept = 2 * len(plan.segments) + 1
+    if kind is Kind.LOG_SOFTMAX or whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
+        kept = 0
+    arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, kept)
+    passes = (1,) if kept else (1, 2)
+    source = source_of(x_hbm, plan, passes)
+    overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
+    results = results_of(y_hbm, plan, source if overwrites else None, _SCALAR_SHARES[kind])
+    steps = steps_of(plan.windows, plan.parts, whole_windows)
+    Pipeline(steps, [Reader(source, passes)], arithmetic, results, overwrites).run()

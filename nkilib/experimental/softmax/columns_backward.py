@@ -1,0 +1,55 @@
+"""The backward along an axis that is not the last one: columns of tensors [O, C, I], as the forward takes them."""
+
+from __future__ import annotations
+
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.softmax.column_backward import BackwardArithmetic
+from nkilib.experimental.softmax.column_layouts import results_of, source_of
+from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, SHORT_AXIS, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_steps import steps_of
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.short_columns import backward_of_short_columns
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nl
+
+# Scalar's part of the copies out of PSUM: what it has time for beside exponentials, sums and copies of y.
+_SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.2, Kind.SOFTMAX: 1.0}
+
+
+def backward_of_columns(
+    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
+) -> None:
+    """The columns of this core.
+
+    Args:
+        grad_hbm: dy, [O, C, I], with I at least 2.
+        output_hbm: y, likewise.
+        grad_x_hbm: dx, likewise; it may be ``grad_hbm``.
+        kind: which function.
+        tiling: ``chunk_size`` bounds the elements of a segment.
+    """
+    if grad_hbm.shape[1] <= SHORT_AXIS:
+        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind)
+        return
+    tensors = ColumnTensors(grad_hbm.shape, (grad_hbm.dtype, output_hbm.dtype), grad_x_hbm.dtype, can_transpose=False)
+    plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    if not plan.windows:
+        return
+    in_psum = plan.layout is not Layout.STRIDED
+    kept = 2 * len(plan.segments) + 1
+    kept_bytes = kept * plan.longest * dtype_bytes(output_hbm.dtype)
+    if kind is Kind.LOG_SOFTMAX or plan.is_read_twice or not in_psum or kept_bytes > KEPT_BYTES:
+        kept = 0
+    arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, kept)
+    output_passes: tuple[int, ...] = (1, 2)
+    if kind is Kind.LOG_SOFTMAX:
+        output_passes = (2,)
+    elif kept:
+        output_passes = (1,)
+    grad = source_of(grad_hbm, plan, (1, 2))
+    output = source_of(output_hbm, plan, output_passes)
+    results = results_of(grad_x_hbm, plan, grad if tensors.overwrites else None, _SCALAR_SHARES[kind])
+    steps = steps_of(plan.windows, plan.parts, plan.is_read_twice)
+    readers = [Reader(grad, (1, 2)), Reader(output, output_passes)]
+    Pipeline(steps, readers, arithmetic, results, tensors.overwrites).run()
