@@ -46,7 +46,8 @@ def softmax_forward(
             The bits of a result may depend on it, beside the size of the axis and the types, and on nothing else.
 
     Returns:
-        y_hbm: the shape of ``x_hbm``, ``dtype``; ``x_hbm`` itself if it has no elements. NaN where a row has a NaN, +inf, or nothing but -inf, as in PyTorch.
+        y_hbm: the shape of ``x_hbm``, ``dtype``; ``x_hbm`` itself if it has no elements. NaN where a row has a NaN,
+        +inf, or nothing but -inf, as in PyTorch.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
