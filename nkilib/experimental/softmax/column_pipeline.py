@@ -8,6 +8,7 @@ is turned back, copied and stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from nkilib.experimental.softmax.column_geometry import Item
@@ -155,8 +156,9 @@ class Pipeline:
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
-        for reader in self.readers:
-            reader.source.ring.advance()
+        """Load what has a place, of all tensors in turn: the first items need some of each."""
+        for _ in zip_longest(*[reader.source.ring.advance() for reader in self.readers]):
+            pass
 
     def _finish_made(self) -> None:
         if self.made is not None:
