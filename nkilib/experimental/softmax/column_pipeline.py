@@ -91,30 +91,30 @@ class Pipeline:
     def run(self) -> None:
         """Issue everything."""
         self._advance()
-        for number, step in enumerate(self.steps):
+        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             if not self._look_ahead(step):  # its place is that of a result which waits to be stored
                 self._finish_made()
                 self._look_ahead(step)
-            if number + 1 < len(self.steps):
-                self._look_ahead(self.steps[number + 1])
-            self._step(step)
+            self._step(step, following)
             self._advance()
         self._finish_made()
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: Step, following: Step | None) -> None:
         turned = None
         if self.made is not None:
             item, piece_sbuf = self.made
             turned = item, self.results.turn_back(item, piece_sbuf)
             self.made = None
-        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.GATHER, self.arithmetic.gather)):
+        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.PREPARE, self.arithmetic.prepare)):
             if phase in step.items:
                 do(step.items[phase], self._views(step.items[phase], phase))
+        if following is not None:
+            self._look_ahead(following)
+        if Phase.GATHER in step.items:
+            item = step.items[Phase.GATHER]
+            self.arithmetic.gather(item, self._views(item, Phase.GATHER))
         for group, stage in step.combined:
             self.arithmetic.combine(group, stage)
-        if Phase.PREPARE in step.items:
-            item = step.items[Phase.PREPARE]
-            self.arithmetic.prepare(item, self._views(item, Phase.PREPARE))
         if Phase.RESULT in step.items:
             item = step.items[Phase.RESULT]
             piece_sbuf = self.results.piece(item)
