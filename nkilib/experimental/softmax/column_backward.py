@@ -107,9 +107,7 @@ class BackwardArithmetic:
         of_window = self._of_window(group.window)
         sums_sbuf = of_window.sums_sbuf[0 : group.rows, group.first : group.end]
         row_sum_sbuf = of_window.row_sum_sbuf[0 : group.rows, group.first : group.end]
-        nisa.tensor_reduce(
-            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2, negate=self.kind is Kind.LOG_SOFTMAX
-        )
+        nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2, negate=self.kind is Kind.LOG_SOFTMAX)
 
     def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The gradient of an item; it may be written over dy."""

@@ -75,7 +75,10 @@ class ForwardArithmetic:
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
         waiting = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(kept)]
-        scratch = [nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf) for _ in range(3 if kind is Kind.SOFTMAX and not kept else 1)]
+        scratch = [
+            nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf)
+            for _ in range(3 if kind is Kind.SOFTMAX and not kept else 1)
+        ]
         ceiling_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])

@@ -24,9 +24,7 @@ def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, passes: tuple[int, ...
     return TurnedSource.make(tensor_hbm, plan.windows, plan.parts, passes, plan.buffers, plan.longest)
 
 
-def results_of(
-    result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float
-) -> Results:
+def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float) -> Results:
     """Items of the result; in the tiles of ``overwritten``, or in their own."""
     if overwritten is not None:
         tile = _tile_of_source(overwritten)

@@ -11,7 +11,15 @@ from enum import Enum
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.softmax.column_geometry import TURN, Part, Segment, Window, parts_of, segments_of, windows_of_core
+from nkilib.experimental.softmax.column_geometry import (
+    TURN,
+    Part,
+    Segment,
+    Window,
+    parts_of,
+    segments_of,
+    windows_of_core,
+)
 from nkilib.nki import nl
 
 # Elements of a segment: a bank of PSUM has so many.
@@ -117,9 +125,7 @@ def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, cor
     segments = segments_of(count, longest)
     choices = _choices(tensors, segments)
     choice = min(choices, key=lambda choice: _cost(tensors, segments, choice))
-    windows = windows_of_core(
-        outer, inner, choice.outer, choice.inner, cores, core, choice.layout is Layout.STRIDED
-    )
+    windows = windows_of_core(outer, inner, choice.outer, choice.inner, cores, core, choice.layout is Layout.STRIDED)
     parts = parts_of(segments, choice.segments_of_part)
     return ColumnPlan(choice.layout, longest, segments, parts, windows, choice.buffers)
 

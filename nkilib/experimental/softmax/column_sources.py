@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from nkilib.core.tiling import div_ceil
@@ -146,9 +146,7 @@ class TransposedSource:
     ring: LoadRing
 
     @classmethod
-    def make(
-        cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], buffers: int
-    ) -> TransposedSource:
+    def make(cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], buffers: int) -> TransposedSource:
         """For the windows of a core, each of one outer place."""
         turns = max(div_ceil(window.inner, TURN) for window in windows)
         elements = max(part.segments[-1].end - part.segments[0].start for part in parts)
