@@ -119,7 +119,9 @@ class RowStatistics:
         lines, parts = self.batch.lines, self.batch.plan.parts
         sums_psum = self.line["sums_psum"].reshape((1, lines, parts))
         self.line["divisor"] = _float32((1, lines))
-        nisa.tensor_tensor(dst=self.line["weights"], data1=self.line["weights"], data2=sums_psum, op=nl.multiply)
+        nisa.tensor_tensor(
+            dst=self.line["weights"], data1=self.line["weights"], data2=sums_psum, op=nl.multiply
+        )
         nisa.tensor_reduce(dst=self.line["divisor"], op=nl.add, data=self.line["weights"], axis=2)
         self._divide(self.line["divisor"], self.line["divisor"])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
@@ -191,7 +191,9 @@ class _Forward:
         is_log = self.kind is Kind.LOG_SOFTMAX
         exponentials_sbuf = self.junk.next(x_sbuf.shape) if is_log else kept_sbuf
         nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=kept_sbuf)
-        nisa.tensor_reduce(dst=statistics.sums_of(piece), op=nl.add, data=exponentials_sbuf, axis=2, keepdims=True)
+        nisa.tensor_reduce(
+            dst=statistics.sums_of(piece), op=nl.add, data=exponentials_sbuf, axis=2, keepdims=True
+        )
 
     def combine(self, number: int, stage: int) -> None:
         self.statistics[number].combine(stage)
@@ -292,7 +294,9 @@ class _Forward:
         tile_sbuf = self.batches[number].tile_of(buffers_sbuf[number % self.plan.batches_on_chip])
         return tile_sbuf[:, piece.first : piece.end, piece.start : piece.stop]
 
-    def _result(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+    def _result(
+        self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None
+    ) -> nl.NkiTensor:
         dtype = self.matrices[self.batches[number].matrix].tensors[1].dtype
         if x_sbuf.dtype == dtype:
             return x_sbuf
