@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.stream import loads_in_flight
 from nkilib.experimental.loss.elementwise.flat import PARTITIONS, FlatTile
 from nkilib.experimental.loss.elementwise.kind import PIECE_COLUMNS, Piece, Scratch
 from nkilib.nki import nisa, nl
@@ -64,9 +63,12 @@ class FlatStream:
         return cls(flats_hbm, tiles, rings, scratch)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Those of a tile of the core. Also issues loads of later tiles, for which there are buffers."""
+        """Those of a tile of the core. Also issues loads of later tiles, for which there are buffers.
+
+        One buffer is left to the tile before, whose last piece is finished after the first one here is begun.
+        """
         tile = self.tiles[visit]
-        in_flight = loads_in_flight(len(next(iter(self.buffers_sbuf.values()))))
+        in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
         first = 0 if visit == 0 else visit + in_flight - 1
         for number in range(first, min(visit + in_flight, len(self.tiles))):
             self._load(number)

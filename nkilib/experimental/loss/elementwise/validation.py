@@ -80,7 +80,7 @@ def checked_tiling(
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_elementwise_tiling(elements, bytes_of_element)
     columns, buffers = chosen.columns if columns is None else columns, chosen.buffers if buffers is None else buffers
-    for name, value, least in (("columns", columns, PARTITIONS), ("buffers", buffers, 1)):
+    for name, value, least in (("columns", columns, PARTITIONS), ("buffers", buffers, 2)):
         require(
             isinstance(value, int) and value >= least,
             f"{function}: {name} must be an integer of at least {least}, got {value}",

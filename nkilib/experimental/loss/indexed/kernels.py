@@ -22,7 +22,7 @@ def nll_loss_forward(
     class_weight_hbm: nl.NkiTensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
-) -> nl.NkiTensor | tuple[nl.NkiTensor, nl.NkiTensor]:
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Negative log-likelihood of every position's target: ``-w[t] * x[t]``.
 
     Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. Of
@@ -44,8 +44,8 @@ def nll_loss_forward(
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum over that of the weights.
 
     Returns:
-        loss_hbm: for ``"none"`` of the shape of the targets in the type of the input, and nothing else; otherwise [1],
-            float32. A mean without a target that counts is NaN.
+        loss_hbm: for ``"none"`` of the shape of the targets in the type of the input; otherwise [1], float32. A mean
+            without a target that counts is NaN.
         total_weight_hbm: [1], float32, the sum of ``w[t]`` over the targets that count.
 
     Raises:
@@ -56,14 +56,13 @@ def nll_loss_forward(
     targets_hbm_flat = targets_hbm.reshape((shape.rows, shape.places))
     finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
     rows_hbm = input_hbm.reshape((shape.rows, shape.row_size))
-    if reduction == "none":
-        loss_hbm = nl.ndarray(tuple(targets_hbm.shape), dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="loss_hbm")
-        results = Results(loss_hbm.reshape((shape.rows, shape.places)), None, False)
-        forward_of_core(rows_hbm, shape, finder, results)
-        return loss_hbm
-    loss_hbm = nl.ndarray((1,), dtype=nl.float32, buffer=nl.shared_hbm, name="loss_hbm")
+    is_each = reduction == "none"
+    loss_shape, dtype = (tuple(targets_hbm.shape), input_hbm.dtype) if is_each else ((1,), nl.float32)
+    loss_hbm = nl.ndarray(loss_shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
     total_weight_hbm = nl.ndarray((1,), dtype=nl.float32, buffer=nl.shared_hbm, name="total_weight_hbm")
-    forward_of_core(rows_hbm, shape, finder, Results(loss_hbm, total_weight_hbm, reduction == "mean"))
+    of_rows_hbm = loss_hbm.reshape((shape.rows, shape.places)) if is_each else loss_hbm
+    results = Results(of_rows_hbm, total_weight_hbm, is_each, is_mean=reduction == "mean")
+    forward_of_core(rows_hbm, shape, finder, results)
     return loss_hbm, total_weight_hbm
 
 

@@ -191,12 +191,28 @@ class BackwardPlan:
         products = 0 if self.keeps_logits else self.feature_tiles
         of_logits = div_ceil(classes, self.classes_of_tile) * (products + _INSTRUCTIONS_OF_GRADIENT)
         of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
-        return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe)
+        # A tile of dW leaves its bank once for a block of positions, and X is loaded in pieces.
+        of_weight = self.position_blocks * stripes * (class_tiles + _INSTRUCTIONS_OF_RESULT) + class_tiles
+        of_weight += stripes * div_ceil(tiles, self.buffers.tiles_of_piece)
+        return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
+
+    def program_limit(self, num_positions: int) -> float:
+        """How many instructions the program may have for the backward."""
+        limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
+        return self.program_share * limit
 
     def blocks_of_program(self, num_positions: int) -> float:
         """How many of the largest blocks the program may have."""
-        limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
-        return self.program_share * limit / self.instructions(num_positions, self.class_block)
+        return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
+
+    def shorter(self) -> BackwardPlan:
+        """With blocks of one tile of classes less."""
+        classes = (self.class_tiles - 1) * PARTITIONS
+        return replace(
+            self,
+            class_block=classes,
+            classes_of_tile=div_ceil(classes, div_ceil(classes, self.classes_of_tile)),
+        )
 
     @property
     def pieces_size(self) -> int:

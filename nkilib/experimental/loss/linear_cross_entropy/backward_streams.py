@@ -115,9 +115,11 @@ class BackwardStreams:
 
     def load_first_inputs(self, positions: Span) -> None:
         """X^T alone that a block starts with, which loads its classes itself."""
-        self.load_first_input(None, positions)
-        if not self.plan.buffers.takes_turns:
-            self.load_second_inputs(positions)
+        if self.kept is not None:
+            return
+        self.inputs.restart()
+        for tile in range(1 if self.plan.buffers.takes_turns else self.first_inputs(positions)):
+            self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
         """X, if it stays for all blocks: behind X^T of the first one, which is needed before."""

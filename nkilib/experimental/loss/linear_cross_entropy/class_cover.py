@@ -1,7 +1,8 @@
 """A loop over all classes of a core, for programs that have no room for another copy of its body.
 
-All blocks are of one size. Where their number is odd, the cores share one: both write the same dW and db of it, and
-each adds only its own classes to dX.
+All blocks are of one size, and where they do not fill the share of a core, they reach into that of the other one: both
+write the same dW and db of classes that they share, and each adds only its own classes to dX. So a vocabulary needs
+neither whole blocks nor whole tiles.
 """
 
 from __future__ import annotations
@@ -30,17 +31,25 @@ class ClassCover:
         size: of a block, a multiple of 128.
         trips: the same for all cores.
         own: the classes of the core.
+        shared: how many classes the covers of both cores have.
     """
 
     first: int
     size: int
     trips: int
     own: Span
+    shared: int
 
     @property
     def is_exact(self) -> bool:
         """There are no classes but the core's own."""
         return self.first == self.own.first and self.trips * self.size == self.own.size
+
+    def meet(self, gradients_hbm: list[nl.NkiTensor]) -> None:
+        """At the end of a trip: what both cores write, one writes in its first trips and the other in its last ones."""
+        if self.shared > 0:
+            for gradient_hbm in gradients_hbm:
+                nisa.core_barrier(gradient_hbm, tuple(range(nl.num_programs())))
 
     def run(self, body: Callable[[Step], None]) -> None:
         """Call ``body`` for each block, of which nothing is loaded before."""
@@ -54,22 +63,25 @@ class ClassCover:
 def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
     """The loop of a core; None where the program has room for more, and where such a loop cannot be.
 
-    It takes more than one block of positions, classes that are whole blocks, and where the cores share one, a dW that
-    is not added to: it would be added twice.
+    It takes more than one block of positions, a vocabulary of so many classes, and where the cores share some, a dW
+    that is not added to, which would be added twice, and trips enough for the cores to write them one after the other.
     """
     has_room = plan.blocks_of_program(num_positions) >= _LEAST_ROOM
     if has_room or plan.keeps_logits or plan.position_blocks == 1:
         return None
+    while plan.blocks_of_program(num_positions) < 1.0 and plan.class_tiles > 1:
+        plan = plan.shorter()
     tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
     trips = div_ceil(tiles, plan.class_tiles)
     size = div_ceil(tiles, trips) * PARTITIONS
-    vocab_size = shares[-1].end
-    if trips < _FEWEST_TRIPS or trips * size > vocab_size or vocab_size % size:
+    vocab_size, covered = shares[-1].end, trips * size
+    if trips < _FEWEST_TRIPS or covered > vocab_size:
         return None
-    covers = [ClassCover(min(share.first, vocab_size - trips * size), size, trips, share) for share in shares]
-    if plan.adds_to_weight and not all(cover.is_exact for cover in covers):
+    shared = len(shares) * covered - vocab_size
+    if shared > 0 and (plan.adds_to_weight or trips < 2 * div_ceil(shared, size)):
         return None
-    return covers[core]
+    share = shares[core]
+    return ClassCover(min(share.first, vocab_size - covered), size, trips, share, shared)
 
 
 @dataclass(frozen=True)

@@ -163,9 +163,9 @@ def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) ->
             np.testing.assert_allclose(np.float32(looped.found[name]), np.float32(array), atol=1e-3)
 
 
-@pytest.mark.parametrize(("classes", "layout"), [(640, "vd"), (512, "dv")])
+@pytest.mark.parametrize(("classes", "layout"), [(640, "vd"), (512, "dv"), (1201, "vd"), (777, "dv")])
 def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 640 classes the cores share a block, which counts once in dX; of 512 none."""
+    """Of 640 classes the cores share a block, which counts once in dX; of 512 none; of others no whole tiles."""
     sizes = Sizes(130, 48, classes, BF16)
     problem = with_options(problem_of("normal", sizes, layout=layout), "weights, smoothing")
     problem = replace(problem, bias=np.linspace(-1.0, 1.0, classes, dtype=np.float32))
@@ -176,6 +176,23 @@ def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monke
     looped.check()
     for name, array in unrolled.found.items():
         np.testing.assert_allclose(np.float32(looped.found[name]), np.float32(array), atol=1e-3)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_loop_without_a_block_before_it_gives_the_same(adds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one core, whose blocks none may share, or of a sum that nothing may be added to twice."""
+    problem = with_options(problem_of("normal", Sizes(130, 48, 777, BF16)), "bias")
+
+    def run() -> dict[str, Any]:
+        total = {"grad_weight_sum_hbm": np.ones(problem.weight.shape, np.float32)} if adds else {}
+        return launched(problem, position_block=256, cores=2 if adds else 1, **total).found
+
+    unrolled = run()
+    with monkeypatch.context() as patch:
+        patch.setattr("nkilib.experimental.loss.linear_cross_entropy.backward_plan.PROGRAM_INSTRUCTIONS", 30)
+        looped = run()
+    for name, array in unrolled.items():
+        np.testing.assert_allclose(np.float32(looped[name]), np.float32(array), atol=1e-3)
 
 
 def test_what_is_not_wanted_is_not_there() -> None:

@@ -1,0 +1,100 @@
+"""The first half of a round: the block of the gradient of the logits, and its transpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPOSED_LATER, BackwardParts
+from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, cut
+from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, LastProduct, TilePlace
+from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.nki import nl
+
+# Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.
+_KEPT_MULTIPLIED_LATER = 3
+
+
+@dataclass(frozen=True)
+class LogitGradient:
+    """Makes the gradient of the logits of a round.
+
+    Attributes:
+        parts: of the launch.
+    """
+
+    parts: BackwardParts
+
+    def make(self, round_: Round) -> nl.NkiTensor | None:
+        """The block of the gradient; the first stripe of W where it is loaded already.
+
+        Of computed scores the last tiles are not transposed yet. Kept ones leave Tensor idle: dX of the first stripe is
+        computed meanwhile, some tiles later.
+        """
+        of_tiles = cut(round_.classes.size, self.parts.plan.classes_of_tile)
+        inputs = self.parts.streams.inputs
+        inputs.restart()
+        loaded = [inputs.next_tile()]
+        if self.parts.plan.buffers.takes_turns:
+            loaded += self.parts.streams.load_second_inputs(round_.positions)
+        else:
+            loaded += [inputs.next_tile() for _ in range(1, self.parts.streams.first_inputs(round_.positions))]
+        first_column = round_.positions.first // PARTITIONS
+        stripe = self.parts.streams.stripes_of_features[0]
+        weight_sbuf = self.parts.load_stripe(round_, stripe) if self.parts.plan.keeps_logits else None
+        last: LastProduct | None = None
+        for tile in range(round_.tiles):
+            input_sbuf = loaded.pop(0)
+            places = [TilePlace(first_column + tile, round_.rows(tile), span) for span in of_tiles]
+            # Scalar loads a table for the tangents and one for the exponentials: once for all tiles that fit the rings.
+            at_a_time = 1 if self.parts.tiles.softcap is None else TURNS - 1
+            for start in range(0, len(places), at_a_time):
+                numbered = list(enumerate(places[start : start + at_a_time], tile * len(places) + start))
+                scores = [self._scores(number, input_sbuf, place) for number, place in numbered]
+                for (number, place), scores_of_tile in zip(numbered, scores, strict=True):
+                    made = self._make_tile(tile, number, scores_of_tile, place)
+                    if last is not None:
+                        last.issue(self.parts.plan.keeps_logits)
+                    last = made
+            ahead = tile + len(inputs.tiles)
+            if ahead < round_.tiles:
+                loaded.append(self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead))
+            self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
+        if last is not None:
+            last.issue(self.parts.plan.keeps_logits)
+        if self.parts.plan.keeps_logits:
+            for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
+                self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
+            self.parts.add_bias(round_)
+        return weight_sbuf
+
+    def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
+        """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
+        if 0 <= tile < round_.tiles:
+            self.parts.transpose(round_, tile, self.parts.transpose_banks)
+        earlier = tile - (_KEPT_MULTIPLIED_LATER - TRANSPOSED_LATER)
+        if self.parts.plan.keeps_logits and 0 <= earlier < round_.tiles:
+            self.parts.add_input(round_, stripe, earlier, weight_sbuf)
+
+    def _make_tile(self, tile: int, number: int, scores: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
+        """A tile of the gradient from its scores."""
+        columns, weights_sbuf = slice(place.classes.first, place.classes.end), self.parts.streams.class_weight_sbuf
+        return self.parts.tiles.make_tile(
+            number,
+            self.parts.block.plain_sbuf[0 : place.rows, tile, columns],
+            scores,
+            place,
+            place.of(self.parts.targets_sbuf),
+            None if weights_sbuf is None else weights_sbuf[0 : place.rows, columns],
+        )
+
+    def _scores(self, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
+        """A tile of scores: products of a tile of X^T, or what is kept."""
+        columns = slice(place.classes.first, place.classes.end)
+        streams = self.parts.streams
+        if streams.weight_sbuf is None:
+            return input_sbuf[0 : place.rows, columns]
+        bias_sbuf = None if streams.bias_sbuf is None else streams.bias_sbuf[:, columns]
+        return self.parts.logits.scores(
+            number, input_sbuf[:, :, 0 : place.rows], streams.weight_sbuf[:, :, columns], bias_sbuf
+        )
