@@ -18,13 +18,17 @@ from nkilib.experimental.softmax.kind import Kind
 from nkilib.nki import nisa, nl
 
 
+# Tiles of copies for each pass: one is written while another is read, and one may wait.
+_COPIES = 3
+
+
 @dataclass(frozen=True)
 class WindowSums:
     """Of the columns of a window, float32.
 
     Attributes:
-        sums_sbuf: of segments, [columns, turns, segments].
-        row_sum_sbuf: s, negative for log-softmax, [columns, turns].
+        sums_sbuf: of segments, negative for log-softmax, [columns, turns, segments].
+        row_sum_sbuf: s, likewise, [columns, turns]; of one segment, a view of the sums.
     """
 
     sums_sbuf: nl.NkiTensor
@@ -36,6 +40,8 @@ class WindowSums:
         partitions = nl.tile_size.pmax
         sums_sbuf = nl.ndarray((partitions, turns, segments), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
+        if segments == 1:
+            return cls(sums_sbuf, sums_sbuf[:, :, 0])
         return cls(sums_sbuf, nl.ndarray((partitions, turns), dtype=nl.float32, buffer=nl.sbuf))
 
 
@@ -48,10 +54,10 @@ class BackwardArithmetic:
         segments: of a column.
         in_psum: whether the views are.
         kept: copies of y in SBUF that wait for the second pass, taken in turn; empty if that makes them anew.
-        copies_sbuf: exp(y), or y where nothing is kept, in turn.
+        copies_sbuf: exp(y), or y where nothing is kept, of the first pass and of the second, in turn.
         scratch_sbuf: takes what only the sum of counts.
         windows: sums of those in flight.
-        taken: of ``kept``, by the first pass and the second.
+        taken: tiles so far, by each phase.
     """
 
     kind: Kind
@@ -71,21 +77,27 @@ class BackwardArithmetic:
         shape = (nl.tile_size.pmax, longest)
         copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
         waiting = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(kept)]
-        copies = [nl.ndarray(shape, dtype=copy_type, buffer=nl.sbuf) for _ in range(3)]
+        copies = [nl.ndarray(shape, dtype=copy_type, buffer=nl.sbuf) for _ in range(2 * _COPIES)]
         scratch_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-        return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0])
+        return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
+
+    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """y of softmax to SBUF."""
+        if self.kind is Kind.SOFTMAX and self.in_psum:
+            tiles = self.kept or self.copies_sbuf[:_COPIES]
+            nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
     def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
         """The sum of an item."""
-        columns, size = item.turn.columns, item.segment.size
-        number = item.segment.number
+        columns, number = item.turn.columns, item.segment.number
         sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.turn.number, number : number + 1]
-        scratch_sbuf = self.scratch_sbuf[0:columns, 0:size]
+        scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(
                 dst=scratch_sbuf,
                 op=nl.copy,
                 data=views[0],
+                scale=-1.0,
                 reduce_op=nl.add,
                 reduce_res=sum_sbuf,
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
@@ -97,32 +109,42 @@ class BackwardArithmetic:
             op0=nl.multiply,
             operand0=1.0,
             op1=nl.multiply,
-            operand1=self._output(item, views, 0),
+            operand1=self._next(self.kept or self.copies_sbuf[:_COPIES], 1, item) if self.in_psum else views[1],
             reduce_op=nl.add,
             reduce_res=sum_sbuf,
         )
 
-    def combine(self, group: Group) -> None:
+    @property
+    def stages(self) -> int:
+        """Of :meth:`combine`."""
+        return 1
+
+    def combine(self, group: Group, stage: int) -> None:
         """s of all turns of a group."""
+        if self.segments == 1:
+            return
         of_window = self._of_window(group.window)
         sums_sbuf = of_window.sums_sbuf[0 : group.rows, group.first : group.end]
         row_sum_sbuf = of_window.row_sum_sbuf[0 : group.rows, group.first : group.end]
         nisa.tensor_reduce(
-            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2, negate=self.kind is Kind.LOG_SOFTMAX
+            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2
         )
+
+    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """exp(y); or y to SBUF, unless it was kept."""
+        if self.kind is Kind.LOG_SOFTMAX:
+            nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
+        elif self.in_psum and not self.kept:
+            nisa.activation(dst=self._next(self.copies_sbuf[_COPIES:], 2, item), op=nl.copy, data=views[1])
 
     def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The gradient of an item; it may be written over dy."""
-        columns, size = item.turn.columns, item.segment.size
         turn = item.turn.number
-        row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0:columns, turn : turn + 1]
+        row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.turn.columns, turn : turn + 1]
         if self.kind is Kind.LOG_SOFTMAX:
-            self.taken[1] += 1
-            exponentials_sbuf = self.copies_sbuf[self.taken[1] % len(self.copies_sbuf)][0:columns, 0:size]
-            nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=views[1])
             nisa.scalar_tensor_tensor(
                 dst=dst_sbuf,
-                data=exponentials_sbuf,
+                data=self._next(self.copies_sbuf, 3, item),
                 op0=nl.multiply,
                 operand0=row_sum_sbuf,
                 op1=nl.add,
@@ -135,21 +157,15 @@ class BackwardArithmetic:
                 op0=nl.subtract,
                 operand0=row_sum_sbuf,
                 op1=nl.multiply,
-                operand1=self._output(item, views, 1),
+                operand1=self._next(self.kept or self.copies_sbuf[_COPIES:], 3, item) if self.in_psum else views[1],
             )
         if item.ends_part and item.segment.number == self.segments - 1:
             self.windows.pop(item.window.number)
 
-    def _output(self, item: Item, views: list[nl.NkiTensor], visit: int) -> nl.NkiTensor:
-        """y in SBUF."""
-        if not self.in_psum:
-            return views[1]
-        self.taken[visit] += 1
-        tiles = self.kept or self.copies_sbuf
-        copy_sbuf = tiles[self.taken[visit] % len(tiles)][0 : item.turn.columns, 0 : item.segment.size]
-        if visit == 0 or not self.kept:
-            nisa.activation(dst=copy_sbuf, op=nl.copy, data=views[1])
-        return copy_sbuf
+    def _next(self, tiles: list[nl.NkiTensor], phase: int, item: Item) -> nl.NkiTensor:
+        """The tile that a phase writes or reads."""
+        self.taken[phase] += 1
+        return tiles[self.taken[phase] % len(tiles)][0 : item.turn.columns, 0 : item.segment.size]
 
     def _of_window(self, window: Window) -> WindowSums:
         if window.number not in self.windows:

@@ -15,13 +15,14 @@ from nkilib.nki import nl
 _OWN_TILES = 2
 
 
-def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, passes: tuple[int, ...]) -> Source:
-    """Items of a tensor [O, C, I]; ``passes`` are those that read them."""
+def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, banks: dict[int, int]) -> Source:
+    """Items of a tensor [O, C, I]; ``banks`` are those of PSUM for each pass that reads them."""
+    passes = tuple(banks)
     if plan.layout is Layout.STRIDED:
         return StridedSource.make(tensor_hbm, plan.windows, plan.parts, passes, plan.buffers)
     if plan.layout is Layout.TRANSPOSED:
         return TransposedSource.make(tensor_hbm, plan.windows, plan.parts, plan.buffers)
-    return TurnedSource.make(tensor_hbm, plan.windows, plan.parts, passes, plan.buffers, plan.longest)
+    return TurnedSource.make(tensor_hbm, plan.windows, plan.parts, passes, plan.buffers, plan.longest, banks)
 
 
 def results_of(

@@ -1,7 +1,8 @@
 """The loop over items: what each engine does is issued so early that no engine waits for another one.
 
-In a step, Tensor turns the items of the next step, the first pass gathers the sums of one item, the second pass makes
-the result of another one, and the result made a step before is turned back, copied and stored.
+In a step, Tensor turns the items of the next step; the first pass begins with an item, and gathers the sums of the one
+before; the second pass prepares another one, and makes the result of the one before; and the result made a step before
+is turned back, copied and stored.
 """
 
 from __future__ import annotations
@@ -12,34 +13,45 @@ from typing import Protocol
 from nkilib.experimental.softmax.column_geometry import Item
 from nkilib.experimental.softmax.column_results import Results
 from nkilib.experimental.softmax.column_sources import Source
-from nkilib.experimental.softmax.column_steps import Group, Step
+from nkilib.experimental.softmax.column_steps import Group, Phase, Step
 from nkilib.nki import nl
 
 
 class Arithmetic(Protocol):
-    """What is done to items."""
+    """What is done to items; views are those of the readers that the pass needs, in their order."""
+
+    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """The first half of the first pass over an item."""
 
     def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
-        """The first pass over an item."""
+        """The second half."""
 
-    def combine(self, group: Group) -> None:
-        """What comes between the passes over a group."""
+    def combine(self, group: Group, stage: int) -> None:
+        """What comes between the passes over a group, one stage a step."""
+
+    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """The first half of the second pass over an item."""
 
     def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """The second pass over an item."""
+        """The second half."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A source, and which passes need its items.
+    """A source, and what reads its items.
 
     Attributes:
         source: of items.
-        passes: that read it.
+        phases: the first one of each pass that reads them.
     """
 
     source: Source
-    passes: tuple[int, ...]
+    phases: tuple[Phase, ...]
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """Those that read it."""
+        return tuple(phase.visit for phase in self.phases)
 
     def key(self, item: Item, visit: int) -> tuple[int, int, int]:
         """The load that an item of a pass is in."""
@@ -63,6 +75,8 @@ class Pipeline:
         arithmetic: of items.
         results: where they go.
         overwrites: whether results take the place of the first tensor's items in SBUF.
+        made: the result that waits to be turned back, and its item.
+        views: of readers, by reader, pass and item.
     """
 
     steps: list[Step]
@@ -71,64 +85,67 @@ class Pipeline:
     results: Results
     overwrites: bool
     made: tuple[Item, nl.NkiTensor] | None = None
-    views: dict[tuple[int, int], list[nl.NkiTensor]] = field(default_factory=dict)
+    views: dict[tuple[int, int, int], nl.NkiTensor] = field(default_factory=dict)
 
     def run(self) -> None:
         """Issue everything."""
         self._advance()
-        for number in range(len(self.steps)):
-            self._look_ahead(number)
-            if not self._is_ready(number):  # its place is that of a result which waits to be stored
+        for number, step in enumerate(self.steps):
+            if not self._look_ahead(step):  # its place is that of a result which waits to be stored
                 self._finish_made()
-                self._look_ahead(number)
-            self._look_ahead(number + 1)
-            self._step(number)
+                self._look_ahead(step)
+            if number + 1 < len(self.steps):
+                self._look_ahead(self.steps[number + 1])
+            self._step(step)
             self._advance()
         self._finish_made()
 
-    def _step(self, number: int) -> None:
+    def _step(self, step: Step) -> None:
         turned = None
         if self.made is not None:
             item, piece_sbuf = self.made
             turned = item, self.results.turn_back(item, piece_sbuf)
             self.made = None
-        step = self.steps[number]
-        if step.first is not None:
-            self.arithmetic.gather(step.first, self.views.pop((number, 1)))
-            self._release(step.first, 1)
-        if step.combined is not None:
-            self.arithmetic.combine(step.combined)
-        if step.second is not None:
-            piece_sbuf = self.results.piece(step.second)
-            self.arithmetic.result(step.second, self.views.pop((number, 2)), piece_sbuf)
-            self._release(step.second, 2)
-            self.made = step.second, piece_sbuf
+        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.GATHER, self.arithmetic.gather)):
+            if phase in step.items:
+                do(step.items[phase], self._views(step.items[phase], phase))
+        for group, stage in step.combined:
+            self.arithmetic.combine(group, stage)
+        if Phase.PREPARE in step.items:
+            item = step.items[Phase.PREPARE]
+            self.arithmetic.prepare(item, self._views(item, Phase.PREPARE))
+        if Phase.RESULT in step.items:
+            item = step.items[Phase.RESULT]
+            piece_sbuf = self.results.piece(item)
+            self.arithmetic.result(item, self._views(item, Phase.RESULT), piece_sbuf)
+            self.made = item, piece_sbuf
         if turned is not None:
             self._finish(*turned)
 
-    def _look_ahead(self, number: int) -> None:
-        """Turn the items of a step, unless that is done, or a load has no place yet."""
-        if number >= len(self.steps):
-            return
-        step = self.steps[number]
-        for visit, item in ((1, step.first), (2, step.second)):
-            if item is None or (number, visit) in self.views:
-                continue
-            readers = [reader for reader in self.readers if visit in reader.passes]
-            self._advance()
-            if all(reader.source.ring.has(reader.key(item, visit)) for reader in readers):
-                self.views[number, visit] = [reader.source.view(item, visit) for reader in readers]
+    def _look_ahead(self, step: Step) -> bool:
+        """Turn the items of a step, as far as that is not done; False if a load has no place yet."""
+        for phase, item in step.items.items():
+            for place, reader in enumerate(self.readers):
+                key = place, phase.visit, id(item)
+                if phase not in reader.phases or key in self.views:
+                    continue
+                self._advance()
+                if not reader.source.ring.has(reader.key(item, phase.visit)):
+                    return False
+                self.views[key] = reader.source.view(item, phase.visit)
+        return True
 
-    def _is_ready(self, number: int) -> bool:
-        step = self.steps[number]
-        wanted = [(number, visit) for visit, item in ((1, step.first), (2, step.second)) if item is not None]
-        return all(place in self.views for place in wanted)
-
-    def _release(self, item: Item, visit: int) -> None:
-        for place, reader in enumerate(self.readers):
-            is_overwritten = self.overwrites and place == 0
-            if visit in reader.passes and reader.ends(item, visit, is_overwritten):
-                reader.source.ring.release(reader.key(item, visit))
+    def _views(self, item: Item, phase: Phase) -> list[nl.NkiTensor | None]:
+        """What a phase may read; the last one of a pass is done with it."""
+        readers = [place for place, reader in enumerate(self.readers) if phase.visit in reader.passes]
+        views = [self.views.get((place, phase.visit, id(item))) for place in readers]
+        if phase in (Phase.GATHER, Phase.RESULT):
+            for place in readers:
+                self.views.pop((place, phase.visit, id(item)))
+                reader = self.readers[place]
+                if reader.ends(item, phase.visit, self.overwrites and place == 0):
+                    reader.source.ring.release(reader.key(item, phase.visit))
+        return views
 
     def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
         """Copy and store; then the place of what was written over is free."""

@@ -28,6 +28,9 @@ _SEGMENTS_OF_PART = 4
 # Widths of windows, the largest first, in columns.
 _WIDTHS = (2048, 1536, 1024, 768, 512, 384, 256, 128)
 
+# How much longer transfers take that wait for few tiles.
+_WAITING = {4: 1.0, 3: 1.05, 2: 1.2}
+
 
 class Layout(Enum):
     """In which way items come on chip."""
@@ -70,12 +73,19 @@ class ColumnTensors:
         shape: O, C and I.
         read, written: types of what is read, and of the result.
         can_transpose: whether the DMA engines may turn what is read.
+        keeps_windows: whether the second pass over a window starts after the first one has ended.
     """
 
     shape: tuple[int, int, int]
     read: tuple[nl.DType, ...]
     written: nl.DType
     can_transpose: bool
+    keeps_windows: bool
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """How many tiles of a window there may be."""
+        return (4, 3) if self.keeps_windows else (4, 3, 2)
 
     @property
     def overwrites(self) -> bool:
@@ -129,13 +139,13 @@ def _choices(tensors: ColumnTensors, segments: list[Segment]) -> list[_Choice]:
     outer, count, inner = tensors.shape
     fitting = nl.tile_size.sbuf_fmax_bytes - _SMALL_BYTES - KEPT_BYTES
     found = []
-    for buffers in (3, 2):
+    for buffers in tensors.buffers:
         if count * inner * tensors.element_bytes(Layout.STRIDED, buffers) <= fitting:
             found.append(_Choice(Layout.STRIDED, min(outer, nl.tile_size.pmax), inner, buffers, len(segments)))
     for width in _WIDTHS:
         shape = _window_shape(outer, inner, width)
         for layout in _turned_layouts(tensors):
-            for buffers in (3, 2):
+            for buffers in tensors.buffers:
                 lines = sum(segment.lines for segment in segments)
                 held = lines * shape[0] * shape[1] * tensors.element_bytes(layout, buffers)
                 if held <= fitting:
@@ -180,5 +190,4 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
     windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
-    waiting = 0.5 if choice.buffers == 2 else 0.0
-    return slowness * of_window * (windows * (1.0 + 0.2 * waiting) + 0.7)
+    return slowness * of_window * (windows * _WAITING[choice.buffers] + 0.7)

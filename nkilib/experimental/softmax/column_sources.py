@@ -110,8 +110,18 @@ class TurnedSource:
         passes: tuple[int, ...],
         buffers: int,
         longest: int,
+        banks: dict[int, int],
     ) -> TurnedSource:
-        """For the windows of a core; ``passes`` are those that read it, ``longest`` the size of a segment."""
+        """For the windows of a core.
+
+        Args:
+            tensor_hbm: [O, C, I].
+            windows, parts: of the plan.
+            passes: those that read it.
+            buffers: natural tiles.
+            longest: elements of a segment at most.
+            banks: for each pass.
+        """
         shape = natural_shape(windows, parts)
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -119,7 +129,7 @@ class TurnedSource:
             copy_natural(tensor_hbm, tile_sbuf, load, is_store=False)
 
         ring = LoadRing(loads_of(windows, parts, passes), tiles, fill)
-        return cls(ring, {visit: PsumBanks.make(2, longest, tensor_hbm.dtype) for visit in passes})
+        return cls(ring, {visit: PsumBanks.make(banks[visit], longest, tensor_hbm.dtype) for visit in passes})
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """The item in PSUM; where it lies in the segment's order, each line has a stride of its lines."""

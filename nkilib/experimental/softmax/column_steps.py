@@ -1,9 +1,10 @@
-"""In which order the items of all windows are gone through: twice, the second time a group later."""
+"""In which order the items of all windows are gone through: twice, the second time a group and some steps later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from nkilib.experimental.softmax.column_geometry import Item, Part, Turn, Window
 
@@ -26,44 +27,62 @@ class Group:
     items: tuple[Item, ...]
 
 
+class Phase(IntEnum):
+    """What is done to an item, in different steps: the two of a pass in neighbouring ones."""
+
+    BEGIN = 0
+    GATHER = 1
+    PREPARE = 2
+    RESULT = 3
+
+    @property
+    def visit(self) -> int:
+        """The pass that it belongs to."""
+        return 1 if self <= Phase.GATHER else 2
+
+
 @dataclass(frozen=True)
 class Step:
     """What is issued together.
 
     Attributes:
-        first: an item of which the first pass gathers sums.
-        combined: a group whose sums are complete.
-        second: an item of which the second pass makes the result.
+        items: for each phase, the item that it is done to.
+        combined: groups whose sums are complete, and the number of what is done to them in this step.
     """
 
-    first: Item | None
-    combined: Group | None
-    second: Item | None
+    items: dict[Phase, Item]
+    combined: tuple[tuple[Group, int], ...]
 
 
-def steps_of(windows: list[Window], parts: list[Part], whole_windows: bool) -> list[Step]:
+def steps_of(windows: list[Window], parts: list[Part], whole_windows: bool, stages: int) -> list[Step]:
     """All steps: the second pass over a group stands beside the first one over the next group.
 
     Args:
         windows: of the core.
         parts: of every column.
         whole_windows: a group is a window, else a turn; columns of several parts need whole windows.
+        stages: steps between the passes over a group, in which its sums are combined.
     """
-    found: list[Step] = []
-    before: Group | None = None
-    for group in [*_groups(windows, parts, whole_windows), None]:
-        first = () if group is None else group.items
-        second = () if before is None else before.items
-        for place in range(max(len(first), len(second))):
-            found.append(
-                Step(
-                    first[place] if place < len(first) else None,
-                    before if place == 0 else None,
-                    second[place] if place < len(second) else None,
-                )
-            )
-        before = group
-    return found
+    items: dict[Phase, dict[int, Item]] = {phase: {} for phase in Phase}
+    combined: dict[int, list[tuple[Group, int]]] = {}
+    begun = free = 0  # the first step in which no item begins, and in which none is prepared
+    for group in _groups(windows, parts, whole_windows):
+        for item in group.items:
+            items[Phase.BEGIN][begun] = items[Phase.GATHER][begun + 1] = item
+            begun += 1
+        for stage in range(stages):
+            combined.setdefault(begun + 1 + stage, []).append((group, stage))
+        free = max(free, begun + 1 + stages)
+        for item in group.items:
+            items[Phase.PREPARE][free] = items[Phase.RESULT][free + 1] = item
+            free += 1
+    return [
+        Step(
+            {phase: of_phase[number] for phase, of_phase in items.items() if number in of_phase},
+            tuple(combined.get(number, ())),
+        )
+        for number in range(free + 1)
+    ]
 
 
 def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:

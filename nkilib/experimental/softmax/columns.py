@@ -7,11 +7,11 @@ that do not fit on chip are read twice.
 
 from __future__ import annotations
 
-from nkilib.experimental.softmax.column_forward import ForwardArithmetic
+from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import KEPT_BYTES, SHORT_AXIS, ColumnTensors, Layout, plan_columns
-from nkilib.experimental.softmax.column_steps import steps_of
+from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.short_columns import forward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
@@ -20,6 +20,9 @@ from nkilib.nki import nl
 _FLOAT32_BYTES = 4
 # Scalar's part of the copies out of PSUM: what it has time for beside its exponentials.
 _SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.7, Kind.SOFTMAX: 0.0}
+
+# Of PSUM: what is turned in one step and read in the next one takes two, in the next two three.
+_BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
 
 
 def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
@@ -34,19 +37,23 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
     if x_hbm.shape[1] <= SHORT_AXIS:
         forward_of_short_columns(x_hbm, y_hbm, kind)
         return
-    tensors = ColumnTensors(x_hbm.shape, (x_hbm.dtype,), y_hbm.dtype, can_transpose=True)
+    tensors = ColumnTensors(x_hbm.shape, (x_hbm.dtype,), y_hbm.dtype, True, kind is Kind.LOG_SOFTMAX)
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
         return
     # A log needs another activation table: one for all turns of a window.
     whole_windows = kind is Kind.LOG_SOFTMAX or plan.is_read_twice
-    kept = 2 * len(plan.segments) + 1
+    kept = 2 * len(plan.segments) + MOST_STAGES + 1
     if kind is Kind.LOG_SOFTMAX or whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
         kept = 0
     arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, kept)
-    passes = (1,) if kept else (1, 2)
-    source = source_of(x_hbm, plan, passes)
+    phases: tuple[Phase, ...] = (Phase.BEGIN,)
+    if kind is Kind.LOG_SOFTMAX:
+        phases = (Phase.BEGIN, Phase.RESULT)
+    elif not kept:
+        phases = (Phase.BEGIN, Phase.PREPARE)
+    source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in phases})
     overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
     results = results_of(y_hbm, plan, source if overwrites else None, _SCALAR_SHARES[kind])
-    steps = steps_of(plan.windows, plan.parts, whole_windows)
-    Pipeline(steps, [Reader(source, passes)], arithmetic, results, overwrites).run()
+    steps = steps_of(plan.windows, plan.parts, whole_windows, arithmetic.stages)
+    Pipeline(steps, [Reader(source, phases)], arithmetic, results, overwrites).run()

@@ -7,14 +7,18 @@ from nkilib.experimental.softmax.column_backward import BackwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import KEPT_BYTES, SHORT_AXIS, ColumnTensors, Layout, plan_columns
-from nkilib.experimental.softmax.column_steps import steps_of
+from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.short_columns import backward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
 # Scalar's part of the copies out of PSUM: what it has time for beside exponentials, sums and copies of y.
-_SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.2, Kind.SOFTMAX: 1.0}
+TRANSPOSED_KINDS = (Kind.SOFTMAX,)
+_SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.0, Kind.SOFTMAX: 1.0}
+
+# Of PSUM: what is turned in one step is read in the next one. Where both passes turn y, it has one for each.
+_BANKS = 2
 
 
 def backward_of_columns(
@@ -32,24 +36,29 @@ def backward_of_columns(
     if grad_hbm.shape[1] <= SHORT_AXIS:
         backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind)
         return
-    tensors = ColumnTensors(grad_hbm.shape, (grad_hbm.dtype, output_hbm.dtype), grad_x_hbm.dtype, can_transpose=False)
+    dtypes = (grad_hbm.dtype, output_hbm.dtype)
+    tensors = ColumnTensors(grad_hbm.shape, dtypes, grad_x_hbm.dtype, kind in TRANSPOSED_KINDS, keeps_windows=False)
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
         return
-    in_psum = plan.layout is not Layout.STRIDED
-    kept = 2 * len(plan.segments) + 1
+    in_psum = plan.layout is Layout.TURNED
+    kept = 2 * len(plan.segments) + 4
     kept_bytes = kept * plan.longest * dtype_bytes(output_hbm.dtype)
     if kind is Kind.LOG_SOFTMAX or plan.is_read_twice or not in_psum or kept_bytes > KEPT_BYTES:
         kept = 0
     arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, kept)
-    output_passes: tuple[int, ...] = (1, 2)
+    grad_phases: tuple[Phase, ...] = (Phase.GATHER, Phase.RESULT)
+    output_phases: tuple[Phase, ...] = (Phase.BEGIN, Phase.PREPARE)
     if kind is Kind.LOG_SOFTMAX:
-        output_passes = (2,)
+        output_phases = (Phase.PREPARE,)
     elif kept:
-        output_passes = (1,)
-    grad = source_of(grad_hbm, plan, (1, 2))
-    output = source_of(output_hbm, plan, output_passes)
-    results = results_of(grad_x_hbm, plan, grad if tensors.overwrites else None, _SCALAR_SHARES[kind])
-    steps = steps_of(plan.windows, plan.parts, plan.is_read_twice)
-    readers = [Reader(grad, (1, 2)), Reader(output, output_passes)]
-    Pipeline(steps, readers, arithmetic, results, tensors.overwrites).run()
+        output_phases = (Phase.BEGIN,)
+    elif not in_psum:
+        output_phases = (Phase.GATHER, Phase.RESULT)
+    grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
+    output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
+    overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
+    results = results_of(grad_x_hbm, plan, grad if overwrites else None, _SCALAR_SHARES[kind])
+    steps = steps_of(plan.windows, plan.parts, plan.is_read_twice, arithmetic.stages)
+    readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
+    Pipeline(steps, readers, arithmetic, results, overwrites).run()
