@@ -126,7 +126,9 @@ class BackwardArithmetic:
         of_window = self._of_window(group.window)
         sums_sbuf = of_window.sums_sbuf[0 : group.rows, group.first : group.end]
         row_sum_sbuf = of_window.row_sum_sbuf[0 : group.rows, group.first : group.end]
-        nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
+        nisa.tensor_reduce(
+            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2
+        )
 
     def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
         """exp(y); or y to SBUF, unless it was kept."""

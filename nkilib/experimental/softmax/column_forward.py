@@ -79,7 +79,9 @@ def _take_weights(of_group: WindowStatistics) -> None:
 
 def _add_up(of_group: WindowStatistics) -> None:
     """d."""
-    nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
+    nisa.tensor_tensor(
+        dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply
+    )
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
 
@@ -97,7 +99,9 @@ def _take_factors(of_group: WindowStatistics) -> None:
     """exp(m_k - m) / d."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
-    nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
+    nisa.tensor_tensor(
+        dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply
+    )
 
 
 @dataclass
@@ -128,10 +132,7 @@ class ForwardArithmetic:
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
         waiting = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(kept)]
-        scratch = [
-            nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf)
-            for _ in range(1 + (_ANEW if kind is Kind.SOFTMAX and not kept else 0))
-        ]
+        scratch = [nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf) for _ in range(1 + (_ANEW if kind is Kind.SOFTMAX and not kept else 0))]
         ceiling_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])

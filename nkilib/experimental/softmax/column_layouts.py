@@ -25,7 +25,9 @@ def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, banks: dict[int, int])
     return TurnedSource.make(tensor_hbm, plan.windows, plan.parts, passes, plan.buffers, plan.longest, banks)
 
 
-def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float) -> Results:
+def results_of(
+    result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float
+) -> Results:
     """Items of the result; in the tiles of ``overwritten``, or in their own."""
     if overwritten is not None:
         tile = _tile_of_source(overwritten)
