@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nkilib.experimental.softmax.column_geometry import Part, Window
@@ -58,22 +58,22 @@ class LoadRing:
     Attributes:
         loads: all of them, in their order.
         tiles_sbuf: the places.
-        fill: loads a tile.
+        fill: loads a tile, one transfer after the other.
         issued, released: how many were loaded, and the keys of those whose places are free again.
     """
 
     loads: list[Load]
     tiles_sbuf: list[nl.NkiTensor]
-    fill: Callable[[nl.NkiTensor, Load], None]
+    fill: Callable[[nl.NkiTensor, Load], Iterator[None]]
     issued: int = 0
     released: set[tuple[int, int, int]] = field(default_factory=set)
     numbers: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
-    def advance(self) -> None:
-        """Load whatever has a place."""
+    def advance(self) -> Iterator[None]:
+        """Load whatever has a place, one transfer after the other."""
         while self.issued < len(self.loads) and self._has_place():
             load = self.loads[self.issued]
-            self.fill(self.tiles_sbuf[self.issued % len(self.tiles_sbuf)], load)
+            yield from self.fill(self.tiles_sbuf[self.issued % len(self.tiles_sbuf)], load)
             self.numbers[load.key] = self.issued
             self.issued += 1
 

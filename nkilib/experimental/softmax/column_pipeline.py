@@ -8,6 +8,7 @@ is turned back, copied and stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from nkilib.experimental.softmax.column_geometry import Item
@@ -90,30 +91,30 @@ class Pipeline:
     def run(self) -> None:
         """Issue everything."""
         self._advance()
-        for number, step in enumerate(self.steps):
+        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             if not self._look_ahead(step):  # its place is that of a result which waits to be stored
                 self._finish_made()
                 self._look_ahead(step)
-            if number + 1 < len(self.steps):
-                self._look_ahead(self.steps[number + 1])
-            self._step(step)
+            self._step(step, following)
             self._advance()
         self._finish_made()
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: Step, following: Step | None) -> None:
         turned = None
         if self.made is not None:
             item, piece_sbuf = self.made
             turned = item, self.results.turn_back(item, piece_sbuf)
             self.made = None
-        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.GATHER, self.arithmetic.gather)):
+        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.PREPARE, self.arithmetic.prepare)):
             if phase in step.items:
                 do(step.items[phase], self._views(step.items[phase], phase))
+        if following is not None:
+            self._look_ahead(following)
+        if Phase.GATHER in step.items:
+            item = step.items[Phase.GATHER]
+            self.arithmetic.gather(item, self._views(item, Phase.GATHER))
         for group, stage in step.combined:
             self.arithmetic.combine(group, stage)
-        if Phase.PREPARE in step.items:
-            item = step.items[Phase.PREPARE]
-            self.arithmetic.prepare(item, self._views(item, Phase.PREPARE))
         if Phase.RESULT in step.items:
             item = step.items[Phase.RESULT]
             piece_sbuf = self.results.piece(item)
@@ -155,8 +156,9 @@ class Pipeline:
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
-        for reader in self.readers:
-            reader.source.ring.advance()
+        """Load what has a place, of all tensors in turn: the first items need some of each."""
+        for _ in zip_longest(*[reader.source.ring.advance() for reader in self.readers]):
+            pass
 
     def _finish_made(self) -> None:
         if self.made is not None:

@@ -16,8 +16,6 @@ from nkilib.nki import nl
 
 # Elements of a segment: a bank of PSUM has so many.
 _SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
-# Axes of at most so many elements go to the loop of short columns.
-SHORT_AXIS = 64
 # Bytes of a partition: what waits between the passes; the small tiles and those of single items.
 KEPT_BYTES = 40 * 1024
 _SMALL_BYTES = 40 * 1024
@@ -26,10 +24,15 @@ _FULL_RUN = 1334
 # Segments of a part of columns that do not fit on chip.
 _SEGMENTS_OF_PART = 4
 # Widths of windows, the largest first, in columns.
-_WIDTHS = (2048, 1536, 1024, 768, 512, 384, 256, 128)
+_WIDTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
 
 # How much longer transfers take that wait for few tiles.
 _WAITING = {4: 1.0, 3: 1.05, 2: 1.2}
+
+# Of the transfers of a window, how much overlaps with nothing.
+_OVERLAPS_NOTHING = 0.7
+# Bytes that a core moves while Scalar loads the tables for a log and for what follows.
+_TABLES_BYTES = 0.94e6
 
 
 class Layout(Enum):
@@ -164,6 +167,8 @@ def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
         group = TURN // inner
         return min(outer, max(1, width // TURN) * group), inner
     windows = div_ceil(inner, width)
+    if windows == 1:
+        return min(outer, width // inner), inner
     return 1, min(inner, div_ceil(div_ceil(inner, windows), TURN) * TURN)
 
 
@@ -190,4 +195,7 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
     windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
-    return slowness * of_window * (windows * _WAITING[choice.buffers] + 0.7)
+    tables = 0.0
+    if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar
+        tables = windows * _TABLES_BYTES
+    return slowness * of_window * (windows * _WAITING[choice.buffers] + _OVERLAPS_NOTHING) + tables

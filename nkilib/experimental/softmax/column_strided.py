@@ -5,7 +5,7 @@ A column is then every I-th element of a partition, and results are written over
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nkilib.experimental.softmax.column_geometry import Item, Part, Window
@@ -45,8 +45,9 @@ class StridedSource:
         shape = strided_shape(windows, tensor_hbm.shape[1])
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
-        def fill(tile_sbuf: nl.NkiTensor, load: Load) -> None:
+        def fill(tile_sbuf: nl.NkiTensor, load: Load) -> Iterator[None]:
             nisa.dma_copy(dst=tile_sbuf[0 : load.window.outer], src=_of_window(tensor_hbm, load.window))
+            yield
 
         return cls(LoadRing(loads_of(windows, parts, passes), tiles, fill))
 

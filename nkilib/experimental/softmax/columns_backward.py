@@ -6,10 +6,9 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.softmax.column_backward import BackwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
-from nkilib.experimental.softmax.column_plan import KEPT_BYTES, SHORT_AXIS, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
-from nkilib.experimental.softmax.short_columns import backward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
@@ -33,9 +32,6 @@ def backward_of_columns(
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
-    if grad_hbm.shape[1] <= SHORT_AXIS:
-        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind)
-        return
     dtypes = (grad_hbm.dtype, output_hbm.dtype)
     tensors = ColumnTensors(grad_hbm.shape, dtypes, grad_x_hbm.dtype, kind in TRANSPOSED_KINDS, keeps_windows=False)
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
