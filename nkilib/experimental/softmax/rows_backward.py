@@ -181,7 +181,7 @@ class _Backward:
             [] if is_log else buffers(count, size, output_hbm.dtype),
             outputs=Ring.make(_OUTPUTS if is_log else 0, of_piece, output_hbm.dtype),
             products=Ring.make(_PRODUCTS, of_piece, nl.float32),
-            halves=Ring.make(_PRODUCTS if is_log and plan.is_short else 0, max(1, of_piece // 2), nl.float32),
+            halves=Ring.make(_PRODUCTS if is_log and plan.is_short else 0, (of_piece + 1) // 2, nl.float32),
             junk=Ring.make(1, of_piece, nl.bfloat16),
             results=Ring.make(_RESULTS if has_results else 0, of_piece, grad_x_hbm.dtype),
         )
