@@ -2,8 +2,8 @@
 
     python -m benchmarks.softmax_table [--one-queue] [--axis last|middle]
 
-Each row is a launch on two cores of trn2. The last columns are the time as a multiple of the bound (each tensor over HBM
-once; an exponential an element) and of the larger one of that and two passes of Scalar over all elements, which is
+Each row is a launch on two cores of trn2. The last columns are the time as a multiple of the bound (each tensor over
+HBM once; an exponential an element) and of the larger one of that and two passes of Scalar over all elements, which is
 what softmax takes that keeps no exponentials.
 """
 
