@@ -79,6 +79,13 @@ def test_what_a_kernel_guarantees_holds(kernel: str, name: str) -> None:
             assert truths[result].worst_error(seen.results[result]) <= 1.0, f"{result}, {cores} cores"
 
 
+@pytest.mark.parametrize("form", ["special rows, float32, under a shift", "small, float32"])
+def test_a_forward_of_one_form_has_the_same_bits_on_one_core_and_two(form: str) -> None:
+    """Which its guarantee says in its notes: what it does not promise is the choice of a form."""
+    name = f"cross_entropy_forward: {form}"
+    assert seen_of(name, 1).bits() == seen_of(name, 2).bits()
+
+
 LINEAR = "linear_cross_entropy_forward_backward: float32"
 IN_PLACE = "cross_entropy_backward: small, bfloat16, in place"
 

@@ -145,4 +145,6 @@ class PairStream(Generic[Rows]):
 
 def take_difference(dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> None:
     """first - second in float32, on GpSimd, beside what Vector does."""
-    nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd)
+    nisa.tensor_tensor(
+        dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd
+    )

@@ -22,8 +22,8 @@ def forward_workspace_bytes(
 
 
 _FORWARD_NOTES = (
-    "logits are rounded to dtype on loading; exact_maximum=None chooses the form by the batches of a core: with True or "
-    "False one core and two give the same bits"
+    "logits are rounded to dtype on loading; exact_maximum=None chooses the form by the batches of a core: with True "
+    "or False one core and two give the same bits"
 )
 _WORKSPACE = "512 (ceil(N / positions_per_batch) + 1); 0 with exact_maximum=True"
 _BACKWARD_NOTES = "logits are rounded to dtype on loading; a target's p - 1 is subtracted in float32"
@@ -59,7 +59,10 @@ EXTENDED_CROSS_ENTROPY_FORWARD = Guarantee(
     same_bits_on_cores=False,
     workspace=_WORKSPACE,
     in_place=None,
-    error="32 u of the largest summand of a result, u = 2^-23; argmax exact",
+    error=(
+        "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, log d); "
+        "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
+    ),
     workspace_bytes=forward_workspace_bytes,
     notes=_FORWARD_NOTES,
 )
@@ -70,6 +73,9 @@ EXTENDED_CROSS_ENTROPY_BACKWARD = Guarantee(
     same_bits_on_cores=True,
     workspace="0",
     in_place="logits_hbm",
-    error="128 u times the largest factor of a gradient, u = 2^-23, plus the rounding of the result",
+    error=(
+        "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of the factor of "
+        "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
+    ),
     notes=_BACKWARD_NOTES,
 )

@@ -80,7 +80,10 @@ LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
     same_bits_on_cores=False,
     workspace="0",
     in_place=None,
-    error="those of extended_cross_entropy_forward, and 2 max over the row of (ceil(D / 128) + 128) u sum |x w|, u = 2^-24",
+    error=(
+        "those of extended_cross_entropy_forward, and twice the largest (ceil(D / 128) + 128) u sum |x w| of a row, "
+        "u = 2^-24"
+    ),
     notes=f"no logit is rounded to 16 bits; {_CORES}",
 )
 LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
