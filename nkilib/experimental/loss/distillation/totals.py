@@ -113,10 +113,9 @@ class Divergences:
 
 
 def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """log(S / S') of the two: the log of the ratio, whose error is that of a number near 0 where they are alike."""
+    """log(S / S') of the two, 0 where they are equal: its error is that of a number near 0 where they are alike."""
     ratio_sbuf, log_sbuf = float32_like(first.sums_sbuf), float32_like(first.sums_sbuf)
-    nisa.reciprocal(dst=ratio_sbuf, data=second.sums_sbuf)
-    nisa.tensor_tensor(dst=ratio_sbuf, data1=ratio_sbuf, data2=first.sums_sbuf, op=nl.multiply)
+    nisa.tensor_tensor(dst=ratio_sbuf, data1=first.sums_sbuf, data2=second.sums_sbuf, op=nl.divide)
     nisa.activation(dst=log_sbuf, op=nl.log, data=ratio_sbuf)
     return log_sbuf
 
