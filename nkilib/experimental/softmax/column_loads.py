@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nkilib.experimental.softmax.column_geometry import Part, Window
@@ -28,19 +28,20 @@ class Load:
         return self.window.number, self.part.number, self.visit
 
 
-def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...]) -> list[Load]:
+def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], is_read_twice: bool) -> list[Load]:
     """In the order in which they are needed.
 
-    Columns of one part are loaded once, whatever passes need them. Of others each pass loads every part: the first pass
-    over a window stands beside the second one over the window before.
+    What is read twice is loaded by each pass: the first pass over a window stands beside the second one over the window
+    before.
 
     Args:
         windows: of the core.
         parts: of every column.
-        passes: (1, 2), or (2,) of what only the second pass needs.
+        passes: which of them, 1 and 2, need the loads.
+        is_read_twice: columns do not fit on chip.
     """
-    if len(parts) == 1:
-        return [Load(window, parts[0], 0) for window in windows]
+    if not is_read_twice:
+        return [Load(window, part, 0) for window in windows for part in parts]
     found: list[Load] = []
     for place in range(len(windows) + 1):
         for part in parts:
@@ -58,22 +59,22 @@ class LoadRing:
     Attributes:
         loads: all of them, in their order.
         tiles_sbuf: the places.
-        fill: loads a tile.
+        fill: loads a tile, one transfer after the other.
         issued, released: how many were loaded, and the keys of those whose places are free again.
     """
 
     loads: list[Load]
     tiles_sbuf: list[nl.NkiTensor]
-    fill: Callable[[nl.NkiTensor, Load], None]
+    fill: Callable[[nl.NkiTensor, Load], Iterator[None]]
     issued: int = 0
     released: set[tuple[int, int, int]] = field(default_factory=set)
     numbers: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
-    def advance(self) -> None:
-        """Load whatever has a place."""
+    def advance(self) -> Iterator[None]:
+        """Load whatever has a place, one transfer after the other."""
         while self.issued < len(self.loads) and self._has_place():
             load = self.loads[self.issued]
-            self.fill(self.tiles_sbuf[self.issued % len(self.tiles_sbuf)], load)
+            yield from self.fill(self.tiles_sbuf[self.issued % len(self.tiles_sbuf)], load)
             self.numbers[load.key] = self.issued
             self.issued += 1
 

@@ -8,6 +8,7 @@ is turned back, copied and stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from nkilib.experimental.softmax.column_geometry import Item
@@ -18,21 +19,21 @@ from nkilib.nki import nl
 
 
 class Arithmetic(Protocol):
-    """What is done to items; views are those of the readers that the pass needs, in their order."""
+    """What is done to items; views are by number of the reader."""
 
-    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The first half of the first pass over an item."""
 
-    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The second half."""
 
     def combine(self, group: Group, stage: int) -> None:
         """What comes between the passes over a group, one stage a step."""
 
-    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The first half of the second pass over an item."""
 
-    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The second half."""
 
 
@@ -90,30 +91,30 @@ class Pipeline:
     def run(self) -> None:
         """Issue everything."""
         self._advance()
-        for number, step in enumerate(self.steps):
+        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             if not self._look_ahead(step):  # its place is that of a result which waits to be stored
                 self._finish_made()
                 self._look_ahead(step)
-            if number + 1 < len(self.steps):
-                self._look_ahead(self.steps[number + 1])
-            self._step(step)
+            self._step(step, following)
             self._advance()
         self._finish_made()
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: Step, following: Step | None) -> None:
         turned = None
         if self.made is not None:
             item, piece_sbuf = self.made
             turned = item, self.results.turn_back(item, piece_sbuf)
             self.made = None
-        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.GATHER, self.arithmetic.gather)):
+        for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.PREPARE, self.arithmetic.prepare)):
             if phase in step.items:
                 do(step.items[phase], self._views(step.items[phase], phase))
+        if following is not None:
+            self._look_ahead(following)
+        if Phase.GATHER in step.items:
+            item = step.items[Phase.GATHER]
+            self.arithmetic.gather(item, self._views(item, Phase.GATHER))
         for group, stage in step.combined:
             self.arithmetic.combine(group, stage)
-        if Phase.PREPARE in step.items:
-            item = step.items[Phase.PREPARE]
-            self.arithmetic.prepare(item, self._views(item, Phase.PREPARE))
         if Phase.RESULT in step.items:
             item = step.items[Phase.RESULT]
             piece_sbuf = self.results.piece(item)
@@ -135,13 +136,13 @@ class Pipeline:
                 self.views[key] = reader.source.view(item, phase.visit)
         return True
 
-    def _views(self, item: Item, phase: Phase) -> list[nl.NkiTensor | None]:
-        """What a phase may read; the last one of a pass is done with it."""
-        readers = [place for place, reader in enumerate(self.readers) if phase.visit in reader.passes]
-        views = [self.views.get((place, phase.visit, id(item))) for place in readers]
+    def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
+        """What a phase may read, by reader; the last one of a pass is done with it."""
+        keys = {place: (place, phase.visit, id(item)) for place in range(len(self.readers))}
+        views = {place: self.views[key] for place, key in keys.items() if key in self.views}
         if phase in (Phase.GATHER, Phase.RESULT):
-            for place in readers:
-                self.views.pop((place, phase.visit, id(item)))
+            for place in views:
+                self.views.pop(keys[place])
                 reader = self.readers[place]
                 if reader.ends(item, phase.visit, self.overwrites and place == 0):
                     reader.source.ring.release(reader.key(item, phase.visit))
@@ -155,8 +156,9 @@ class Pipeline:
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
-        for reader in self.readers:
-            reader.source.ring.advance()
+        """Load what has a place, of all tensors in turn: the first items need some of each."""
+        for _ in zip_longest(*[reader.source.ring.advance() for reader in self.readers]):
+            pass
 
     def _finish_made(self) -> None:
         if self.made is not None:

@@ -89,7 +89,8 @@ class TurnedResults:
             from_psum = from_psum.reshape_dim(1, (end - first, turn.outer, turn.inner))
             self._copy(place_sbuf[0:partitions, :, first:end].permute((0, 2, 1, 3)), from_psum)
         if item.ends_part:
-            copy_natural(self.result_hbm, self.tile(item), Load(item.window, item.part, 2), is_store=True)
+            for _ in copy_natural(self.result_hbm, self.tile(item), Load(item.window, item.part, 2), is_store=True):
+                pass
 
     def _copy(self, dst_sbuf: nl.NkiTensor, src_psum: nl.NkiTensor) -> None:
         self.made[1] += 1

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.softmax.column_geometry import TURN, Item, Part, Window
-from nkilib.experimental.softmax.column_loads import Load, LoadRing, loads_of
+from nkilib.experimental.softmax.column_geometry import Item, Part, Window
+from nkilib.experimental.softmax.column_loads import Load, LoadRing
 from nkilib.nki import nisa, nl
 
 
@@ -56,8 +56,8 @@ def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
     )
 
 
-def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, is_store: bool) -> None:
-    """Load or store a part of a window: a transfer for each segment of each outer place."""
+def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, is_store: bool) -> Iterator[None]:
+    """Load or store a part of a window: a transfer for each segment of each outer place, one after the other."""
     window = load.window
     for outer in range(window.outer):
         for segment in load.part.segments:
@@ -71,6 +71,7 @@ def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, 
                 of_hbm = window.of(tensor_hbm, outer, middle, segment.end)
                 of_sbuf = place_sbuf[segment.full : segment.full + 1, 0 : segment.rest, 0 : window.inner]
                 _copy(of_hbm.reshape_dim(0, (1, segment.rest)), of_sbuf, is_store)
+            yield
 
 
 def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
@@ -105,9 +106,8 @@ class TurnedSource:
     def make(
         cls,
         tensor_hbm: nl.NkiTensor,
-        windows: list[Window],
-        parts: list[Part],
-        passes: tuple[int, ...],
+        shape: tuple[int, ...],
+        loads: list[Load],
         buffers: int,
         longest: int,
         banks: dict[int, int],
@@ -116,20 +116,19 @@ class TurnedSource:
 
         Args:
             tensor_hbm: [O, C, I].
-            windows, parts: of the plan.
-            passes: those that read it.
+            shape: of a natural tile.
+            loads: all of them.
             buffers: natural tiles.
             longest: elements of a segment at most.
-            banks: for each pass.
+            banks: of PSUM, for each pass that reads.
         """
-        shape = natural_shape(windows, parts)
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
-        def fill(tile_sbuf: nl.NkiTensor, load: Load) -> None:
-            copy_natural(tensor_hbm, tile_sbuf, load, is_store=False)
+        def fill(tile_sbuf: nl.NkiTensor, load: Load) -> Iterator[None]:
+            return copy_natural(tensor_hbm, tile_sbuf, load, is_store=False)
 
-        ring = LoadRing(loads_of(windows, parts, passes), tiles, fill)
-        return cls(ring, {visit: PsumBanks.make(banks[visit], longest, tensor_hbm.dtype) for visit in passes})
+        of_passes = {visit: PsumBanks.make(count, longest, tensor_hbm.dtype) for visit, count in banks.items()}
+        return cls(LoadRing(loads, tiles, fill), of_passes)
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """The item in PSUM; where it lies in the segment's order, each line has a stride of its lines."""
@@ -157,15 +156,15 @@ class TransposedSource:
 
     @classmethod
     def make(
-        cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], buffers: int
+        cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], loads: list[Load], buffers: int
     ) -> TransposedSource:
-        """For the windows of a core, each of one outer place."""
-        turns = max(div_ceil(window.inner, TURN) for window in windows)
+        """For the windows of a core."""
+        turns = max(len(window.turns()) for window in windows)
         elements = max(part.segments[-1].end - part.segments[0].start for part in parts)
         shape = (nl.tile_size.pmax, turns, elements)
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
-        def fill(tile_sbuf: nl.NkiTensor, load: Load) -> None:
+        def fill(tile_sbuf: nl.NkiTensor, load: Load) -> Iterator[None]:
             start, end = load.part.segments[0].start, load.part.segments[-1].end
             for turn in load.window.turns():
                 of_window = load.window.of(tensor_hbm, turn.first_outer, start, end)
@@ -173,8 +172,9 @@ class TransposedSource:
                     dst=tile_sbuf[0 : turn.columns, turn.number, 0 : end - start],
                     src=of_window[:, turn.first_inner : turn.first_inner + turn.inner],
                 )
+                yield
 
-        return cls(LoadRing(loads_of(windows, parts, (1, 2)), tiles, fill))
+        return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """The item in SBUF."""

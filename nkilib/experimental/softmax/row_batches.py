@@ -8,6 +8,8 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.row_plan import PARTITIONS, Piece, RowPlan
 from nkilib.nki import nisa, nl
 
+_LEAST_BATCHES = 3
+
 
 @dataclass(frozen=True)
 class RowBatch:
@@ -132,6 +134,7 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
     if left < PARTITIONS:
         return RowBatch(plan, matrix, first, left, 1)
     most = left // PARTITIONS
-    # Batches that are alike, instead of a short one at the end.
-    each = div_ceil(most, div_ceil(most, plan.rows_each))
+    # Batches that are alike, instead of a short one at the end; of few rows three, so that engines work side by side.
+    batches = max(div_ceil(most, plan.rows_each), min(_LEAST_BATCHES, most // plan.rows_of_piece), 1)
+    each = div_ceil(most, batches)
     return RowBatch(plan, matrix, first, PARTITIONS, each)
