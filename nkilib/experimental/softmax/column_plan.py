@@ -250,6 +250,8 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     of_window = count * choice.outer * choice.inner * moved
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
+        slowness = 1.0 + (slowness - 1.0) * width / moved
     if choice.segments_of_part < len(segments):
         slowness = max(slowness, tensors.slowness_of_parts)
     windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
