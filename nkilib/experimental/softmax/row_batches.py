@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.row_plan import PARTITIONS, Piece, RowPlan
 from nkilib.nki import nisa, nl
+
+_LEAST_BATCHES = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class RowBatch:
         """Partitions that hold something."""
         return self.lines * self.plan.parts
 
-    @property
+    @cached_property
     def pieces(self) -> list[Piece]:
         """In the order in which they are worked on."""
         return self.plan.pieces(self.each)
@@ -132,6 +135,7 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
     if left < PARTITIONS:
         return RowBatch(plan, matrix, first, left, 1)
     most = left // PARTITIONS
-    # Batches that are alike, instead of a short one at the end.
-    each = div_ceil(most, div_ceil(most, plan.rows_each))
+    # Batches that are alike, instead of a short one at the end; of few rows three, so that engines work side by side.
+    batches = max(div_ceil(most, plan.rows_each), min(_LEAST_BATCHES, most // plan.rows_of_piece), 1)
+    each = div_ceil(most, batches)
     return RowBatch(plan, matrix, first, PARTITIONS, each)

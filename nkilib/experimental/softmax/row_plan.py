@@ -14,22 +14,24 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
 
 # What the tiles of a partition may take together: SBUF of trn1 has 180,224 bytes, later ones have more; the rest is for
 # small tiles. The same on every generation, so that bits do not depend on it.
 SBUF_BYTES = 168_000
 PARTITIONS = 128
-# Elements of a partition that an instruction takes, and that a transfer moves, unless the caller says otherwise.
-PIECE_SIZE = 4096
-SHORT_PIECE_SIZE = 2048
+# Bytes of a partition that an instruction takes, and that a transfer moves, unless the caller says otherwise.
+PIECE_BYTES, SHORT_PIECE_BYTES = 8192, 4096
 # Rows of up to so many elements are short: fixed costs of instructions for each of them matter.
 SHORT_ROW = 512
 # Rows of up to so many elements are computed many in an instruction, which takes more passes over them.
 TINY_ROW = 80
-# Batches on chip: one is loaded, one computed, one stored.
-BATCHES_ON_CHIP = 3
-# Rings of scratch of a piece's size.
-RING = 3
+# One batch is loaded, one computed, one stored; pieces of a few batches more hide latencies.
+_LEAST_BATCHES, _MOST_BATCHES = 3, 8
+# Rows of several pieces have so many at least: while the statistics of a row are combined, others are worked on.
+_LEAST_PIECES, _LEAST_PIECES_OF_PARTS = 4, 8
+# Pieces of a batch of whole rows at most. Of one batch logs are taken at once, whose table takes long to load.
+_MOST_PIECES = 8
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Streams:
-    """Bytes of an element, in what a loop keeps of a partition.
+    """Bytes that a loop keeps in a partition.
 
     Attributes:
-        resident: of all that stays for both passes.
-        rings: of all scratch that pieces take in turn, each ``RING`` times.
+        resident: for each element of a row, from its load to its store.
+        scratch: for each element of a piece.
+        element: of the widest type that is moved.
     """
 
     resident: int
-    rings: int
+    scratch: int
+    element: int
 
 
 @dataclass(frozen=True)
@@ -136,21 +140,24 @@ class RowPlan:
 
 def row_plan(row_size: int, streams: Streams, chunk_size: int | None) -> RowPlan:
     """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them."""
-    usual = SHORT_PIECE_SIZE if row_size <= SHORT_ROW else PIECE_SIZE
-    asked_for = usual if chunk_size is None else chunk_size
-    piece_size = max(1, min(asked_for, SBUF_BYTES // 2 // max(1, RING * streams.rings)))
-    left = SBUF_BYTES - RING * streams.rings * min(piece_size, max(row_size, usual))
-    fitting = left // (BATCHES_ON_CHIP * streams.resident)
-    parts = _parts(row_size, fitting)
+    piece_bytes = SHORT_PIECE_BYTES if row_size <= SHORT_ROW else PIECE_BYTES
+    usual = piece_bytes // streams.element
+    piece_size = max(1, min(usual if chunk_size is None else chunk_size, SBUF_BYTES // 3 // streams.scratch))
+    on_chip = (SBUF_BYTES - streams.scratch * max(usual, piece_size)) // streams.resident
+    parts = _parts(row_size, on_chip // _LEAST_BATCHES)
     width = row_size // parts
     columns = row_size - (parts - 1) * width
     if columns > piece_size:
-        return RowPlan(row_size, parts, width, piece_size, 1, 1, BATCHES_ON_CHIP)
+        least = _LEAST_PIECES_OF_PARTS if parts > 1 else _LEAST_PIECES
+        if chunk_size is None:
+            piece_size = min(piece_size, div_ceil(columns, least))
+        return RowPlan(row_size, parts, width, piece_size, 1, 1, min(_MOST_BATCHES, on_chip // columns))
     rows_of_piece = max(1, piece_size // columns)
-    # So many pieces of a batch that the next one is loaded, and that logs, whose table takes long to load, are few.
-    pieces = max(1, min(8, fitting // (rows_of_piece * columns)))
+    pieces_on_chip = on_chip // (rows_of_piece * columns)
+    pieces = max(1, min(_MOST_PIECES, pieces_on_chip // _LEAST_BATCHES)) if parts == 1 else 1
     rows_each = 1 if parts > 1 else rows_of_piece * pieces
-    return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, BATCHES_ON_CHIP)
+    batches = min(_MOST_BATCHES, pieces_on_chip // pieces)
+    return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, batches)
 
 
 def _parts(row_size: int, fitting: int) -> int:
@@ -170,10 +177,10 @@ def _parts(row_size: int, fitting: int) -> int:
 
 def largest_row(streams: Streams) -> int:
     """The longest row that stays on chip."""
-    left = SBUF_BYTES - RING * streams.rings * PIECE_SIZE
-    return (left // (BATCHES_ON_CHIP * streams.resident) - PARTITIONS) * PARTITIONS
+    on_chip = (SBUF_BYTES - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
+    return (on_chip // _LEAST_BATCHES - PARTITIONS) * PARTITIONS
 
 
-def element_bytes(*dtypes: object) -> int:
+def element_bytes(*dtypes: nl.DType) -> int:
     """Bytes of one element of each type."""
     return sum(dtype_bytes(dtype) for dtype in dtypes)

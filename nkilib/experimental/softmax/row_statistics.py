@@ -12,22 +12,19 @@ follows as in PyTorch. A +inf stays: it makes NaN of its row at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.row_batches import RowBatch
 from nkilib.experimental.softmax.row_plan import Piece, RowPlan
 from nkilib.nki import nisa, nl
 
-# Stages of the combination: of pieces; of pieces and of partitions; of nothing.
-_OF_ONE_PIECE, _OF_PIECES, _OF_PARTS = 1, 3, 6
-
 
 def combining_stages(plan: RowPlan) -> int:
     """How many stages it takes until a row's statistics are there."""
-    if plan.parts > 1:
-        return _OF_PARTS
-    return _OF_PIECES if plan.chunks > 1 else _OF_ONE_PIECE
+    return len(_stages(plan))
 
 
 @dataclass
@@ -40,7 +37,8 @@ class RowStatistics:
         neg_max_sbuf, sums_sbuf: -m_k and s_k, [partitions, rows of each, pieces of a row].
         row_neg_max_sbuf: -m, [partitions, rows of each].
         divisor_sbuf: log d, or 1 / d for softmax, likewise.
-        line: what stands on a single partition while partitions are combined.
+        total_sbuf: d of the partition, likewise.
+        lines: of rows on several partitions, while these are combined.
     """
 
     kind: Kind
@@ -49,7 +47,8 @@ class RowStatistics:
     sums_sbuf: nl.NkiTensor
     row_neg_max_sbuf: nl.NkiTensor
     divisor_sbuf: nl.NkiTensor
-    line: dict[str, nl.NkiTensor] = field(default_factory=dict)
+    total_sbuf: nl.NkiTensor
+    lines: Lines | None = None
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> RowStatistics:
@@ -59,7 +58,8 @@ class RowStatistics:
         neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
         is_single = batch.plan.chunks == 1
         row_neg_max_sbuf = neg_max_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
-        return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows))
+        total_sbuf = sums_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
+        return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
 
     def neg_max_of(self, piece: Piece) -> nl.NkiTensor:
         """Where -m_k of a piece stand, [partitions, rows, 1]."""
@@ -71,68 +71,117 @@ class RowStatistics:
 
     def combine(self, stage: int) -> None:
         """A stage: each engine finds the results of the others there, if the stages are not issued at once."""
-        plan = self.batch.plan
-        rows_sbuf = self.sums_sbuf[:, :, 0]
-        if plan.parts == 1 and plan.chunks == 1:
-            self._divide(rows_sbuf, self.divisor_sbuf)
-        elif plan.parts == 1:
-            steps = (self._weigh_pieces, self._sum_pieces, lambda: self._divide(self.line["sums"], self.divisor_sbuf))
-            steps[stage]()
-        else:
-            parts = (self._weigh_parts, self._sum_parts, self._spread, self._bring_back)
-            (self._weigh_pieces, self._sum_pieces, *parts)[stage]()
+        _stages(self.batch.plan)[stage](self)
 
-    def _divide(self, sums_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor) -> None:
-        if self.kind is Kind.LOG_SOFTMAX:
-            nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
-        else:
-            nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
+    def divide(self) -> None:
+        """log d, or 1 / d."""
+        _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
-    def _weigh_pieces(self) -> None:
-        """-m of the partition, and exp(m_k - m) in the place of -m_k."""
+    def take_distances(self) -> None:
+        """-m of the partition, and m_k - m in the place of -m_k."""
         neg_max_sbuf = self.neg_max_sbuf
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
         every_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
         nisa.tensor_tensor(dst=neg_max_sbuf, data1=every_sbuf, data2=neg_max_sbuf, op=nl.subtract)
-        nisa.activation(dst=neg_max_sbuf, op=nl.exp, data=neg_max_sbuf)
 
-    def _sum_pieces(self) -> None:
+    def take_weights(self) -> None:
+        """exp(m_k - m) in their place."""
+        nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
+
+    def sum_pieces(self) -> None:
         """d of the partition; of rows on several partitions, it and -m as lines on one partition."""
-        partitions = self.batch.partitions
-        self.line["sums"] = _float32((partitions, self.batch.each))
         nisa.tensor_tensor(dst=self.sums_sbuf, data1=self.sums_sbuf, data2=self.neg_max_sbuf, op=nl.multiply)
-        nisa.tensor_reduce(dst=self.line["sums"], op=nl.add, data=self.sums_sbuf, axis=2)
+        nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.sums_sbuf, axis=2)
         if self.batch.plan.parts > 1:
-            self.line["neg_max_psum"] = on_line(self.row_neg_max_sbuf)
-            self.line["sums_psum"] = on_line(self.line["sums"])
+            self.lines = Lines.make(self.kind, self.batch, self.row_neg_max_sbuf, self.total_sbuf)
 
-    def _weigh_parts(self) -> None:
-        lines, parts = self.batch.lines, self.batch.plan.parts
-        neg_max_psum = self.line["neg_max_psum"].reshape((1, lines, parts))
-        self.line["neg_max"], self.line["weights"] = _float32((1, lines)), _float32((1, lines, parts))
-        nisa.tensor_reduce(dst=self.line["neg_max"], op=nl.minimum, data=neg_max_psum, axis=2)
-        every_sbuf = self.line["neg_max"].expand_dim(2).broadcast(2, parts)
-        nisa.tensor_tensor(dst=self.line["weights"], data1=every_sbuf, data2=neg_max_psum, op=nl.subtract)
-        nisa.activation(dst=self.line["weights"], op=nl.exp, data=self.line["weights"])
+    def with_lines(self, stage: Callable[[Lines], None]) -> None:
+        """A stage of combining partitions."""
+        if self.lines is not None:
+            stage(self.lines)
 
-    def _sum_parts(self) -> None:
-        lines, parts = self.batch.lines, self.batch.plan.parts
-        sums_psum = self.line["sums_psum"].reshape((1, lines, parts))
-        self.line["divisor"] = _float32((1, lines))
-        nisa.tensor_tensor(
-            dst=self.line["weights"], data1=self.line["weights"], data2=sums_psum, op=nl.multiply
-        )
-        nisa.tensor_reduce(dst=self.line["divisor"], op=nl.add, data=self.line["weights"], axis=2)
-        self._divide(self.line["divisor"], self.line["divisor"])
+    def bring_back(self) -> None:
+        """-m and log d or 1 / d of rows, from the lines."""
+        if self.lines is not None and self.lines.back_psum:
+            neg_max_psum, divisor_psum = self.lines.back_psum
+            nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=neg_max_psum)
+            nisa.tensor_copy(dst=self.divisor_sbuf, src=divisor_psum)
 
-    def _spread(self) -> None:
-        parts = self.batch.plan.parts
-        for name in ("neg_max", "divisor"):
-            self.line[f"{name}_back"] = off_line(self.line[name], parts)
 
-    def _bring_back(self) -> None:
-        nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=self.line["neg_max_back"])
-        nisa.tensor_copy(dst=self.divisor_sbuf, src=self.line["divisor_back"])
+@dataclass
+class Lines:
+    """Statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
+
+    Attributes:
+        kind: of the divisor.
+        neg_max_psum, sums_psum: -m and d of partitions.
+        weights_sbuf: exp(m of a partition - m).
+        row_neg_max_sbuf: -m of rows.
+        divisor_sbuf: d of rows, and then log d or 1 / d.
+        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until they are there.
+    """
+
+    kind: Kind
+    neg_max_psum: nl.NkiTensor
+    sums_psum: nl.NkiTensor
+    weights_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    divisor_sbuf: nl.NkiTensor
+    back_psum: list[nl.NkiTensor] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
+        """Bring -m and d of partitions, [partitions, 1], to one partition."""
+        shape = (1, batch.lines, batch.plan.parts)
+        neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
+        row = (1, batch.lines)
+        return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
+
+    def take_distances(self) -> None:
+        """-m of rows, and m of a partition - m in the place of the weights."""
+        nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
+        every_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=every_sbuf, data2=self.neg_max_psum, op=nl.subtract)
+
+    def take_weights(self) -> None:
+        """Their exponentials."""
+        nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
+
+    def sum_parts(self) -> None:
+        """d of rows."""
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
+
+    def divide(self) -> None:
+        """log d, or 1 / d, of rows."""
+        _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
+
+    def spread(self) -> None:
+        """Bring -m and the divisor back to the partitions of each row."""
+        parts = self.weights_sbuf.shape[2]
+        self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
+
+
+def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
+    """What is issued one after the other: no engine waits for another one within a stage, but Tensor."""
+    if plan.parts == 1 and plan.chunks == 1:
+        return [RowStatistics.divide]
+    of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
+    if plan.parts == 1:
+        return [*of_pieces, RowStatistics.divide]
+    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
+    return [
+        *of_pieces,
+        *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
+        RowStatistics.bring_back,
+    ]
+
+
+def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
+    if kind is Kind.LOG_SOFTMAX:
+        nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
+    else:
+        nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
 
 
 def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.row_plan import PARTITIONS
 from nkilib.nki import nisa, nl
 
@@ -38,31 +39,38 @@ class Ring:
         return tile[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
 
-def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halved_rows: int, halves: Ring) -> None:
+def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
+    """The larger ones of two elements each of [partitions, rows, columns], on GpSimd.
+
+    Vector, which alone takes the maximum of a row, then goes over half as many. A maximum is exact, so no bit depends
+    on it.
+    """
+    partitions, rows, columns = x_sbuf.shape
+    half = div_ceil(columns, 2)  # of an odd number the middle one is in both
+    halves_sbuf = halves.next((partitions, rows, half))
+    nisa.tensor_tensor(
+        dst=halves_sbuf,
+        data1=x_sbuf[:, :, 0:half],
+        data2=x_sbuf[:, :, columns - half : columns],
+        op=nl.maximum,
+        engine=nisa.engine.gpsimd,
+    )
+    return halves_sbuf
+
+
+def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: nl.NkiTensor | None) -> None:
     """-max of the rows of [partitions, rows, columns], into [partitions, rows, 1].
 
     Args:
         dst_sbuf: where to.
         x_sbuf: the rows.
-        halved_rows: of so many rows of a partition GpSimd takes the larger one of each two elements first: Vector, which
-            alone takes the maximum of a row, then goes over half as many. A maximum is exact, so no bit depends on it.
-        halves: for them, of the type of the rows.
+        halves_sbuf: the first ones of them, :func:`halved`; None if none is.
     """
-    partitions, rows, columns = x_sbuf.shape
-    if halved_rows:
-        half = columns // 2
-        halves_sbuf = halves.next((partitions, halved_rows, half))
-        halved_sbuf = x_sbuf[:, 0:halved_rows]
-        nisa.tensor_tensor(
-            dst=halves_sbuf,
-            data1=halved_sbuf[:, :, 0:half],
-            data2=halved_sbuf[:, :, half:columns],
-            op=nl.maximum,
-            engine=nisa.engine.gpsimd,
-        )
-        _reduce(dst_sbuf[:, 0:halved_rows], halves_sbuf)
-    if halved_rows < rows:
-        _reduce(dst_sbuf[:, halved_rows:rows], x_sbuf[:, halved_rows:rows])
+    of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
+    if halves_sbuf is not None:
+        _reduce(dst_sbuf[:, 0:of_halves], halves_sbuf)
+    if of_halves < x_sbuf.shape[1]:
+        _reduce(dst_sbuf[:, of_halves:], x_sbuf[:, of_halves:])
 
 
 def _reduce(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor) -> None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import (
     PARTITIONS,
-    RING,
     Piece,
     RowPlan,
     Streams,
@@ -26,31 +25,31 @@ from nkilib.experimental.softmax.row_plan import (
     row_plan,
 )
 from nkilib.experimental.softmax.row_statistics import RowStatistics, combining_stages
-from nkilib.experimental.softmax.row_tiles import Ring, buffers, negated_maximum
+from nkilib.experimental.softmax.row_tiles import Ring, buffers, halved, negated_maximum
 from nkilib.experimental.softmax.schedule import run
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
-# float32 elements of a partition of PSUM that take exponentials in turn: two of its eight banks.
-_PSUM_COLUMNS = 1024
-_PSUM_TILES = 4
+# Tiles of a piece's results, where these have a type of their own.
+RING = 3
+# Longest row of which softmax keeps exponentials in float32: of longer ones too few would fit.
+_KEPT_ROW = 2048
+# Tiles of halves of a piece, for maxima.
+_HALVES = 3
+_FLOAT32_BYTES = 4
 # Share of the products of softmax that Scalar takes from Vector.
 _SCALAR_SHARE = 0.35
 
 
-def forward_of_rows(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The results of the rows of this core; tensors [O, C, 1].
+def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The results of the rows of this core.
 
     Args:
-        x_hbm, y_hbm: of the kernel.
+        matrices: pairs of x and y, [O, C, 1], of one shape.
         kind: of what.
         tiling: as the kernel's arguments say.
     """
-    forward_of_matrices([Matrices((x_hbm[:, :, 0], y_hbm[:, :, 0]))], kind, tiling)
-
-
-def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The results of the rows of this core, of pairs of x and y, [rows, C]."""
+    matrices = [each.squeezed() for each in matrices]
     x_hbm, y_hbm = matrices[0].tensors
     plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size)
     batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
@@ -61,18 +60,19 @@ def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTil
 def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None) -> RowPlan:
     """How the forward cuts up rows."""
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
-    junk = 2
-    of_results = 0 if x_dtype == y_dtype else of_y
-    plan = row_plan(row_size, Streams(of_x, junk + of_results + of_x // 2), chunk_size)
+    scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
+    again = 2 if kind is Kind.LOG_SOFTMAX else 2 * _FLOAT32_BYTES  # exponentials
+    plan = row_plan(row_size, Streams(of_x, scratch + again, max(of_x, of_y)), chunk_size)
     if _keeps_float32(plan, kind) and x_dtype != nl.float32:
-        plan = row_plan(row_size, Streams(of_x + 4, 4 + of_results + of_x // 2), chunk_size)
+        kept = Streams(of_x + _FLOAT32_BYTES, scratch + _FLOAT32_BYTES, _FLOAT32_BYTES)
+        return row_plan(row_size, kept, chunk_size)
     return plan
 
 
 def _keeps_float32(plan: RowPlan, kind: Kind) -> bool:
     """Whether what the second pass takes is computed by the first one, in float32."""
     is_single = plan.parts == 1 and plan.chunks == 1
-    return is_single and (plan.is_tiny or kind is Kind.SOFTMAX)
+    return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
 
 @dataclass
@@ -89,9 +89,10 @@ class _Forward:
         results: for results that have another type than what stays on chip.
         junk: exponentials that only their sums are wanted of.
         halves: of maxima.
-        exponentials_psum: of the second pass.
+        exponentials: of the second pass.
         ceiling_sbuf: the largest finite number, [128, 1].
         statistics: of the batches that are under way, by number.
+        halved_sbuf: of pieces whose maxima are not taken yet.
         results_sbuf: of pieces that are not stored yet.
     """
 
@@ -104,9 +105,10 @@ class _Forward:
     results: Ring
     junk: Ring
     halves: Ring
-    exponentials_psum: Ring
+    exponentials: Ring
     ceiling_sbuf: nl.NkiTensor
     statistics: dict[int, RowStatistics] = field(default_factory=dict)
+    halved_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
     results_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
 
     @classmethod
@@ -136,8 +138,8 @@ class _Forward:
             kept_buffers_sbuf,
             results=Ring.make(0 if is_stored_from_chip else RING, of_piece, y_hbm.dtype),
             junk=Ring.make(1 if has_junk else 0, of_piece, junk_dtype),
-            halves=Ring.make(2, max(1, of_piece // 2), x_hbm.dtype),
-            exponentials_psum=Ring.make(_PSUM_TILES if second_pass else 0, _PSUM_COLUMNS, nl.float32, nl.psum),
+            halves=Ring.make(_HALVES, of_piece // 2 + PARTITIONS, x_hbm.dtype),
+            exponentials=Ring.make(2 if second_pass else 0, of_piece, nl.float32),
             ceiling_sbuf=ceiling_sbuf,
         )
 
@@ -153,12 +155,24 @@ class _Forward:
         x_hbm = self.matrices[self.batches[number].matrix].tensors[0]
         self.batches[number].load(x_hbm, piece, self._x(number, piece), float("-inf"))
 
+    @property
+    def loads_again(self) -> bool:
+        return False
+
+    def load_again(self, number: int, piece: Piece) -> None:
+        """Nothing is."""
+
+    def prepare(self, number: int, piece: Piece) -> None:
+        rows = self._halved_rows(piece)
+        if rows > 0:
+            self.halved_sbuf[number, piece] = halved(self._x(number, piece)[:, 0:rows], self.halves)
+
     def open(self, number: int, piece: Piece) -> None:
         if number not in self.statistics:
             self.statistics[number] = RowStatistics.make(self.kind, self.batches[number])
         neg_max_sbuf = self.statistics[number].neg_max_of(piece)
         x_sbuf = self._x(number, piece)
-        negated_maximum(neg_max_sbuf, x_sbuf, self._halved_rows(piece), self.halves)
+        negated_maximum(neg_max_sbuf, x_sbuf, self.halved_sbuf.pop((number, piece), None))
         ceiling_sbuf = self.ceiling_sbuf[0 : x_sbuf.shape[0]].expand_dim(1).broadcast(1, piece.rows)
         nisa.tensor_tensor(
             dst=neg_max_sbuf, data1=neg_max_sbuf, data2=ceiling_sbuf, op=nl.minimum, engine=nisa.engine.gpsimd
@@ -191,9 +205,7 @@ class _Forward:
         is_log = self.kind is Kind.LOG_SOFTMAX
         exponentials_sbuf = self.junk.next(x_sbuf.shape) if is_log else kept_sbuf
         nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=kept_sbuf)
-        nisa.tensor_reduce(
-            dst=statistics.sums_of(piece), op=nl.add, data=exponentials_sbuf, axis=2, keepdims=True
-        )
+        nisa.tensor_reduce(dst=statistics.sums_of(piece), op=nl.add, data=exponentials_sbuf, axis=2, keepdims=True)
 
     def combine(self, number: int, stage: int) -> None:
         self.statistics[number].combine(stage)
@@ -252,23 +264,13 @@ class _Forward:
         neg_max_sbuf: nl.NkiTensor,
         divisor_sbuf: nl.NkiTensor,
     ) -> None:
-        columns = x_sbuf.shape[2]
+        exponentials_sbuf = self.exponentials.next(x_sbuf.shape)
         for row in range(x_sbuf.shape[1]):
-            for start in range(0, columns, _PSUM_COLUMNS):
-                stop = min(start + _PSUM_COLUMNS, columns)
-                of_piece_psum = self.exponentials_psum.next((x_sbuf.shape[0], stop - start))
-                nisa.activation(
-                    dst=of_piece_psum,
-                    op=nl.exp,
-                    data=x_sbuf[:, row, start:stop],
-                    bias=neg_max_sbuf[:, row : row + 1],
-                )
-                nisa.tensor_scalar(
-                    dst=result_sbuf[:, row, start:stop],
-                    data=of_piece_psum,
-                    op0=nl.multiply,
-                    operand0=divisor_sbuf[:, row : row + 1],
-                )
+            of_row_sbuf = exponentials_sbuf[:, row]
+            bias_sbuf = neg_max_sbuf[:, row : row + 1]
+            nisa.activation(dst=of_row_sbuf, op=nl.exp, data=x_sbuf[:, row], bias=bias_sbuf)
+            scale_sbuf = divisor_sbuf[:, row : row + 1]
+            nisa.tensor_scalar(dst=result_sbuf[:, row], data=of_row_sbuf, op0=nl.multiply, operand0=scale_sbuf)
 
     def store(self, number: int, piece: Piece) -> None:
         y_hbm = self.matrices[self.batches[number].matrix].tensors[1]
@@ -276,11 +278,11 @@ class _Forward:
 
     def _halved_rows(self, piece: Piece) -> int:
         """Rows of a piece of which GpSimd takes the larger one of each two elements before Vector takes the maximum."""
-        if piece.columns % 2 or self.plan.is_tiny:
+        if self.plan.is_tiny:
             return 0
-        if self.plan.is_short or self.kind is Kind.SOFTMAX:
+        if self.plan.is_short or self.kind is Kind.SOFTMAX or self.plan.parts > 1:
             return piece.rows
-        return piece.rows // 2
+        return piece.rows // 2 if self.plan.chunks == 1 else piece.column % 2
 
     def _x(self, number: int, piece: Piece) -> nl.NkiTensor:
         """x of a piece on chip, [partitions, rows, columns]."""
@@ -294,9 +296,7 @@ class _Forward:
         tile_sbuf = self.batches[number].tile_of(buffers_sbuf[number % self.plan.batches_on_chip])
         return tile_sbuf[:, piece.first : piece.end, piece.start : piece.stop]
 
-    def _result(
-        self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None
-    ) -> nl.NkiTensor:
+    def _result(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
         dtype = self.matrices[self.batches[number].matrix].tensors[1].dtype
         if x_sbuf.dtype == dtype:
             return x_sbuf

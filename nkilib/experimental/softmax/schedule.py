@@ -18,6 +18,8 @@ from nkilib.experimental.softmax.row_plan import Piece
 
 # Pieces that are loaded ahead at most.
 LOADS_AHEAD = 6
+# Pieces for whose end something is loaded ahead at most.
+LOADS_AGAIN_AHEAD = 4
 
 
 class Stages(Protocol):
@@ -37,6 +39,16 @@ class Stages(Protocol):
 
     def load(self, number: int, piece: Piece) -> None:
         """Issue the load of a piece."""
+
+    @property
+    def loads_again(self) -> bool:
+        """Whether something is loaded for the second pass."""
+
+    def load_again(self, number: int, piece: Piece) -> None:
+        """Issue the load of what the end of a piece takes besides."""
+
+    def prepare(self, number: int, piece: Piece) -> None:
+        """What comes before the statistics of a piece, two steps before most of them."""
 
     def open(self, number: int, piece: Piece) -> None:
         """Take the statistics of a piece that others wait for, a step before the others."""
@@ -75,11 +87,13 @@ class _Run:
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
         self.pieces = [(number, piece) for number, batch in enumerate(stages.batches) for piece in batch.pieces]
-        self.step = self.loaded = self.opened = self.taken = 0
+        self.step = self.loaded = self.prepared = self.opened = self.taken = 0
         self.stored_batches = self.stored_pieces = 0
         self.combining: deque[_Due] = deque()
         self.finishing: deque[_Due] = deque()
         self.storing: deque[_Due] = deque()
+        self.again: deque[tuple[int, Piece]] = deque()
+        self.loaded_again = self.finished = 0
 
     def run(self) -> None:
         while self.taken < len(self.pieces) or self.combining or self.finishing or self.storing:
@@ -88,6 +102,7 @@ class _Run:
             self._take()
             self._store()
             self._load()
+            self._load_again()
             while self.combining and self.combining[0].step <= self.step:
                 due = self.combining.popleft()
                 self.stages.combine(due.number, due.stage)
@@ -104,7 +119,10 @@ class _Run:
             self.loaded += 1
 
     def _open(self) -> None:
-        while self.opened < min(self.loaded, self.taken + 2):
+        while self.prepared < min(self.loaded, self.taken + 3):
+            self.stages.prepare(*self.pieces[self.prepared])
+            self.prepared += 1
+        while self.opened < min(self.prepared, self.taken + 2):
             self.stages.open(*self.pieces[self.opened])
             self.opened += 1
 
@@ -120,12 +138,20 @@ class _Run:
         combined = self.step + 1 + self.stages.combining_stages
         self.combining += [_Due(step, number, step - self.step - 1) for step in range(self.step + 1, combined)]
         self.finishing += [_Due(combined, number, piece=each) for each in pieces]
+        if self.stages.loads_again:
+            self.again += [(number, each) for each in pieces]
+
+    def _load_again(self) -> None:
+        while self.again and self.loaded_again < self.finished + LOADS_AGAIN_AHEAD:
+            self.stages.load_again(*self.again.popleft())
+            self.loaded_again += 1
 
     def _finish(self) -> None:
         if self.finishing and self.finishing[0].step <= self.step:
             due = self.finishing.popleft()
             if due.piece is not None:
                 self.stages.finish(due.number, due.piece)
+                self.finished += 1
             self.storing.append(_Due(self.step + 1, due.number, piece=due.piece))
 
     def _store(self) -> None:

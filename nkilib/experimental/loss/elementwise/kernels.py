@@ -8,7 +8,7 @@ from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.loss.elementwise.backward import Upstream, backward_of_core
 from nkilib.experimental.loss.elementwise.forward import forward_of_core
 from nkilib.experimental.loss.elementwise.kind import Kind
-from nkilib.experimental.loss.elementwise.kl_div import INPUT, TARGET, KlDiv, KlDivOfLogTarget
+from nkilib.experimental.loss.elementwise.kl_div import INPUT, TARGET, KlDiv, KlDivOfLogTarget, needed_tensors
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.validation import (
     checked_tiling,
@@ -128,12 +128,13 @@ def kl_div_backward(
     require_upstream(function, grad_loss_hbm, tuple(input_hbm.shape), is_each=factor is None)
     wanted = {INPUT: input_hbm} if grad_input_wanted else {}
     wanted |= {TARGET: target_hbm} if grad_target_wanted else {}
-    kind, tensors = _kind(log_target), (input_hbm, target_hbm)
-    streamed = [tensors[number].dtype for number in kind.needed(tuple(wanted))]
+    tensors = (input_hbm, target_hbm)
+    streamed = [tensors[number].dtype for number in needed_tensors(tuple(wanted))]
     streamed += [each.dtype for each in wanted.values()] + ([grad_loss_hbm.dtype] if factor is None else [])
     tiling = checked_tiling(function, prod(input_hbm.shape), streamed, columns, buffers)
     gradients = {number: _gradient(number, each, inplace) for number, each in wanted.items()}
-    backward_of_core(Launch(function, tensors, tiling), kind, Upstream(grad_loss_hbm, factor), gradients)
+    upstream = Upstream(grad_loss_hbm, factor)
+    backward_of_core(Launch(function, tensors, tiling), _kind(log_target), upstream, gradients)
     found = tuple(gradients.values())
     return found[0] if len(found) == 1 else found
 

@@ -22,6 +22,11 @@ LEAST_TARGET = 2.0**-64
 _SMALL, _RAISED = 2.0**-32, 2.0**64
 
 
+def needed_tensors(wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """What gradients are made of: that of the input of the target alone."""
+    return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
+
+
 @dataclass(frozen=True)
 class KlDiv:
     """The divergence from targets that are probabilities.
@@ -41,8 +46,8 @@ class KlDiv:
         return cls(least_sbuf)
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The gradient of the input is made of the target alone."""
-        return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
+        """As :func:`needed_tensors`."""
+        return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
         """log(t + 2^-64)."""
@@ -99,8 +104,8 @@ class KlDivOfLogTarget:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The gradient of the input is made of the target alone."""
-        return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
+        """As :func:`needed_tensors`."""
+        return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
         """exp(t) and t - x, on Scalar and on GpSimd, which leaves Vector one pass."""

@@ -26,7 +26,7 @@ from ...tensors.tensor import NkiTensor
 from ...tensors.view import Indirect
 from ...terms.dtypes import DType, tfloat32
 from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError, kernel_location
-from ...terms.layout import Layout, extent, is_dense
+from ...terms.layout import Layout, extent, is_dense, reshape_strides
 from ...terms.regions import HBM
 from ..blocks import is_worth_deferring
 
@@ -190,7 +190,8 @@ def move(core: Core, target: End, source: End) -> None:
     if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
         if source.buffer in HBM and target.is_on_chip():
             if target.storage.block_of(target.layout, target.dtype) is not None:
-                target.storage.defer(deferred_copy(target.layout, target.dtype, read(core, "src", source)))
+                elements = _as_matrix(read(core, "src", source), target)
+                target.storage.defer(deferred_copy(target.layout, target.dtype, elements))
                 target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
                 core.loads.add(target.storage)
                 return
@@ -209,7 +210,7 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
     if block is None or target.storage is storage:
         return False
     parts = [part for part in storage.parts if part.block.meets(block)]
-    matrix = target.array.reshape(target.shape[0], -1)
+    matrix = _as_matrix(target.array, source)
     if not all(part.content.dtype == source.dtype and part.divides(part.block.common(block)) for part in parts):
         return False
     if not all(_may_be_made_in(matrix, part, block) for part in storage.parts):
@@ -268,15 +269,28 @@ def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Whether both have the same elements in the same rows, as many as may be worth deferring."""
+    """Whether both have the same elements in the same rows, those of the one that is on chip, as many as may be worth
+    deferring."""
+    on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (
         is_worth_deferring(target)
-        and target.shape[0] == source.shape[0]
+        and on_chip.is_on_chip()
         and target.dtype == source.dtype
         and target.storage.is_widened == source.storage.is_widened
-        and is_dense(target.shape[1:], target.strides[1:])
-        and is_dense(source.shape[1:], source.strides[1:])
+        and is_dense(on_chip.shape[1:], on_chip.strides[1:])
+        and _has_dense_rows(other, on_chip)
     )
+
+
+def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
+    """Whether a view is a matrix with dense rows, as many as ``like`` has, also where its shape is another one."""
+    strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
+    return strides is not None and (like.free_size == 1 or strides[1] == 1)
+
+
+def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
+    """The elements in as many rows as ``like`` has; a view, where :func:`_has_dense_rows` holds."""
+    return elements.reshape(like.shape[0], like.free_size)
 
 
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
