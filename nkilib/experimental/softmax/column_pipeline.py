@@ -36,6 +36,7 @@ class Arithmetic(Protocol):
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The second half."""
 
+
 # A load into the place of what was just stored waits for the store; where both have one queue, what comes after it
 # waits as well. So many steps later the store is done.
 _STEPS_OF_STORE = 8
