@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from nkilib.experimental import softmax
 from nkilib.experimental.loss import cross_entropy, distillation, elementwise, indexed, linear_cross_entropy
+from nkilib.guarantee import Guarantee, stated_guarantee
 
+_DIRECTIONS: Final = ("_forward", "_backward")
 FAMILIES: Final[Sequence[ModuleType]] = (
     cross_entropy,
     linear_cross_entropy,
@@ -17,9 +19,14 @@ FAMILIES: Final[Sequence[ModuleType]] = (
     elementwise,
     distillation,
 )
-"""The packages that launch kernels: every name in ``__all__`` is one."""
+"""The packages that launch kernels."""
 
 
-def public_kernels() -> dict[str, Any]:
-    """What ``nki.jit`` returned, by name."""
-    return {name: getattr(family, name) for family in FAMILIES for name in family.__all__}
+def public_kernels() -> dict[str, Callable[..., Any]]:
+    """What ``nki.jit`` returned, by name; the names of kernels end with a direction."""
+    return {name: getattr(family, name) for family in FAMILIES for name in family.__all__ if name.endswith(_DIRECTIONS)}
+
+
+def guarantee_of(kernel: Callable[..., Any]) -> Guarantee | None:
+    """What was stated of the function of a kernel; None if nothing was."""
+    return stated_guarantee(getattr(kernel, "func", kernel))
