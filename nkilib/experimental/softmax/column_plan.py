@@ -29,13 +29,16 @@ KEPT_BYTES = 40 * 1024
 _SMALL_BYTES = 40 * 1024
 # Bytes of a run in HBM from which on a transfer has the full rate.
 _FULL_RUN = 1334
-# Segments of a part of columns that are read twice, and how many parts there are on chip.
-_SEGMENTS_OF_PART, _PARTS_ON_CHIP = 2, 6
+# Segments of a part of columns that come part by part; of those that are read twice, so many parts are on chip.
+_SEGMENTS_OF_PART = (1, 2, 4, 8)
+_PARTS_ON_CHIP = 6
 # Of columns that are loaded once, part by part: tiles beyond those of one window, for what is loaded and stored
 # meanwhile; and all tiles of what only the second pass reads.
 _SPARE_PARTS, _LATE_PARTS = 6, 5
 # Items of a part at least: fewer pass by before a result is stored.
 _LEAST_ITEMS = 3
+# Steps between the passes over a group, and until its last result is stored.
+_STEPS_BETWEEN = 7
 # Of the last 128 columns so many make a transpose by DMA worth while, or so many times 128 columns before them.
 _LEAST_FILLED, _WIDE = 96, 4
 # Bytes of a partition for the statistics of a segment: three numbers, of three windows.
@@ -119,7 +122,7 @@ class ColumnTensors:
     @property
     def buffers(self) -> tuple[int, ...]:
         """How many tiles of a window there may be."""
-        return (4, 3) if self.keeps_windows else (4, 3, 2)
+        return (10, 6, 4, 3) if self.keeps_windows else (10, 6, 4, 3, 2)
 
     @property
     def overwrites(self) -> bool:
@@ -182,10 +185,11 @@ def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
         places = _window_shape(outer, inner, width)
         layout = _turned_layout(tensors)
         found += [_Choice(layout, *places, buffers, segments) for buffers in tensors.buffers]
-        if segments > 1:
-            found.append(_Choice(layout, *places, segments + _SPARE_PARTS, 1))
-        if segments > _SEGMENTS_OF_PART:
-            found.append(_Choice(layout, *places, _PARTS_ON_CHIP, _SEGMENTS_OF_PART, is_read_twice=True))
+        for of_part in _SEGMENTS_OF_PART:
+            if segments > of_part:
+                parts = div_ceil(segments, of_part)
+                found.append(_Choice(layout, *places, parts + _SPARE_PARTS, of_part))
+                found.append(_Choice(layout, *places, _PARTS_ON_CHIP, of_part, is_read_twice=True))
     return found
 
 
@@ -201,6 +205,10 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
         turns, has_parts = div_ceil(columns, TURN), choice.segments_of_part < len(segments)
         if has_parts and turns * choice.segments_of_part < _LEAST_ITEMS:
             return False
+    items = turns * len(segments)
+    waiting = (items if tensors.keeps_windows else len(segments)) + _STEPS_BETWEEN
+    if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
+        return False
     statistics = _STATISTICS_BYTES * turns * len(segments)
     kept = 0 if has_parts else KEPT_BYTES
     parts = div_ceil(len(segments), choice.segments_of_part)
