@@ -19,21 +19,21 @@ from nkilib.nki import nl
 
 
 class Arithmetic(Protocol):
-    """What is done to items; views are those of the readers that the pass needs, in their order."""
+    """What is done to items; views are by number of the reader."""
 
-    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The first half of the first pass over an item."""
 
-    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The second half."""
 
     def combine(self, group: Group, stage: int) -> None:
         """What comes between the passes over a group, one stage a step."""
 
-    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The first half of the second pass over an item."""
 
-    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The second half."""
 
 
@@ -136,13 +136,13 @@ class Pipeline:
                 self.views[key] = reader.source.view(item, phase.visit)
         return True
 
-    def _views(self, item: Item, phase: Phase) -> list[nl.NkiTensor | None]:
-        """What a phase may read; the last one of a pass is done with it."""
-        readers = [place for place, reader in enumerate(self.readers) if phase.visit in reader.passes]
-        views = [self.views.get((place, phase.visit, id(item))) for place in readers]
+    def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
+        """What a phase may read, by reader; the last one of a pass is done with it."""
+        keys = {place: (place, phase.visit, id(item)) for place in range(len(self.readers))}
+        views = {place: self.views[key] for place, key in keys.items() if key in self.views}
         if phase in (Phase.GATHER, Phase.RESULT):
-            for place in readers:
-                self.views.pop((place, phase.visit, id(item)))
+            for place in views:
+                self.views.pop(keys[place])
                 reader = self.readers[place]
                 if reader.ends(item, phase.visit, self.overwrites and place == 0):
                     reader.source.ring.release(reader.key(item, phase.visit))
