@@ -16,15 +16,17 @@ from tests.torch.inputs import make_logits
 from tests.torch.opinfo import DTYPES
 
 ops = torch.ops.nkilib
-OPTIONS: list[dict[str, Any]] = [{}, {"axis": 0, "dtype": "float32"}]
+CALLS: list[tuple[torch.dtype, dict[str, Any]]] = [
+    (torch.float32, {}),
+    (torch.bfloat16, {"axis": 0, "dtype": "float32"}),
+]
 
 
 def _operator(name: str) -> Any:
     return getattr(ops, name).default
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "options"), CALLS)
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck_of_every_operator(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
     x, grad = make_logits(3, 5, dtype=dtype), make_logits(3, 5, dtype=dtype, seed=1)
@@ -91,14 +93,13 @@ def test_a_derivative_in_forward_mode_says_what_to_use(name: str) -> None:
 
 
 @pytest.mark.usefixtures("compile_afresh")
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "dynamic"), [("softmax", True), ("log_softmax", False)])
 def test_a_full_graph_gives_equal_results(name: str, dynamic: bool) -> None:
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         return CHECKED[name].ours(x, 1), CHECKED[name].ours(x, -1, dtype=torch.float32)
 
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for batch in (2, 3):
+    for batch in (2, 3) if dynamic else (2,):
         for memory_format in (torch.contiguous_format, torch.channels_last):
             x = make_logits(batch, 3, 2, 4, dtype=torch.bfloat16).to(memory_format=memory_format).requires_grad_()
             upstream = [torch.ones_like(result) * (1.0 + result) for result in (x.detach(), x.detach().float())]
