@@ -31,9 +31,10 @@ FEWEST_RUNS = 5
 # A vocabulary along the last axis, and channels before positions.
 SIZES = (((1024, 32128), -1), ((8, 1024, 2048), 1))
 QUICK_SIZES = (((40, 700), -1), ((2, 130, 70), 1))
-# The share of torch's largest element by which ours may differ and still count as the same work: a few roundings of
-# bfloat16. How exact the kernels are is tested against float64.
-LARGEST_DIFFERENCE = 0.02
+# The share of torch's largest element by which ours may differ and still count as the same work. Loose on purpose:
+# torch keeps log-probabilities in bf16 for its distillation, and near -12 their spacing is 0.06, which moves a
+# probability by up to 3%. How exact the kernels are is tested against float64.
+LARGEST_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True)
