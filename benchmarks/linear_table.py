@@ -1,4 +1,6 @@
-"""Linear cross-entropy beside the bound of the hardware: ``python -m benchmarks.linear_table``, in ``make profile``.
+"""Linear cross-entropy beside the bound of the hardware: ``python -m benchmarks.linear_table``.
+
+``make profile`` takes ``--quick``, the rows of 2,048 positions: those of 16,384 alone take longer than all others.
 
 From shapes alone, on two cores of trn2. Modelled, not measured: a loop of the device is charged where it starts, where
 it ends and at the edge of every trip, and stores to addresses that it counts wait for each other
@@ -15,13 +17,12 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks._display import verdict
+from benchmarks._display import NO_MODEL, begin_modelled, end_verdicts, verdict
 from benchmarks._program_size import program_instructions
-from examples._display import heading, make_console, plain_table
+from examples._display import make_console, plain_table
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import form_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from nkilib.experimental.loss.profiling import profile_linear_launch
-from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.simulator import ModelParameters, Profile, spec
 
 SMALL, LARGE = 32128, 128256
@@ -256,21 +257,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.linear_table",
         description="Model linear cross-entropy on two cores of trn2 and hold it against the bound of the hardware.",
-        epilog="The exit code is 1 if a goal is missed. All rows take some ten minutes.",
+        epilog="The exit code is 1 if a goal is missed. All rows take some half an hour, quick ones some two minutes.",
     )
     parser.add_argument("--quick", action="store_true", help="N = 2048 alone, and one shape of one launch beside two")
     options = parser.parse_args(arguments)
     console = make_console()
-    if not SIMULATED:
-        console.print(NOT_SIMULATED)
-        return 2
-    console.print(
-        heading(
-            "Linear cross-entropy at the roofline: two cores of trn2",
-            "Modelled, not measured. The bound comes from the constants of the hardware alone.",
-            "program: instructions of a core, a loop of the device counted once, and how many there may be.",
-        )
-    )
+    if not begin_modelled(
+        console,
+        "Linear cross-entropy at the roofline: two cores of trn2",
+        "Modelled, not measured. The bound comes from the constants of the hardware alone.",
+        "program: instructions of a core, a loop of the device counted once, and how many there may be.",
+    ):
+        return NO_MODEL
     found = list(rows(options.quick))
     console.print(_table(found))
     forms = [Forms(*shape) for shape in (ONE_LAUNCH_SHAPES[:1] if options.quick else ONE_LAUNCH_SHAPES)]
@@ -279,9 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"Goals: one launch at most {OF_TWO_LAUNCHES} of two; at {PUBLISHED} at most {TWO_LAUNCHES_MS} ms in two "
         f"launches and {ONE_LAUNCH_MS} ms in one."
     )
-    verdicts = [each.is_met for each in (*found, *forms)]
-    console.print(f"Goals met: {sum(verdicts)} of {len(verdicts)}.")
-    return int(not all(verdicts))
+    return end_verdicts(console, [each.is_met for each in (*found, *forms)])
 
 
 if __name__ == "__main__":

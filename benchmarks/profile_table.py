@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from benchmarks._display import verdict
-from examples._display import heading, make_console, plain_table
+from benchmarks._display import NO_MODEL, begin_modelled, end_verdicts, verdict
+from examples._display import make_console, plain_table
 from nkilib.core.cores import positions_of_core
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.experimental.loss.tiling import CORES
-from nkilib.nki import NOT_SIMULATED, SIMULATED
 from nkilib.simulator import ModelParameters, Profile
 
 VOCABULARIES = (32128, 129280, 151936, 202408)
@@ -196,21 +195,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns 0, 1 if a goal is missed, or 2 if there is no simulator that models."""
     options = parse_arguments(arguments)
     console = make_console()
-    if not SIMULATED:
-        console.print(NOT_SIMULATED)
-        return 2
-    console.print(
-        heading(
-            f"The kernels at the roofline: N = {POSITIONS}, two cores of {options.target}",
-            "Modelled, not measured. The bound comes from the constants of the hardware alone.",
-            f"Goals: time at most {GOALS[options.target]:.2f} times the bound; instructions at most "
-            f"{INSTRUCTIONS_OF_CHUNK} for a chunk and {INSTRUCTIONS_OF_BATCH} for a batch;",
-            "bytes over HBM at most "
-            + " and ".join(f"{goal} ({name})" for name, goal in TRAFFIC_GOALS.items())
-            + " times those of the logits.",
-            "max: cycles for the maximum of N elements, in both readings of the documentation for bf16.",
-        )
-    )
+    if not begin_modelled(
+        console,
+        f"The kernels at the roofline: N = {POSITIONS}, two cores of {options.target}",
+        "Modelled, not measured. The bound comes from the constants of the hardware alone.",
+        f"Goals: time at most {GOALS[options.target]:.2f} times the bound; instructions at most "
+        f"{INSTRUCTIONS_OF_CHUNK} for a chunk and {INSTRUCTIONS_OF_BATCH} for a batch;",
+        "bytes over HBM at most "
+        + " and ".join(f"{goal} ({name})" for name, goal in TRAFFIC_GOALS.items())
+        + " times those of the logits.",
+        "max: cycles for the maximum of N elements, in both readings of the documentation for bf16.",
+    ):
+        return NO_MODEL
     found = list(rows(options.vocabularies, options.target))
     console.print(_table(found))
     shifted = list(shifted_rows(options.vocabularies)) if options.target == "trn2" else []
@@ -220,9 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Goals: at most {SHIFTED_GOALS[32128]:.2f} (32128) or {SHIFTED_GOAL:.2f} times the bound; "
             f"{OF_EXACT_GOAL} of the time with the exact maximum; {ALL_ANEW_GOAL} with every position computed anew."
         )
-    verdicts = [row.is_met for row in (*found, *shifted)]
-    console.print(f"Goals met: {sum(verdicts)} of {len(verdicts)}.")
-    return int(not all(verdicts))
+    return end_verdicts(console, [row.is_met for row in (*found, *shifted)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cross-entropy on the kernels for PyTorch: on a Neuron device, and on the CPU through the simulator.
+"""Losses and softmax on the kernels for PyTorch: on a Neuron device, and on the CPU through the simulator.
 
 Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``;
 where the native torch-neuronx is loaded, also ``torch.ops.nkilib_neuron``.
@@ -10,12 +10,16 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.distillation.functional import distillation_loss
+from nkilib.torch.functions.distillation.modules import DistillationLoss
 from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
 from nkilib.torch.functions.nll_loss.functional import nll_loss
 from nkilib.torch.functions.nll_loss.modules import NLLLoss
+from nkilib.torch.functions.softmax.functional import log_softmax, softmax
+from nkilib.torch.functions.softmax.modules import LogSoftmax, Softmax, Softmax2d
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
@@ -23,15 +27,22 @@ from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parall
 __all__ = [
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
+    "DistillationLoss",
     "KLDivLoss",
     "LinearCrossEntropyLoss",
+    "LogSoftmax",
     "NLLLoss",
+    "Softmax",
+    "Softmax2d",
     "TokenScores",
     "cross_entropy",
+    "distillation_loss",
     "int32_targets",
     "kl_div",
     "linear_cross_entropy",
+    "log_softmax",
     "nll_loss",
+    "softmax",
     "token_scores",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_linear_cross_entropy",

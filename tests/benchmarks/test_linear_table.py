@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import linear_table
+from benchmarks import _display, linear_table
 from benchmarks.linear_table import PUBLISHED, Forms, Launch, Row, launches, main
 
 SMALL = Launch(256, 512, 4096, "forward", 9.0)
@@ -41,6 +41,14 @@ def test_one_launch_is_held_against_two() -> None:
     two, one = forms.mebibytes
     assert two == 8 * 256 * 512 / 2**20 and one == two + 4 * 256 * 8192 / 2**20
     assert (forms.positions, forms.features, forms.vocabulary) != PUBLISHED
+
+
+def test_nothing_is_shown_where_nothing_models(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_display, "SIMULATED", False)
+    assert main(()) == 2
+    assert capsys.readouterr().out.strip() == _display.NOT_SIMULATED
 
 
 @pytest.mark.parametrize(("goal", "status", "met"), [(9.0, 0, "Goals met: 2 of 2."), (0.9, 1, "Goals met: 1 of 2.")])

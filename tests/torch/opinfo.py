@@ -97,17 +97,19 @@ class Budget:
 
     The allowed error of an element is ``u * abs(exact) + (of_type * u + of_float32 * 2^-24) * scale``, with u the
     rounding of the result's type (2^-24 for float32, 2^-8 for bfloat16, 2^-11 for float16) and scale the largest finite
-    magnitude, at least 1, of the floating inputs (for a gradient: of the upstream gradients too).
+    magnitude, at least 1, of the floating inputs. For a gradient, u in the second term is that of the function's result
+    where it is coarser, which a backward may take, and scale is multiplied by that of the upstream gradients.
     """
 
     of_type: float = 0.0
     of_float32: float = 8.0
 
-    def allowed(self, exact: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-        """float64, of the shape of ``exact``."""
-        unit, info = torch.finfo(dtype).eps / 2, torch.finfo(dtype)
-        absolute = (self.of_type * unit + self.of_float32 * 2.0**-24) * scale + info.smallest_normal * info.eps
-        return unit * exact.abs() + absolute
+    def allowed(self, exact: Tensor, dtype: torch.dtype, result: torch.dtype, scale: float) -> Tensor:
+        """float64, of the shape of ``exact``, for an element of ``dtype`` from a ``result`` of the function."""
+        info = torch.finfo(dtype)
+        coarser = max(info.eps, torch.finfo(result).eps) / 2
+        absolute = (self.of_type * coarser + self.of_float32 * 2.0**-24) * scale + info.smallest_normal * info.eps
+        return info.eps / 2 * exact.abs() + absolute
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Checked:
             AssertionError: naming the sample, and the largest error beside what is allowed.
         """
         scale = _magnitude(_tensors((sample.args, sample.kwargs)))
-        _check_close(f"{name}: value", mine.value, exact.value, self.values, scale)
+        _check_close(f"{name}: value", mine.value, exact.value, self.values, mine.value.dtype, scale)
         assert len(mine.gradients) == len(exact.gradients) == len(sample.leaves)
         upstream = [exact.upstream] if exact.upstream is not None else []
         steep = scale * _magnitude(upstream)
@@ -221,7 +223,7 @@ class Checked:
             assert (gradient is None) == (truth is None), f"{name}: gradient {at}: {gradient} and {truth}"
             if gradient is not None and truth is not None:
                 assert (gradient.shape, gradient.dtype) == (leaf.shape, leaf.dtype), f"{name}: gradient {at}"
-                _check_close(f"{name}: gradient {at}", gradient, truth, self.gradients, steep)
+                _check_close(f"{name}: gradient {at}", gradient, truth, self.gradients, mine.value.dtype, steep)
 
 
 @dataclass(frozen=True)
@@ -328,8 +330,8 @@ def _of_module_info(name: str, dtype: torch.dtype) -> Iterator[Sample]:
 def _named(sample: Sample) -> Sample:
     shapes = [tuple(each.shape) if isinstance(each, Tensor) else each for each in sample.args]
     tensors = {key: tuple(v.shape) if isinstance(v, Tensor) else v for key, v in sample.kwargs.items()}
-    name = f"{sample.name} {sample.dtype}: {shapes}, {tensors}, {sample.constructor}"
-    return replace(sample, name=name)
+    listed, *_ = sample.name.split(" of torch.")  # without what an earlier name said
+    return replace(sample, name=f"{listed} of {sample.dtype}: {shapes}, {tensors}, {sample.constructor}")
 
 
 def _called(function: Callable[..., Any], sample: Sample) -> Tensor:
@@ -360,11 +362,11 @@ def _magnitude(tensors: Sequence[Tensor]) -> float:
     return max(1.0, *finite) if finite else 1.0
 
 
-def _check_close(what: str, actual: Tensor, exact: Tensor, budget: Budget, scale: float) -> None:
+def _check_close(what: str, actual: Tensor, exact: Tensor, budget: Budget, result: torch.dtype, scale: float) -> None:
     got, truth = actual.detach().double(), exact.detach().double()
     assert got.shape == truth.shape, f"{what}: {tuple(got.shape)} and {tuple(truth.shape)}"
     assert torch.equal(got.isnan(), truth.isnan()), f"{what}: NaN stand elsewhere: {got} and {truth}"
-    allowed = budget.allowed(truth, actual.dtype, scale)
+    allowed = budget.allowed(truth, actual.dtype, result, scale)
     error = (got - truth).abs()
     is_same = (got == truth) | truth.isnan()  # infinities of one sign among them
     worst = torch.where(is_same, 0.0, error / allowed)

@@ -43,7 +43,7 @@ class Option:
         declared = f"{_SCHEMA_TYPES[self.type]}{'?' if self.is_optional else ''} {self.name}"
         if self.default is MISSING:
             return declared
-        return f"{declared}={json.dumps(self.default) if self.type is str else self.default}"
+        return f"{declared}={json.dumps(self.default) if isinstance(self.default, str) else self.default}"
 
     def as_python(self, caller: object, value: Any) -> Any:
         """``value`` as the type of the option: Python's, of a number of Python or numpy.

@@ -41,8 +41,8 @@ def require(is_met: bool, message: str) -> None:
 
 
 def require_flag(function: str, name: str, flag: bool) -> None:
-    """True or False."""
-    require(flag in (True, False), f"{function}: {name} must be True or False, got {flag}")
+    """True or False, and no number."""
+    require(isinstance(flag, bool), f"{function}: {name} must be True or False, got {flag}")
 
 
 def require_indirect_dma(function: str) -> None:

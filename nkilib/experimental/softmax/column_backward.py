@@ -17,7 +17,6 @@ from nkilib.experimental.softmax.column_steps import Group
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.nki import nisa, nl
 
-
 # Tiles of copies for each pass: one is written while another is read, and one may wait.
 _COPIES = 3
 
@@ -81,13 +80,13 @@ class BackwardArithmetic:
         scratch_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
         return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
 
-    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """y of softmax to SBUF."""
         if self.kind is Kind.SOFTMAX and self.in_psum:
             tiles = self.kept or self.copies_sbuf[:_COPIES]
             nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
-    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The sum of an item."""
         columns, number = item.turn.columns, item.segment.number
         sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.turn.number, number : number + 1]
@@ -126,18 +125,16 @@ class BackwardArithmetic:
         of_window = self._of_window(group.window)
         sums_sbuf = of_window.sums_sbuf[0 : group.rows, group.first : group.end]
         row_sum_sbuf = of_window.row_sum_sbuf[0 : group.rows, group.first : group.end]
-        nisa.tensor_reduce(
-            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2
-        )
+        nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
 
-    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """exp(y); or y to SBUF, unless it was kept."""
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
         elif self.in_psum and not self.kept:
             nisa.activation(dst=self._next(self.copies_sbuf[_COPIES:], 2, item), op=nl.copy, data=views[1])
 
-    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The gradient of an item; it may be written over dy."""
         turn = item.turn.number
         row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.turn.columns, turn : turn + 1]

@@ -19,7 +19,6 @@ from nkilib.experimental.softmax.column_steps import Group
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.nki import nisa, nl
 
-
 # Steps between the passes over a group at most.
 MOST_STAGES = 4
 # Tiles of which one is written while another is read, and one may wait.
@@ -79,9 +78,7 @@ def _take_weights(of_group: WindowStatistics) -> None:
 
 def _add_up(of_group: WindowStatistics) -> None:
     """d."""
-    nisa.tensor_tensor(
-        dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply
-    )
+    nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
 
@@ -99,9 +96,7 @@ def _take_factors(of_group: WindowStatistics) -> None:
     """exp(m_k - m) / d."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
-    nisa.tensor_tensor(
-        dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply
-    )
+    nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
 
 
 @dataclass
@@ -132,12 +127,15 @@ class ForwardArithmetic:
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
         waiting = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(kept)]
-        scratch = [nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf) for _ in range(1 + (_ANEW if kind is Kind.SOFTMAX and not kept else 0))]
+        scratch = [
+            nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf)
+            for _ in range(1 + (_ANEW if kind is Kind.SOFTMAX and not kept else 0))
+        ]
         ceiling_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])
 
-    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """-m_k of an item."""
         columns = item.turn.columns
         neg_max_sbuf = self._of_item(self._of_window(item.window).neg_max_sbuf, item)
@@ -151,7 +149,7 @@ class ForwardArithmetic:
             engine=nisa.engine.gpsimd,
         )
 
-    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """s_k of an item."""
         of_window = self._of_window(item.window)
         exponentials_sbuf = self._next_kept(0) if self.kept else self.scratch_sbuf[0]
@@ -180,7 +178,7 @@ class ForwardArithmetic:
             return [*of_sums, _take_logs]
         return [*of_sums, _take_factors if self.segments > 1 else _take_only_factor]
 
-    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """exp(x - m_k), unless it was kept."""
         if self.kind is Kind.LOG_SOFTMAX or self.kept:
             return
@@ -191,7 +189,7 @@ class ForwardArithmetic:
             bias=self._of_item(self._of_window(item.window).neg_max_sbuf, item),
         )
 
-    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The result of an item; it may be written over the item."""
         of_window = self._of_window(item.window)
         columns, size, turn = item.turn.columns, item.segment.size, item.turn.number

@@ -28,19 +28,20 @@ class Load:
         return self.window.number, self.part.number, self.visit
 
 
-def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...]) -> list[Load]:
+def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], is_read_twice: bool) -> list[Load]:
     """In the order in which they are needed.
 
-    Columns of one part are loaded once, whatever passes need them. Of others each pass loads every part: the first pass
-    over a window stands beside the second one over the window before.
+    What is read twice is loaded by each pass: the first pass over a window stands beside the second one over the window
+    before.
 
     Args:
         windows: of the core.
         parts: of every column.
-        passes: (1, 2), or (2,) of what only the second pass needs.
+        passes: which of them, 1 and 2, need the loads.
+        is_read_twice: columns do not fit on chip.
     """
-    if len(parts) == 1:
-        return [Load(window, parts[0], 0) for window in windows]
+    if not is_read_twice:
+        return [Load(window, part, 0) for window in windows for part in parts]
     found: list[Load] = []
     for place in range(len(windows) + 1):
         for part in parts:

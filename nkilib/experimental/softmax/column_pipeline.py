@@ -19,22 +19,27 @@ from nkilib.nki import nl
 
 
 class Arithmetic(Protocol):
-    """What is done to items; views are those of the readers that the pass needs, in their order."""
+    """What is done to items; views are by number of the reader."""
 
-    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The first half of the first pass over an item."""
 
-    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The second half."""
 
     def combine(self, group: Group, stage: int) -> None:
         """What comes between the passes over a group, one stage a step."""
 
-    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+    def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """The first half of the second pass over an item."""
 
-    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+    def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
         """The second half."""
+
+
+# A load into the place of what was just stored waits for the store; where both have one queue, what comes after it
+# waits as well. So many steps later the store is done.
+_STEPS_OF_STORE = 8
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Pipeline:
         overwrites: whether results take the place of the first tensor's items in SBUF.
         made: the result that waits to be turned back, and its item.
         views: of readers, by reader, pass and item.
+        stored: the number of the step in which a part was stored, and its last item, while its place is not free.
+        taken: steps so far.
     """
 
     steps: list[Step]
@@ -87,6 +94,8 @@ class Pipeline:
     overwrites: bool
     made: tuple[Item, nl.NkiTensor] | None = None
     views: dict[tuple[int, int, int], nl.NkiTensor] = field(default_factory=dict)
+    stored: list[tuple[int, Item]] = field(default_factory=list)
+    taken: int = 0
 
     def run(self) -> None:
         """Issue everything."""
@@ -94,8 +103,11 @@ class Pipeline:
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             if not self._look_ahead(step):  # its place is that of a result which waits to be stored
                 self._finish_made()
+                self._release_stored(0)
                 self._look_ahead(step)
             self._step(step, following)
+            self.taken += 1
+            self._release_stored(_STEPS_OF_STORE)
             self._advance()
         self._finish_made()
 
@@ -136,23 +148,29 @@ class Pipeline:
                 self.views[key] = reader.source.view(item, phase.visit)
         return True
 
-    def _views(self, item: Item, phase: Phase) -> list[nl.NkiTensor | None]:
-        """What a phase may read; the last one of a pass is done with it."""
-        readers = [place for place, reader in enumerate(self.readers) if phase.visit in reader.passes]
-        views = [self.views.get((place, phase.visit, id(item))) for place in readers]
+    def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
+        """What a phase may read, by reader; the last one of a pass is done with it."""
+        keys = {place: (place, phase.visit, id(item)) for place in range(len(self.readers))}
+        views = {place: self.views[key] for place, key in keys.items() if key in self.views}
         if phase in (Phase.GATHER, Phase.RESULT):
-            for place in readers:
-                self.views.pop((place, phase.visit, id(item)))
+            for place in views:
+                self.views.pop(keys[place])
                 reader = self.readers[place]
                 if reader.ends(item, phase.visit, self.overwrites and place == 0):
                     reader.source.ring.release(reader.key(item, phase.visit))
         return views
 
     def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy and store; then the place of what was written over is free."""
+        """Copy and store; some time later the place of what was written over is free."""
         self.results.finish(item, back_psum)
         if self.overwrites and item.ends_part:
-            reader = self.readers[0]
+            self.stored.append((self.taken, item))
+
+    def _release_stored(self, steps: int) -> None:
+        """Free the places whose stores were issued so many steps ago."""
+        reader = self.readers[0]
+        while self.stored and self.stored[0][0] + steps <= self.taken:
+            _, item = self.stored.pop(0)
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
@@ -165,4 +183,3 @@ class Pipeline:
             item, piece_sbuf = self.made
             self.made = None
             self._finish(item, self.results.turn_back(item, piece_sbuf))
-            self._advance()

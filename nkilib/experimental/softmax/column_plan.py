@@ -11,18 +11,40 @@ from enum import Enum
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.softmax.column_geometry import TURN, Part, Segment, Window, parts_of, segments_of, windows_of_core
+from nkilib.experimental.softmax.column_geometry import (
+    TURN,
+    Part,
+    Segment,
+    Window,
+    parts_of,
+    segments_of,
+    windows_of_core,
+)
 from nkilib.nki import nl
 
 # Elements of a segment: a bank of PSUM has so many.
 _SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
 # Bytes of a partition: what waits between the passes; the small tiles and those of single items.
-KEPT_BYTES = 40 * 1024
+KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
 # Bytes of a run in HBM from which on a transfer has the full rate.
 _FULL_RUN = 1334
-# Segments of a part of columns that do not fit on chip.
-_SEGMENTS_OF_PART = 4
+# Segments of a part of columns that come part by part; of those that are read twice, so many parts are on chip.
+_SEGMENTS_OF_PART = (1, 2, 4, 8)
+_PARTS_ON_CHIP = 6
+# Of columns that are loaded once, part by part: tiles beyond those of one window, for what is loaded and stored
+# meanwhile; and all tiles of what only the second pass reads.
+_SPARE_PARTS, _LATE_PARTS = 6, 5
+# Items of a part at least: fewer pass by before a result is stored.
+_LEAST_ITEMS = 3
+# Steps between the passes over a group, and until its last result is stored.
+_STEPS_BETWEEN = 7
+# Of the last 128 columns so many make a transpose by DMA worth while, or so many times 128 columns before them.
+_LEAST_FILLED, _WIDE = 96, 4
+# Bytes of a partition for the statistics of a segment: three numbers, of three windows.
+_STATISTICS_BYTES = 36
+# Tiles of results that do not take the place of an input: one is made, one is stored.
+OWN_TILES = 2
 # Widths of windows, the largest first, in columns.
 _WIDTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
 
@@ -53,6 +75,7 @@ class ColumnPlan:
         segments, parts: of every column.
         windows: of the core.
         buffers: tiles of each input.
+        is_read_twice: whether columns are too long to stay on chip.
     """
 
     layout: Layout
@@ -61,11 +84,20 @@ class ColumnPlan:
     parts: list[Part]
     windows: list[Window]
     buffers: int
+    is_read_twice: bool
 
     @property
-    def is_read_twice(self) -> bool:
-        """Whether columns are too long to stay on chip."""
+    def has_parts(self) -> bool:
+        """Whether a column comes in several parts."""
         return len(self.parts) > 1
+
+    def buffers_of(self, passes: tuple[int, ...]) -> int:
+        """Tiles of an input that those passes read."""
+        return _buffers_of(self.buffers, len(self.parts), passes)
+
+
+def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
+    return min(buffers, _LATE_PARTS) if parts > 1 and 1 not in passes else buffers
 
 
 @dataclass(frozen=True)
@@ -75,31 +107,38 @@ class ColumnTensors:
     Attributes:
         shape: O, C and I.
         read, written: types of what is read, and of the result.
+        passes: those that read, for each of what is read.
         can_transpose: whether the DMA engines may turn what is read.
         keeps_windows: whether the second pass over a window starts after the first one has ended.
+        slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
     """
 
     shape: tuple[int, int, int]
     read: tuple[nl.DType, ...]
     written: nl.DType
+    passes: tuple[tuple[int, ...], ...]
     can_transpose: bool
     keeps_windows: bool
+    slowness_of_parts: float = 1.0
 
     @property
     def buffers(self) -> tuple[int, ...]:
         """How many tiles of a window there may be."""
-        return (4, 3) if self.keeps_windows else (4, 3, 2)
+        return (10, 6, 4, 3) if self.keeps_windows else (10, 6, 4, 3, 2)
 
     @property
     def overwrites(self) -> bool:
         """Whether the result has the type of the first input, whose tiles it takes."""
         return self.read[0] == self.written
 
-    def element_bytes(self, layout: Layout, buffers: int) -> int:
-        """Bytes of a partition for each element of a window that it has."""
+    def element_bytes(self, layout: Layout, buffers: int, parts: int) -> int:
+        """Bytes of a partition for each element of a part of a window that it has."""
         needs_own = layout is Layout.TRANSPOSED or not self.overwrites
-        own = 2 * dtype_bytes(self.written) if needs_own else 0
-        return buffers * sum(dtype_bytes(dtype) for dtype in self.read) + own
+        own = OWN_TILES * dtype_bytes(self.written) if needs_own else 0
+        return own + sum(
+            _buffers_of(buffers, parts, passes) * dtype_bytes(dtype)
+            for dtype, passes in zip(self.read, self.passes, strict=True)
+        )
 
     @property
     def moved_bytes(self) -> int:
@@ -116,11 +155,14 @@ def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
+    """One way: outer and inner places of a window, tiles, segments of a part."""
+
     layout: Layout
     outer: int
     inner: int
     buffers: int
     segments_of_part: int
+    is_read_twice: bool = False
 
 
 def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, core: int) -> ColumnPlan:
@@ -128,37 +170,51 @@ def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, cor
     outer, count, inner = tensors.shape
     longest = longest_segment(tensors, chunk_size)
     segments = segments_of(count, longest)
-    choices = _choices(tensors, segments)
-    choice = min(choices, key=lambda choice: _cost(tensors, segments, choice))
-    windows = windows_of_core(
-        outer, inner, choice.outer, choice.inner, cores, core, choice.layout is Layout.STRIDED
-    )
+    fitting = [choice for choice in _choices(tensors, len(segments)) if _fits(tensors, segments, choice)]
+    choice = min(fitting, key=lambda choice: _cost(tensors, segments, choice))
+    is_strided = choice.layout is Layout.STRIDED
+    windows = windows_of_core(outer, inner, choice.outer, choice.inner, cores, core, is_strided)
     parts = parts_of(segments, choice.segments_of_part)
-    return ColumnPlan(choice.layout, longest, segments, parts, windows, choice.buffers)
+    return ColumnPlan(choice.layout, longest, segments, parts, windows, choice.buffers, choice.is_read_twice)
 
 
-def _choices(tensors: ColumnTensors, segments: list[Segment]) -> list[_Choice]:
-    """All that fit; the last ones always do."""
-    outer, count, inner = tensors.shape
-    fitting = nl.tile_size.sbuf_fmax_bytes - _SMALL_BYTES - KEPT_BYTES
-    found = []
-    for buffers in tensors.buffers:
-        if count * inner * tensors.element_bytes(Layout.STRIDED, buffers) <= fitting:
-            found.append(_Choice(Layout.STRIDED, min(outer, nl.tile_size.pmax), inner, buffers, len(segments)))
+def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
+    """All that may fit: on chip as whole windows, part by part, or read twice."""
+    outer, _, inner = tensors.shape
+    lanes = min(outer, nl.tile_size.pmax)
+    found = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
     for width in _WIDTHS:
-        shape = _window_shape(outer, inner, width)
-        for layout in _turned_layouts(tensors):
-            for buffers in tensors.buffers:
-                lines = sum(segment.lines for segment in segments)
-                held = lines * shape[0] * shape[1] * tensors.element_bytes(layout, buffers)
-                if held <= fitting:
-                    found.append(_Choice(layout, *shape, buffers, len(segments)))
-        if len(segments) > _SEGMENTS_OF_PART:
-            lines = _SEGMENTS_OF_PART * segments[0].lines
-            held = lines * shape[0] * shape[1] * tensors.element_bytes(Layout.TURNED, 4)
-            if held <= fitting:
-                found.append(_Choice(Layout.TURNED, *shape, 4, _SEGMENTS_OF_PART))
+        places = _window_shape(outer, inner, width)
+        layout = _turned_layout(tensors)
+        found += [_Choice(layout, *places, buffers, segments) for buffers in tensors.buffers]
+        for of_part in _SEGMENTS_OF_PART:
+            if segments > of_part:
+                parts = div_ceil(segments, of_part)
+                found.append(_Choice(layout, *places, parts + _SPARE_PARTS, of_part))
+                found.append(_Choice(layout, *places, _PARTS_ON_CHIP, of_part, is_read_twice=True))
     return found
+
+
+def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> bool:
+    fitting = nl.tile_size.sbuf_fmax_bytes - _SMALL_BYTES
+    columns = choice.outer * choice.inner
+    if choice.layout is Layout.STRIDED:
+        part = tensors.shape[1] * choice.inner
+        turns, has_parts = choice.inner, False
+    else:
+        lines = sum(segment.lines for segment in segments[: choice.segments_of_part])
+        part = lines * columns
+        turns, has_parts = div_ceil(columns, TURN), choice.segments_of_part < len(segments)
+        if has_parts and turns * choice.segments_of_part < _LEAST_ITEMS:
+            return False
+    items = turns * len(segments)
+    waiting = (items if tensors.keeps_windows else len(segments)) + _STEPS_BETWEEN
+    if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
+        return False
+    statistics = _STATISTICS_BYTES * turns * len(segments)
+    kept = 0 if has_parts else KEPT_BYTES
+    parts = div_ceil(len(segments), choice.segments_of_part)
+    return part * tensors.element_bytes(choice.layout, choice.buffers, parts) + statistics + kept <= fitting
 
 
 def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
@@ -172,12 +228,12 @@ def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
     return 1, min(inner, div_ceil(div_ceil(inner, windows), TURN) * TURN)
 
 
-def _turned_layouts(tensors: ColumnTensors) -> list[Layout]:
-    _, count, inner = tensors.shape
+def _turned_layout(tensors: ColumnTensors) -> Layout:
+    inner = tensors.shape[2]
     is_16_bit = all(dtype != nl.float32 for dtype in tensors.read)
-    if tensors.can_transpose and is_16_bit and inner >= TURN and inner % TURN in (0, *range(96, TURN)):
-        return [Layout.TRANSPOSED]
-    return [Layout.TURNED]
+    # The DMA engines fill up blocks of 128 columns.
+    is_even = inner >= TURN and (inner % TURN == 0 or inner % TURN >= _LEAST_FILLED or inner >= _WIDE * TURN)
+    return Layout.TRANSPOSED if tensors.can_transpose and is_16_bit and is_even else Layout.TURNED
 
 
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
@@ -189,13 +245,17 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
         run = count * inner * width
     elif choice.inner == inner:
         run *= segments[0].lines
-    reads = 2 if choice.segments_of_part < len(segments) else 1
-    moved = tensors.moved_bytes + (reads - 1) * (tensors.moved_bytes - width)
+    again = sum(dtype_bytes(dtype) for dtype, passes in zip(tensors.read, tensors.passes, strict=True) if 1 in passes)
+    moved = tensors.moved_bytes + (again if choice.is_read_twice else 0)
     of_window = count * choice.outer * choice.inner * moved
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
+        slowness = 1.0 + (slowness - 1.0) * width / moved
+    if choice.segments_of_part < len(segments):
+        slowness = max(slowness, tensors.slowness_of_parts)
     windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
     tables = 0.0
     if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar
         tables = windows * _TABLES_BYTES
-    return slowness * of_window * (windows * _WAITING[choice.buffers] + _OVERLAPS_NOTHING) + tables
+    return slowness * of_window * (windows * _WAITING.get(choice.buffers, 1.0) + _OVERLAPS_NOTHING) + tables

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nkilib.experimental.softmax.column_geometry import Item, Part, Window
-from nkilib.experimental.softmax.column_loads import Load, LoadRing, loads_of
+from nkilib.experimental.softmax.column_loads import Load, LoadRing
 from nkilib.nki import nisa, nl
 
 
@@ -106,9 +106,8 @@ class TurnedSource:
     def make(
         cls,
         tensor_hbm: nl.NkiTensor,
-        windows: list[Window],
-        parts: list[Part],
-        passes: tuple[int, ...],
+        shape: tuple[int, ...],
+        loads: list[Load],
         buffers: int,
         longest: int,
         banks: dict[int, int],
@@ -117,20 +116,19 @@ class TurnedSource:
 
         Args:
             tensor_hbm: [O, C, I].
-            windows, parts: of the plan.
-            passes: those that read it.
+            shape: of a natural tile.
+            loads: all of them.
             buffers: natural tiles.
             longest: elements of a segment at most.
-            banks: for each pass.
+            banks: of PSUM, for each pass that reads.
         """
-        shape = natural_shape(windows, parts)
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
         def fill(tile_sbuf: nl.NkiTensor, load: Load) -> Iterator[None]:
             return copy_natural(tensor_hbm, tile_sbuf, load, is_store=False)
 
-        ring = LoadRing(loads_of(windows, parts, passes), tiles, fill)
-        return cls(ring, {visit: PsumBanks.make(banks[visit], longest, tensor_hbm.dtype) for visit in passes})
+        of_passes = {visit: PsumBanks.make(count, longest, tensor_hbm.dtype) for visit, count in banks.items()}
+        return cls(LoadRing(loads, tiles, fill), of_passes)
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """The item in PSUM; where it lies in the segment's order, each line has a stride of its lines."""
@@ -158,7 +156,7 @@ class TransposedSource:
 
     @classmethod
     def make(
-        cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], buffers: int
+        cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], loads: list[Load], buffers: int
     ) -> TransposedSource:
         """For the windows of a core."""
         turns = max(len(window.turns()) for window in windows)
@@ -176,7 +174,7 @@ class TransposedSource:
                 )
                 yield
 
-        return cls(LoadRing(loads_of(windows, parts, (1, 2)), tiles, fill))
+        return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """The item in SBUF."""

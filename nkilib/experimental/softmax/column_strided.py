@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nkilib.experimental.softmax.column_geometry import Item, Part, Window
-from nkilib.experimental.softmax.column_loads import Load, LoadRing, loads_of
+from nkilib.experimental.softmax.column_geometry import Item, Window
+from nkilib.experimental.softmax.column_loads import Load, LoadRing
 from nkilib.nki import nisa, nl
 
 
@@ -38,10 +38,8 @@ class StridedSource:
     ring: LoadRing
 
     @classmethod
-    def make(
-        cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], passes: tuple[int, ...], buffers: int
-    ) -> StridedSource:
-        """For the windows of a core; ``passes`` are those that read it."""
+    def make(cls, tensor_hbm: nl.NkiTensor, windows: list[Window], loads: list[Load], buffers: int) -> StridedSource:
+        """For the windows of a core."""
         shape = strided_shape(windows, tensor_hbm.shape[1])
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -49,7 +47,7 @@ class StridedSource:
             nisa.dma_copy(dst=tile_sbuf[0 : load.window.outer], src=_of_window(tensor_hbm, load.window))
             yield
 
-        return cls(LoadRing(loads_of(windows, parts, passes), tiles, fill))
+        return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
         """The item in SBUF."""

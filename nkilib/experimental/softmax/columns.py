@@ -1,7 +1,7 @@
 """The forward along an axis that is not the last one: columns of tensors [O, C, I].
 
-Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, worked on as rows are, and turned back. Columns
-that do not fit on chip are read twice.
+Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, worked on as
+rows are, and turned back. Columns that do not fit on chip are read twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _FLOAT32_BYTES = 4
 # Scalar's part of the copies out of PSUM for log-softmax: what it has time for beside its exponentials.
 _SCALAR_SHARES = {Layout.TURNED: 0.65, Layout.TRANSPOSED: 0.5, Layout.STRIDED: 0.0}
 
+# Three passes of Scalar, beside the transfers of float32 and of 16-bit elements.
+_THREE_PASSES = {True: 1.16, False: 1.95}
 # Of PSUM: what is turned in one step and read in the next one takes two, in the next two three.
 _BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
 
@@ -32,14 +34,23 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
-    tensors = ColumnTensors(x_hbm.shape, (x_hbm.dtype,), y_hbm.dtype, True, kind is Kind.LOG_SOFTMAX)
+    outer, count, inner = x_hbm.shape
+    tensors = ColumnTensors(
+        (outer, count, inner),
+        read=(x_hbm.dtype,),
+        written=y_hbm.dtype,
+        passes=((1, 2),),
+        can_transpose=True,
+        # A log needs another activation table: one for all turns of a window.
+        keeps_windows=kind is Kind.LOG_SOFTMAX,
+        slowness_of_parts=_THREE_PASSES[x_hbm.dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
+    )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
         return
-    # A log needs another activation table: one for all turns of a window.
-    whole_windows = kind is Kind.LOG_SOFTMAX or plan.is_read_twice
+    whole_windows = tensors.keeps_windows or plan.has_parts
     kept = 2 * len(plan.segments) + MOST_STAGES + 1
-    if kind is Kind.LOG_SOFTMAX or whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
+    if whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
         kept = 0
     arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, kept)
     phases: tuple[Phase, ...] = (Phase.BEGIN,)
@@ -49,6 +60,8 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
         phases = (Phase.BEGIN, Phase.PREPARE)
     source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in phases})
     overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
-    results = results_of(y_hbm, plan, source if overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout])
+    results = results_of(
+        y_hbm, plan, source if overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout]
+    )
     steps = steps_of(plan.windows, plan.parts, whole_windows, arithmetic.stages)
     Pipeline(steps, [Reader(source, phases)], arithmetic, results, overwrites).run()

@@ -13,7 +13,6 @@ from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
 # Scalar's part of the copies out of PSUM: what it has time for beside exponentials, sums and copies of y.
-TRANSPOSED_KINDS = (Kind.SOFTMAX,)
 _SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.0, Kind.SOFTMAX: 1.0}
 
 # Of PSUM: what is turned in one step is read in the next one. Where both passes turn y, it has one for each.
@@ -32,15 +31,23 @@ def backward_of_columns(
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
-    dtypes = (grad_hbm.dtype, output_hbm.dtype)
-    tensors = ColumnTensors(grad_hbm.shape, dtypes, grad_x_hbm.dtype, kind in TRANSPOSED_KINDS, keeps_windows=False)
+    outer, count, inner = grad_hbm.shape
+    tensors = ColumnTensors(
+        (outer, count, inner),
+        read=(grad_hbm.dtype, output_hbm.dtype),
+        written=grad_x_hbm.dtype,
+        passes=((1, 2), (2,) if kind is Kind.LOG_SOFTMAX else (1, 2)),
+        # Log-softmax is bound by DMA, which turns at 90% of its rate; softmax is bound by Vector and Scalar.
+        can_transpose=kind is Kind.SOFTMAX,
+        keeps_windows=False,
+    )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
         return
     in_psum = plan.layout is Layout.TURNED
     kept = 2 * len(plan.segments) + 4
     kept_bytes = kept * plan.longest * dtype_bytes(output_hbm.dtype)
-    if kind is Kind.LOG_SOFTMAX or plan.is_read_twice or not in_psum or kept_bytes > KEPT_BYTES:
+    if kind is Kind.LOG_SOFTMAX or plan.has_parts or not in_psum or kept_bytes > KEPT_BYTES:
         kept = 0
     arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, kept)
     grad_phases: tuple[Phase, ...] = (Phase.GATHER, Phase.RESULT)
@@ -55,6 +62,6 @@ def backward_of_columns(
     output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
     overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
     results = results_of(grad_x_hbm, plan, grad if overwrites else None, _SCALAR_SHARES[kind])
-    steps = steps_of(plan.windows, plan.parts, plan.is_read_twice, arithmetic.stages)
+    steps = steps_of(plan.windows, plan.parts, plan.has_parts, arithmetic.stages)
     readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
     Pipeline(steps, readers, arithmetic, results, overwrites).run()

@@ -1,7 +1,7 @@
 """Softmax and log-softmax along any axis, and their gradients from the saved output.
 
-Every tensor is seen as [O, C, I]: C elements along the axis, O before and I after it. Where I is 1 the loops of
-:mod:`.rows` take one or more rows a partition, else those of :mod:`.columns` put the axis on partitions.
+Every tensor is seen as [O, C, I]: C elements along the axis, O before and I after it (:mod:`.layout`). Where I is 1 the
+loops of :mod:`.rows` take one or more rows a partition, else those of :mod:`.columns` take columns.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from math import prod
 from nkilib.experimental.softmax.columns import forward_of_columns
 from nkilib.experimental.softmax.columns_backward import backward_of_columns
 from nkilib.experimental.softmax.kind import Kind
-from nkilib.experimental.softmax.rows import forward_of_rows
-from nkilib.experimental.softmax.rows_backward import backward_of_rows
+from nkilib.experimental.softmax.layout import around_axis
+from nkilib.experimental.softmax.rows import forward_of_matrices
+from nkilib.experimental.softmax.rows_backward import backward_of_matrices
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.experimental.softmax.validation import (
     require_chunk_size,
@@ -45,7 +46,8 @@ def softmax_forward(
             The bits of a result may depend on it, beside the size of the axis and the types, and on nothing else.
 
     Returns:
-        y_hbm: the shape of ``x_hbm``, ``dtype``. NaN where a row has a NaN, +inf, or nothing but -inf, as in PyTorch.
+        y_hbm: the shape of ``x_hbm``, ``dtype``; ``x_hbm`` itself if it has no elements. NaN where a row has a NaN,
+        +inf, or nothing but -inf, as in PyTorch.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -140,12 +142,17 @@ def _forward(
     dtype = x_hbm.dtype if dtype is None else dtype
     require_softmax_type(function, "dtype", dtype)
     require_chunk_size(function, chunk_size)
+    if prod(x_hbm.shape) == 0:  # NKI makes no tensor without elements
+        return x_hbm
     y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
-    if prod(x_hbm.shape) == 0:
+    tiling = SoftmaxTiling(chunk_size)
+    parts = around_axis((x_hbm, y_hbm), axis)
+    if parts[0].tensors[0].shape[2] == 1:
+        forward_of_matrices(parts, kind, tiling)
         return y_hbm
-    x_view, y_view = _around_axis(x_hbm, axis), _around_axis(y_hbm, axis)
-    run = forward_of_rows if x_view.shape[2] == 1 else forward_of_columns
-    run(x_view, y_view, kind, SoftmaxTiling(chunk_size))
+    for part in parts:
+        x_part_hbm, y_part_hbm = part.tensors
+        forward_of_columns(x_part_hbm, y_part_hbm, kind, tiling)
     return y_hbm
 
 
@@ -165,18 +172,17 @@ def _backward(
     require_softmax_type(function, "dtype", dtype)
     validate_inplace(function, inplace, grad_hbm, dtype)
     require_chunk_size(function, chunk_size)
+    if prod(grad_hbm.shape) == 0:
+        return grad_hbm
     grad_x_hbm = grad_hbm
     if not inplace:
         grad_x_hbm = nl.ndarray(grad_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_x_hbm")
-    if prod(grad_hbm.shape) == 0:
+    tiling = SoftmaxTiling(chunk_size)
+    parts = around_axis((grad_hbm, output_hbm, grad_x_hbm), axis)
+    if parts[0].tensors[0].shape[2] == 1:
+        backward_of_matrices(parts, kind, tiling)
         return grad_x_hbm
-    views = [_around_axis(tensor_hbm, axis) for tensor_hbm in (grad_hbm, output_hbm, grad_x_hbm)]
-    run = backward_of_rows if views[0].shape[2] == 1 else backward_of_columns
-    run(views[0], views[1], views[2], kind, SoftmaxTiling(chunk_size))
+    for part in parts:
+        grad_part_hbm, output_part_hbm, grad_x_part_hbm = part.tensors
+        backward_of_columns(grad_part_hbm, output_part_hbm, grad_x_part_hbm, kind, tiling)
     return grad_x_hbm
-
-
-def _around_axis(tensor_hbm: nl.NkiTensor, axis: int) -> nl.NkiTensor:
-    """The tensor as [O, C, I]."""
-    shape = tensor_hbm.shape
-    return tensor_hbm.reshape((prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])))

@@ -1,12 +1,15 @@
-"""Tensors of one shape and any layout, seen around an axis.
+"""Tensors of one shape and any layout, seen around an axis as [O, C, I].
 
-A tensor is seen as [O, C, I]: C elements along the axis, O before and I after it. Dimensions become one where that
-takes no copy: in all tensors, one has as its stride what the next one spans. Where they do not, there are several parts.
+C elements lie along the axis, I inside and O outside of it: of dense tensors, after and before it. Of other views the
+strides say what is inside. Dimensions become one where all tensors have them one after the other; where some do not,
+there are several parts, of which a kernel takes one after the other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 from nkilib.nki import nl
 
@@ -17,7 +20,61 @@ class Matrices:
 
     tensors: tuple[nl.NkiTensor, ...]
 
+    def squeezed(self) -> Matrices:
+        """[O, C, 1] as [O, C]."""
+        return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
+
 
 def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
-    """The parts of tensors [..., C, 1], whose ``axis`` is C, as matrices [O, C]."""
-    return [Matrices(tuple(tensor_hbm[:, :, 0] for tensor_hbm in tensors))]
+    """The parts of tensors of one shape, each [O, C, I]; all parts have the same shape."""
+    outer, inner = _sides(tensors, axis)
+    kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)
+    kept = (*kept_outer, axis, *kept_inner)
+    shape = tensors[0].shape
+    left = [dim for dim in range(len(shape)) if dim not in kept]
+    sizes = (prod(shape[dim] for dim in kept_outer), shape[axis], prod(shape[dim] for dim in kept_inner))
+    return [
+        Matrices(tuple(_part(tensor_hbm, left, index, kept).reshape(sizes) for tensor_hbm in tensors))
+        for index in product(*(range(shape[dim]) for dim in left))
+    ]
+
+
+def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
+    """Dimensions outside of the axis and inside of it, those of the largest strides first."""
+    outer, inner = [], []
+    for dim, size in enumerate(tensors[0].shape):
+        if dim == axis or size == 1:
+            continue
+        is_inner = [tensor_hbm.strides[dim] < tensor_hbm.strides[axis] for tensor_hbm in tensors]
+        if tensors[0].shape[axis] == 1:
+            outer.append(dim)
+        elif all(is_inner) or (any(is_inner) and dim > axis):
+            inner.append(dim)
+        else:
+            outer.append(dim)
+    strides = tensors[-1].strides
+    return sorted(outer, key=lambda dim: -strides[dim]), sorted(inner, key=lambda dim: -strides[dim])
+
+
+def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
+    """Of dimensions that follow each other in every tensor, those with the most elements."""
+    runs: list[list[int]] = []
+    for dim in dims:
+        if runs and all(_follow(tensor_hbm, runs[-1][-1], dim) for tensor_hbm in tensors):
+            runs[-1].append(dim)
+        else:
+            runs.append([dim])
+    shape = tensors[0].shape
+    return max(runs, key=lambda run: prod(shape[dim] for dim in run), default=[])
+
+
+def _follow(tensor_hbm: nl.NkiTensor, dim: int, next_dim: int) -> bool:
+    return bool(tensor_hbm.strides[dim] == tensor_hbm.shape[next_dim] * tensor_hbm.strides[next_dim])
+
+
+def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
+    """The kept dimensions in their order, at an index of those that are left."""
+    for dim, position in sorted(zip(left, index, strict=True), reverse=True):
+        tensor_hbm = tensor_hbm.select(dim, position)
+    remaining = sorted(kept)
+    return tensor_hbm.permute([remaining.index(dim) for dim in kept])

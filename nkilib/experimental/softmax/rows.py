@@ -41,19 +41,15 @@ _FLOAT32_BYTES = 4
 _SCALAR_SHARE = 0.35
 
 
-def forward_of_rows(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The results of the rows of this core; tensors [O, C, 1].
+def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The results of the rows of this core.
 
     Args:
-        x_hbm, y_hbm: of the kernel.
+        matrices: pairs of x and y, [O, C, 1], of one shape.
         kind: of what.
         tiling: as the kernel's arguments say.
     """
-    forward_of_matrices([Matrices((x_hbm[:, :, 0], y_hbm[:, :, 0]))], kind, tiling)
-
-
-def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The results of the rows of this core, of pairs of x and y, [rows, C]."""
+    matrices = [each.squeezed() for each in matrices]
     x_hbm, y_hbm = matrices[0].tensors
     plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size)
     batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())

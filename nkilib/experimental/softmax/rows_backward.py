@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nkilib.experimental.softmax.kind import Kind
-from nkilib.experimental.softmax.layout import Matrices, around_axis
+from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import Piece, RowPlan, Streams, element_bytes, row_plan
 from nkilib.experimental.softmax.row_statistics import off_line, on_line
@@ -29,21 +29,15 @@ _OUTPUTS = LOADS_AGAIN_AHEAD + 1
 _JUNK_BYTES = 2
 
 
-def backward_of_rows(
-    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
-) -> None:
-    """The gradient of the rows of this core; tensors [O, C, 1].
+def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The gradient of the rows of this core.
 
     Args:
-        grad_hbm, output_hbm, grad_x_hbm: of the kernel; the last one may be the first one.
+        matrices: triples of dy, y and dx, [O, C, 1], of one shape; dx may be dy.
         kind: of what.
         tiling: as the kernel's arguments say.
     """
-    backward_of_matrices(around_axis((grad_hbm, output_hbm, grad_x_hbm), 1), kind, tiling)
-
-
-def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The gradient of the rows of this core, of triples of dy, y and dx, [rows, C]."""
+    matrices = [each.squeezed() for each in matrices]
     grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
     dtypes = (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     plan = backward_plan(grad_hbm.shape[1], kind, dtypes, tiling.chunk_size)
@@ -187,7 +181,7 @@ class _Backward:
             [] if is_log else buffers(count, size, output_hbm.dtype),
             outputs=Ring.make(_OUTPUTS if is_log else 0, of_piece, output_hbm.dtype),
             products=Ring.make(_PRODUCTS, of_piece, nl.float32),
-            halves=Ring.make(_PRODUCTS if is_log and plan.is_short else 0, of_piece // 2, nl.float32),
+            halves=Ring.make(_PRODUCTS if is_log and plan.is_short else 0, (of_piece + 1) // 2, nl.float32),
             junk=Ring.make(1, of_piece, nl.bfloat16),
             results=Ring.make(_RESULTS if has_results else 0, of_piece, grad_x_hbm.dtype),
         )
@@ -241,7 +235,7 @@ class _Backward:
         self.products_sbuf[number, piece] = products_sbuf
 
     def _sums_halves(self, piece: Piece) -> bool:
-        """Whether GpSimd adds the halves of short rows, so that Vector, which sums many rows at once, has less to do."""
+        """Whether GpSimd adds the halves of short rows: Vector, which sums many rows at once, has less to do then."""
         return self.plan.is_short and piece.columns % 2 == 0
 
     def _sums_of_halves(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:

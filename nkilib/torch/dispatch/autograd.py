@@ -28,12 +28,14 @@ class Derivative:
         others: gradients of further inputs, which something else computes.
         adding: does what ``backward`` does, and adds one gradient to the input of the forward that it writes to, where
             the call has that.
+        options: of the backward, from the call of the forward, where they are not those of the same names.
     """
 
     forward: Operator
     backward: Operator
     others: Others | None = None
     adding: Operator | None = None
+    options: Callable[[Call], Mapping[str, Any]] | None = None
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """The forward; if ``inplace``, its backward writes the gradient over the first input."""
@@ -51,7 +53,7 @@ class Derivative:
         known = {**call.tensors, **results}
         kept = [each for each in self.backward.inputs if not each.name.startswith("grad_")]
         ctx.save_for_backward(*(each.saved(call, results) if each.saved else known[each.name] for each in kept))
-        ctx.options = call.options
+        ctx.options = {**call.options, **(self.options(call) if self.options else {})}
         # Not saved: micro-batches between this forward and its backward write to it too.
         ctx.written = {name: call.tensors[name] for name in self.adding.writes} if self.adding else {}
         self.mark_constants(ctx, call, results, needed)
@@ -154,10 +156,14 @@ def differentiated(gradient: str) -> str:
 
 
 def differentiate(
-    forward: Operator, backward: Operator, others: Others | None = None, adding: Operator | None = None
+    forward: Operator,
+    backward: Operator,
+    others: Others | None = None,
+    adding: Operator | None = None,
+    options: Callable[[Call], Mapping[str, Any]] | None = None,
 ) -> Derivative:
     """Register the derivative of ``forward``, and that ``backward`` has none, wherever they are registered."""
-    derivative = Derivative(forward, backward, others, adding)
+    derivative = Derivative(forward, backward, others, adding, options)
 
     def setup(ctx: Any, call: Call, returned: Any) -> None:
         derivative.save(ctx, call, returned, derivative.needed(ctx.needs_input_grad))
@@ -203,8 +209,7 @@ def register_formula(
 def refuse_second(backward: Operator) -> NoReturn:
     """The backward of a gradient: an error that names what has derivatives of every order."""
     raise NotImplementedError(
-        f"{backward.qualified()}: the gradient of the loss has no derivative here; for second derivatives use "
-        f"{backward.instead}"
+        f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
     )
 
 

@@ -80,7 +80,7 @@ def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) ->
     results = operator.results or [each.name for each in operator.outputs]
     keywords = _kernel_keywords(operator, call, results)
     if operator.may_overwrite:
-        keywords["inplace"] = overwrites
+        keywords["inplace"] = overwrites or _is_own_copy(operator, call, keywords)
     requests = operator.on_request
     returned = [name for name in results if name not in requests or keywords.get(requests[name], False)]
     found = dict(zip(returned, as_tuple(launch(**keywords)), strict=True))
@@ -88,6 +88,18 @@ def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) ->
     for name, result in operator.written(overwrites).items():
         _write_over(keywords[of_kernel[name]], found[result], place)
     return [_result(each, call, found) for each in operator.returned(overwrites)]
+
+
+def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) -> bool:
+    """Whether the kernel gets a copy of the first input that nobody else has, which the first output may replace.
+
+    A graph that is traced is left to its compiler.
+    """
+    first, given = operator.inputs[0], call.first
+    copy, output = keywords[first.of_kernel], operator.outputs[0]
+    if is_traced(given) or not isinstance(copy, Tensor) or given.is_contiguous():
+        return False
+    return copy.dtype == output.dtype_of(call) and copy.shape == output.shape(call)
 
 
 def _write_over(given: Tensor, result: Tensor, place: Place) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from torch import Tensor
+
+from nkilib.torch.dispatch.operator import Shape
+
+KERNEL_DIMENSIONS: Final = 8  # what kernels take at most
 
 
 def axis_of(tensor: Tensor, dim: int) -> int:
@@ -39,6 +45,48 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
     """Whether ``as_rows`` gives the tensor's own memory. Decided from shape and strides."""
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
+
+
+@dataclass(frozen=True)
+class AlongAxis:
+    """A tensor with its dimensions as they lie in memory, for an operator that works along one of them.
+
+    Attributes:
+        order: the dimensions, the outermost in memory first.
+        shape: their extents, in that order.
+        dim: along which the operator works, as the tensor has it.
+    """
+
+    order: tuple[int, ...]
+    shape: Shape
+    dim: int
+
+    @classmethod
+    def of(cls, tensor: Tensor, dim: int) -> AlongAxis:
+        """Of a tensor of one or more dimensions; ``dim`` counts from the front."""
+        order = stored_order(tensor)
+        return cls(order, tuple(tensor.shape[each] for each in order), dim)
+
+    @property
+    def axis(self) -> int:
+        """Where the dimension is in what :meth:`stored` gives."""
+        return self.order.index(self.dim) if self._fits else 1
+
+    @property
+    def _fits(self) -> bool:
+        return len(self.order) <= KERNEL_DIMENSIONS
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """A tensor of that shape so: a view. Of more dimensions than kernels take, those on either side are one."""
+        permuted = tensor.permute(self.order)
+        if self._fits:
+            return permuted
+        axis = self.order.index(self.dim)
+        return permuted.reshape(prod(self.shape[:axis]), self.shape[axis], prod(self.shape[axis + 1 :]))
+
+    def restored(self, result: Tensor) -> Tensor:
+        """What was made of it, in the shape of the tensor, and as that lies in memory."""
+        return result.reshape(self.shape).permute([self.order.index(each) for each in range(len(self.order))])
 
 
 def stored_order(tensor: Tensor) -> tuple[int, ...]:

@@ -133,11 +133,15 @@ class Output:
         """Whether a call returns it; it is empty otherwise."""
         return bool(call.options.get(self.request, True)) and (self.exists is None or self.exists(call))
 
+    def dtype_of(self, call: Call) -> torch.dtype:
+        """The type of it."""
+        given = call.first.dtype if self.dtype is None else self.dtype
+        return given if isinstance(given, torch.dtype) else given(call)
+
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
         """A tensor of its shape, type and device, uninitialized or filled."""
         shape = self.shape(call) if self.is_given(call) else (0,)
-        given = call.first.dtype if self.dtype is None else self.dtype
-        dtype = given if isinstance(given, torch.dtype) else given(call)
+        dtype = self.dtype_of(call)
         if fill is None:
             return call.first.new_empty(shape, dtype=dtype)
         return call.first.new_full(shape, fill(call) if callable(fill) else fill, dtype=dtype)

@@ -144,9 +144,10 @@ def linear_cross_entropy_backward(
         torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
 
     The gradient of a tile of logits is rounded to the dtype of X once, sums are float32, and every result is rounded
-    once. Of float16 it carries a power of two, chosen on the device, that is removed in float32. Beyond inputs and
-    outputs the kernel takes 4 N D bytes of HBM for each core, and where the positions take several blocks at most
-    64 MiB for each core more. Launch as the forward.
+    once. Of float16 it carries a power of two, chosen on the device for the largest upstream gradient, that is removed
+    in float32: where one of them is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond
+    inputs and outputs the kernel takes 4 N D bytes of HBM for each core, and where the positions take several blocks at
+    most 64 MiB for each core more. Launch as the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 65,536).

@@ -136,7 +136,7 @@ def validated_grad_scale(
             f"{function}: grad_scale_hbm must be float32, got {grad_scale_hbm.dtype}; cast it to float32",
         )
         return grad_scale_hbm
-    if not isinstance(grad_scale, float | int) or not math.isfinite(grad_scale):
+    if isinstance(grad_scale, bool) or not isinstance(grad_scale, float | int) or not math.isfinite(grad_scale):
         raise AssertionError(f"{function}: grad_scale must be a finite number, got {grad_scale}; {remedy}")
     return float(grad_scale)
 
@@ -150,7 +150,7 @@ def validate_scratch_bytes(launch: LinearLaunch, scratch_bytes: int) -> None:
     positions = min(launch.num_positions, nl.tile_size.pmax)
     least = positions * launch.vocab_size * 4
     require(
-        isinstance(scratch_bytes, int) and scratch_bytes >= least,
+        isinstance(scratch_bytes, int) and not isinstance(scratch_bytes, bool) and scratch_bytes >= least,
         f"{launch.function}: scratch_bytes must be an integer of at least {least}, the float32 logits of "
         f"{positions} positions, got {scratch_bytes}; pass more, or launch forward and backward apart",
     )

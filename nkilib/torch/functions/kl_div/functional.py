@@ -48,14 +48,20 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     if reduction == "none" and x.dtype != t.dtype:
         promoted = torch.promote_types(x.dtype, t.dtype)
         x, t = x.to(promoted), t.to(promoted)
-    order = stored_order(x)
     kernel_reduction = "sum" if reduction == _BATCHMEAN else reduction
-    loss: Tensor = DERIVATIVE.apply(
-        False, x.permute(order), t.permute(order), log_target=log_target, reduction=kernel_reduction
-    )
-    if reduction == "none":
-        return loss.permute([order.index(dim) for dim in range(len(order))])
+    loss = _loss(x, t, reduction=kernel_reduction, log_target=log_target)
     return loss / batch if reduction == _BATCHMEAN else loss
+
+
+def _loss(x: Tensor, t: Tensor, **options: Any) -> Tensor:
+    """Of tensors of one shape, which the kernels get as they lie in memory, and with a dimension."""
+    if x.dim() == 0:
+        return _loss(x.reshape(1), t.reshape(1), **options).reshape(())
+    order = stored_order(x)
+    loss: Tensor = DERIVATIVE.apply(False, x.permute(order), t.permute(order), **options)
+    if options["reduction"] != "none":
+        return loss
+    return loss.permute([order.index(dim) for dim in range(len(order))])
 
 
 def _check(input: Tensor, target: Tensor, reduction: Any, log_target: Any) -> None:

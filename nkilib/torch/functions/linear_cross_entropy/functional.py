@@ -126,7 +126,8 @@ def linear_cross_entropy(
     ``lse_square_scale * torch.logsumexp(z, -1) ** 2`` at every position that is not ignored, before the reduction. The
     gradients have the types of their tensors, rounded once; one that nobody asks for is not computed. No value is
     looked at, so nothing waits for the device; on the CPU alone targets are checked for their range. Under autocast,
-    input, weight and bias are cast as ``torch.nn.functional.linear`` casts them.
+    input, weight and bias are cast as ``torch.nn.functional.linear`` casts them. Of float16 all gradients are NaN where
+    an upstream gradient of one position is infinite or NaN: the largest one sets a power of two for all.
 
     Class probabilities, a ``linear_weight`` of more than two dimensions, and features other than 16 to 16,384 go to
     PyTorch's own operators, with a warning, and all logits in memory; the loss then has PyTorch's type.

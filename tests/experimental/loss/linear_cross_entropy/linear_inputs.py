@@ -160,3 +160,17 @@ def upstream_of(problem: LinearProblem, lse: Array, further: bool = False, seed:
         return (rng.standard_normal(positions) / positions).astype(np.float32)
 
     return BackwardInputs(lse, vector(), *((vector(), vector()) if further else ()))
+
+
+def arguments_of(problem: LinearProblem) -> dict[str, Any]:
+    """Keywords of a launch."""
+    options = problem.options
+    return {
+        "bias_hbm": problem.bias,
+        "class_weight_hbm": options.class_weight,
+        "weight_layout": problem.weight_layout,
+        "ignore_index": options.ignore_index,
+        "label_smoothing": options.label_smoothing,
+        "logit_softcap": options.logit_softcap,
+        "lse_square_scale": options.lse_square_scale,
+    }

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,8 +25,8 @@ from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     FP16,
     FP32,
     OPTIONS,
-    PROBLEMS,
     Sizes,
+    arguments_of,
     in_layout,
     normal_problem,
     problem_of,
@@ -59,20 +58,6 @@ def lse_of(problem: LinearProblem) -> Any:
     return linear_forward_reference(problem).lse.astype(np.float32)
 
 
-def arguments_of(problem: LinearProblem) -> dict[str, Any]:
-    """Keywords of a launch."""
-    options = problem.options
-    return {
-        "bias_hbm": problem.bias,
-        "class_weight_hbm": options.class_weight,
-        "weight_layout": problem.weight_layout,
-        "ignore_index": options.ignore_index,
-        "label_smoothing": options.label_smoothing,
-        "logit_softcap": options.logit_softcap,
-        "lse_square_scale": options.lse_square_scale,
-    }
-
-
 def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cores: int = 2, **kwargs: Any) -> Launched:
     """A launch with everything wanted, of small blocks unless others are asked for."""
     if upstream is None:
@@ -95,12 +80,6 @@ def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cor
         linear_gradient_bounds(problem, upstream),
         problem,
     )
-
-
-@pytest.mark.parametrize(("dtype", "layout"), [(BF16, "vd"), (FP32, "dv"), (FP16, "vd")], ids=str)
-@pytest.mark.parametrize("kind", list(PROBLEMS))
-def test_gradients_of_hard_inputs_are_within_their_bounds(kind: str, dtype: Any, layout: str) -> None:
-    launched(problem_of(kind, Sizes(140, 48, 260, dtype), layout=layout)).check()
 
 
 @pytest.mark.parametrize(("dtype", "further"), [(BF16, True), (FP32, False), (FP16, True)], ids=str)
@@ -300,20 +279,12 @@ def test_operands_that_take_turns_in_sbuf(monkeypatch: pytest.MonkeyPatch) -> No
     launched(problem_of("normal", sizes), cores=1).check()
 
 
-def test_norms_of_the_errors_are_below_those_of_torch_with_float32_logits() -> None:
-    problem = problem_of("normal", Sizes(256, 512, 2048, BF16))
-    positions = len(problem.targets)
-    upstream = BackwardInputs(lse_of(problem), np.full(positions, 1.0 / positions, np.float32))
-    found = launched(problem, upstream)
-    tensors = [torch.tensor(np.float32(array)).bfloat16().requires_grad_() for array in (problem.input, problem.weight)]
-    logits = torch.nn.functional.linear(*tensors).float()
-    torch.nn.functional.cross_entropy(logits, torch.tensor(problem.targets).long()).backward()
-    for name, tensor in zip(("input", "weight"), tensors, strict=True):
-        truth = getattr(found.truth, name)
-        assert tensor.grad is not None
-        ours, theirs = (
-            np.linalg.norm(array - truth) for array in (np.float64(found.found[name]), tensor.grad.double().numpy())
-        )
-        assert ours <= theirs
-    off = np.linalg.norm(np.float64(found.found["weight"]) - found.truth.weight, axis=1)
-    assert (off <= 5e-3 * np.linalg.norm(found.truth.weight, axis=1)).all()
+@pytest.mark.parametrize("upstream", [np.inf, np.nan])
+def test_one_upstream_gradient_that_is_not_finite_makes_all_of_float16_nan(upstream: float) -> None:
+    problem = problem_of("normal", Sizes(140, 48, 260, FP16))
+    given = np.full(140, 1.0 / 140, np.float32)
+    given[3] = upstream
+    for cores in (1, 2):
+        operands = problem.input, problem.weight, problem.targets, lse_of(problem), given
+        found = linear_cross_entropy_backward[cores](*operands, **BLOCKS)
+        assert all(np.isnan(np.float32(array)).all() for array in found)

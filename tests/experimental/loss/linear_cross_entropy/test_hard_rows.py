@@ -22,31 +22,27 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 
-from .linear_inputs import BF16, FP16, FP32, PROBLEMS, Array, Sizes, problem_of, with_options
+from .linear_inputs import BF16, FP16, FP32, PROBLEMS, Array, Sizes, arguments_of, problem_of, with_options
 
 # Ragged in all three dimensions: two tiles of positions, two of features, three of classes.
 POSITIONS, FEATURES, CLASSES = 150, 160, 310
 FORMS = ("two launches", "one launch")
-# The other combinations are swept: the tests of each kernel have the same inputs in all dtypes.
-COMBINED = {("two launches", FP32), ("one launch", BF16)}
+# Gradients in all types, and both forms in bfloat16; the other combinations are swept.
+COMBINED = {("two launches", dtype) for dtype in (BF16, FP16, FP32)} | {("one launch", BF16)}
 
 
 def _launch(problem: LinearProblem, form: str) -> list[Array]:
     """Loss, lse and all gradients of the mean."""
-    given = problem.options
-    options = {
-        "class_weight_hbm": given.class_weight,
-        "logit_softcap": given.logit_softcap,
-        "lse_square_scale": given.lse_square_scale,
-    }
     operands, scale = (problem.input, problem.weight, problem.targets), 1.0 / POSITIONS
-    bias = np.zeros(CLASSES, np.float32) if problem.bias is None else problem.bias
+    options = arguments_of(problem)
+    if problem.bias is None:
+        options["bias_hbm"] = np.zeros(CLASSES, np.float32)
     if form == "one launch":
-        found = linear_cross_entropy_forward_backward[2](*operands, bias, grad_scale=scale, **options)
+        found = linear_cross_entropy_forward_backward[2](*operands, grad_scale=scale, **options)
     else:
-        loss, lse = linear_cross_entropy_forward[2](*operands, bias, **options)
+        loss, lse = linear_cross_entropy_forward[2](*operands, **options)
         upstream = np.full(POSITIONS, scale, np.float32)
-        found = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, bias, **options))
+        found = (loss, lse, *linear_cross_entropy_backward[2](*operands, lse, upstream, **options))
     return [np.asarray(each) for each in found]
 
 
@@ -69,7 +65,8 @@ def _ratios(problem: LinearProblem, found: list[Array]) -> list[float]:
 )
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_errors_are_within_their_bounds(kind: str, form: str, dtype: np.dtype[Any]) -> None:
-    problem = problem_of(kind, Sizes(POSITIONS, FEATURES, CLASSES, dtype))
+    layout = "dv" if dtype == FP32 else "vd"
+    problem = problem_of(kind, Sizes(POSITIONS, FEATURES, CLASSES, dtype), layout=layout)
     found = _launch(problem, form)
     assert max(_ratios(problem, found)) <= 1.0
     if kind != "all ignored":

@@ -203,8 +203,9 @@ OF_TILING = [
 ]
 OF_GRADIENTS = [
     *(
-        Refusal(f"{flag} a string", f"{flag} must be True or False, got yes", {flag: "yes"})
+        Refusal(f"{flag} {value}", f"{flag} must be True or False, got {value}", {flag: value})
         for flag in ("grad_input_wanted", "grad_weight_wanted", "grad_bias_wanted", "grad_input_float32")
+        for value in ("yes", 1)
     ),
     Refusal(
         "gradient of no bias",
@@ -238,7 +239,7 @@ SCALE = "pass grad_scale=1 / count for the mean, 1.0 for the sum"
 OF_SCALE = [
     *(
         Refusal(f"scale {value}", f"grad_scale must be a finite number, got {value}; {SCALE}", {"grad_scale": value})
-        for value in (None, float("nan"), float("inf"), "mean")
+        for value in (None, float("nan"), float("inf"), "mean", True)
     ),
     Refusal(
         "two scales",

@@ -29,16 +29,17 @@ def linear_forward_work(
     **_: Any,
 ) -> Work:
     """The work of ``linear_cross_entropy_forward``, whose parameters it takes."""
-    positions, features = input_hbm.shape
-    elements = positions * prod(weight_hbm.shape) // features
+    positions = input_hbm.shape[0]
+    elements = _elements(input_hbm, weight_hbm)
     results = 2 + 2 * with_target + with_argmax + with_entropy + with_distance_sum + 2 * with_log_sum
-    return Work(
+    return _work(
+        input_hbm,
+        elements,
+        products=1,
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
         + results * _FLOAT32_BYTES * positions,
         exponentials=_exponentials(elements, logit_softcap),
         maxima=elements if with_argmax else 0,
-        multiply_adds=elements * features,
-        dtype=_dtype(input_hbm),
     )
 
 
@@ -65,9 +66,11 @@ def linear_backward_work(
 ) -> Work:
     """The work of ``linear_cross_entropy_backward``, whose parameters it takes."""
     vectors = (lse_hbm, grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm, target_weight_hbm, maximum_hbm, log_sum_hbm)
-    features = input_hbm.shape[1]
-    elements = input_hbm.shape[0] * prod(weight_hbm.shape) // features
-    return Work(
+    elements = _elements(input_hbm, weight_hbm)
+    return _work(
+        input_hbm,
+        elements,
+        products=1 + bool(grad_input_wanted) + bool(grad_weight_wanted),
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, *vectors)
         + _gradient_bytes(
             input_hbm,
@@ -80,8 +83,6 @@ def linear_backward_work(
             grad_input_float32,
         ),
         exponentials=_exponentials(elements, logit_softcap),
-        multiply_adds=(1 + bool(grad_input_wanted) + bool(grad_weight_wanted)) * elements * features,
-        dtype=_dtype(input_hbm),
     )
 
 
@@ -101,16 +102,34 @@ def linear_forward_backward_work(
 
     An exponential for the sum of a row and one for its softmax; the scratch of logits is a choice, and no work.
     """
-    positions, features = input_hbm.shape
-    elements = positions * prod(weight_hbm.shape) // features
-    return Work(
+    elements = _elements(input_hbm, weight_hbm)
+    return _work(
+        input_hbm,
+        elements,
+        products=1 + bool(grad_input_wanted) + bool(grad_weight_wanted),
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
         + _gradient_bytes(input_hbm, weight_hbm, bias_hbm, grad_input_wanted, grad_weight_wanted, grad_bias_wanted)
-        + 2 * _FLOAT32_BYTES * positions,
+        + 2 * _FLOAT32_BYTES * input_hbm.shape[0],
         exponentials=elements + _exponentials(elements, logit_softcap),
-        multiply_adds=(1 + bool(grad_input_wanted) + bool(grad_weight_wanted)) * elements * features,
+    )
+
+
+def _work(input_hbm: Any, elements: int, products: int, hbm_bytes: int, exponentials: int, maxima: int = 0) -> Work:
+    """Of so many products of all ``elements`` logits."""
+    return Work(
+        hbm_bytes=hbm_bytes,
+        exponentials=exponentials,
+        maxima=maxima,
+        multiply_adds=products * elements * input_hbm.shape[1],
         dtype=_dtype(input_hbm),
     )
+
+
+def _elements(input_hbm: Any, weight_hbm: Any) -> int:
+    """N V, of logits."""
+    positions, features = input_hbm.shape
+    found: int = positions * prod(weight_hbm.shape) // features
+    return found
 
 
 def _gradient_bytes(

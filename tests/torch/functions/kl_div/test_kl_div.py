@@ -1,0 +1,190 @@
+"""``kl_div`` and ``KLDivLoss`` beside PyTorch: its samples, its errors, and what the samples lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nkilib.torch import KLDivLoss, kl_div
+from nkilib.torch.dispatch.layout import stored_order
+from tests.torch.opinfo import (
+    DTYPES,
+    Budget,
+    Checked,
+    Difference,
+    Sample,
+    call_of,
+    module_errors,
+    module_samples,
+    op_errors,
+    op_samples,
+)
+
+ops = torch.ops.nkilib
+NAME = "nn.functional.kl_div"
+pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
+
+
+def is_reduced_half(sample: Sample) -> bool:
+    """Of a type with 16 bits, in which PyTorch returns its sum or mean."""
+    _, keywords = sample.constructor
+    reduction = sample.kwargs.get("reduction", keywords.get("reduction", "mean"))
+    return sample.dtype != torch.float32 and reduction != "none"
+
+
+REDUCED = Difference("a reduced loss is float32", is_reduced_half, result_dtype=torch.float32)
+
+
+# A sum adds the roundings of its terms.
+SUMS = Budget(of_float32=64.0)
+
+
+def checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
+    return Checked(ours, theirs, values=SUMS, differences=(REDUCED,) if dtype != torch.float32 else ())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_samples_of_pytorch(dtype: torch.dtype) -> None:
+    of_function = checked(kl_div, F.kl_div, dtype)
+    of_function.check(op_samples(NAME, dtype))
+    of_function.check_each_difference_is_met(op_samples(NAME, dtype))
+    checked(KLDivLoss, nn.KLDivLoss, dtype).check(module_samples("KLDivLoss", dtype))
+
+
+def test_errors_of_pytorch() -> None:
+    for sample, error in op_errors(NAME):
+        Checked(kl_div, F.kl_div).check_refused(sample, error)
+    for sample, error in module_errors("KLDivLoss"):
+        Checked(KLDivLoss, nn.KLDivLoss).check_refused(sample, error)
+    Checked(kl_div, F.kl_div).check_float64_is_refused(op_samples(NAME, torch.float64))
+
+
+def inputs(*shape: int, log_target: bool = False) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and a target."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x, t = (torch.randn(shape, generator=generator).log_softmax(-1) for _ in range(2))
+    return x.requires_grad_(), (t if log_target else t.exp()).requires_grad_()
+
+
+@pytest.mark.parametrize("log_target", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+def test_sizes_shapes_and_layouts(reduction: str, log_target: bool) -> None:
+    arguments = {"reduction": reduction, "log_target": log_target}
+    x, t = inputs(3, 200, 170, log_target=log_target)
+    calls = [call_of(x, t, **arguments)]
+    x, t = inputs(4, 5, 6, log_target=log_target)
+    calls += [
+        call_of(x, t[0], **arguments),  # broadcast
+        call_of(x[:, :1], t, **arguments),
+        call_of(x.detach().permute(2, 0, 1).requires_grad_(), t.detach().permute(2, 0, 1), **arguments),
+        call_of(x.detach()[:, ::2].requires_grad_(), t.detach()[:, ::2], **arguments),  # gaps
+        call_of(x.detach().bfloat16().requires_grad_(), t, **arguments),  # mixed types
+        call_of(x[0, 0, 0], t[0, 0, 0], **arguments),  # no dimension
+    ]
+    Checked(kl_div, F.kl_div, values=SUMS).check([each.fresh() for each in calls])
+
+
+def test_edges() -> None:
+    inf = float("inf")
+    x = torch.tensor([-1.0, -inf, -inf, -1.0, -1e4], requires_grad=True)
+    t = torch.tensor([0.0, 0.0, 0.5, 0.999, 1e-30], requires_grad=True)
+    Checked(kl_div, F.kl_div).check([call_of(x, t, reduction="none"), call_of(x[2:], t[2:].detach(), reduction="sum")])
+    for reduction in ("none", "sum", "mean", "batchmean"):
+        empty = torch.zeros(0, 3)
+        found, expected = (f(empty, empty, reduction=reduction) for f in (kl_div, F.kl_div))
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_no_copy_of_a_dense_tensor() -> None:
+    x = torch.zeros(2, 3, 4)
+    assert stored_order(x) == (0, 1, 2)
+    assert stored_order(x.permute(2, 0, 1)) == (1, 2, 0)
+    assert stored_order(x[:, ::2]) == (0, 1, 2)
+    assert stored_order(x.expand(5, 2, 3, 4)) == (0, 1, 2, 3)
+    x = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert x.permute(stored_order(x)).is_contiguous()
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "reduction": (lambda f: f(*inputs(3), reduction="avg"), "'avg' is not a valid value for reduction"),
+    "integers": (lambda f: f(torch.ones(3, dtype=torch.int64), inputs(3)[1]), "Integral inputs not supported"),
+    "complex": (lambda f: f(inputs(3)[0], torch.ones(3, dtype=torch.complex64)), "Complex inputs not supported"),
+    "shapes": (lambda f: f(inputs(3)[0], inputs(4)[1]), "hape"),
+    "no tensor": (lambda f: f([1.0], inputs(1)[1]), "must be Tensor"),
+    "log_target": (lambda f: f(*inputs(3), log_target="no"), "'log_target' must be bool"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_as_pytorch_refuses_it(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(Exception, match=r".") as theirs:
+        call(F.kl_div)
+    with pytest.raises(theirs.type, match=message):
+        call(kl_div)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("log_target", [False, True])
+def test_opcheck(reduction: str, log_target: bool) -> None:
+    x, t = inputs(3, 5, log_target=log_target)
+    options = {"reduction": reduction, "log_target": log_target}
+    torch.library.opcheck(ops.kl_div_forward.default, (x, t), options)
+    grad = torch.ones(3, 5) if reduction == "none" else torch.ones(())
+    torch.library.opcheck(ops.kl_div_backward.default, (x.detach(), t.detach(), grad), options)
+
+
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient")
+@pytest.mark.parametrize("log_target", [False, True])
+def test_gradcheck(log_target: bool) -> None:
+    """A step of 2^-8 in float32: the difference of two losses keeps 2^-15 of them, and the curvature costs 2^-10."""
+    x, t = inputs(2, 3, log_target=log_target)
+    keywords = {"reduction": "sum", "log_target": log_target}
+    assert torch.autograd.gradcheck(lambda x, t: kl_div(x, t, **keywords), (x, t), eps=2.0**-8, atol=1e-3, rtol=1e-2)
+
+
+def test_only_gradients_that_are_asked_for() -> None:
+    x, t = inputs(2, 3)
+    kl_div(x.detach(), t, reduction="sum").backward()
+    assert x.grad is None and t.grad is not None
+    kl_div(x, t.detach(), reduction="sum").backward()
+    torch.testing.assert_close(x.grad, -t.detach())
+
+
+def test_a_second_derivative_is_refused_by_name() -> None:
+    x, t = inputs(3)
+    (gradient,) = torch.autograd.grad(kl_div(x, t), t, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"kl_div_backward: .*torch.nn.functional.kl_div"):
+        gradient.sum().backward()
+
+
+@pytest.mark.usefixtures("compile_afresh")
+@pytest.mark.parametrize("reduction", ["none", "batchmean"])
+def test_a_full_graph_gives_equal_results(reduction: str) -> None:
+    x, t = inputs(3, 4, 5)
+
+    def loss(x: Tensor, t: Tensor) -> Tensor:
+        return kl_div(x.permute(2, 0, 1), t.permute(2, 0, 1), reduction=reduction)
+
+    found, expected = torch.compile(loss, fullgraph=True, backend="aot_eager")(x, t), loss(x, t)
+    assert torch.equal(found, expected)
+    for gradient, other in zip(*(torch.autograd.grad(each.sum(), (x, t)) for each in (found, expected)), strict=True):
+        assert torch.equal(gradient, other)
+
+
+def test_autocast_and_modules() -> None:
+    x, t = (each.detach() for each in inputs(2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        for reduction in ("none", "sum"):
+            found, expected = (f(x.bfloat16(), t.bfloat16(), reduction=reduction) for f in (kl_div, F.kl_div))
+            assert found.dtype == expected.dtype == torch.float32
+    for reduction, log_target in (("batchmean", False), ("none", True)):
+        found, expected = (
+            module(reduction=reduction, log_target=log_target)(x, t) for module in (KLDivLoss, nn.KLDivLoss)
+        )
+        torch.testing.assert_close(found, expected)

@@ -1,0 +1,178 @@
+"""``nll_loss`` and ``NLLLoss`` beside PyTorch: its samples, its errors, and what the samples lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nkilib.torch import NLLLoss, nll_loss
+from tests.torch.opinfo import (
+    DTYPES,
+    Budget,
+    Checked,
+    Difference,
+    Sample,
+    call_of,
+    module_errors,
+    module_samples,
+    op_errors,
+    op_samples,
+)
+
+ops = torch.ops.nkilib
+NAME = "nn.functional.nll_loss"
+
+
+def is_reduced_half(sample: Sample) -> bool:
+    """Of a type with 16 bits, in which PyTorch returns its sum or mean."""
+    _, keywords = sample.constructor
+    reduction = sample.kwargs.get("reduction", keywords.get("reduction", "mean"))
+    return sample.dtype != torch.float32 and reduction != "none"
+
+
+REDUCED = Difference("a reduced loss is float32", is_reduced_half, result_dtype=torch.float32)
+# A sum adds the roundings of its terms, of which there are up to 1,000.
+SUMS = Budget(of_float32=64.0)
+
+
+def checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
+    return Checked(ours, theirs, values=SUMS, differences=(REDUCED,) if dtype != torch.float32 else ())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_samples_of_pytorch(dtype: torch.dtype) -> None:
+    of_function = checked(nll_loss, F.nll_loss, dtype)
+    of_function.check(op_samples(NAME, dtype))
+    of_function.check_each_difference_is_met(op_samples(NAME, dtype))
+    checked(NLLLoss, nn.NLLLoss, dtype).check(module_samples("NLLLoss", dtype))
+
+
+def test_errors_of_pytorch() -> None:
+    for sample, error in op_errors(NAME):
+        Checked(nll_loss, F.nll_loss).check_refused(sample, error)
+    Checked(nll_loss, F.nll_loss).check_float64_is_refused(op_samples(NAME, torch.float64))
+
+
+def test_a_weight_may_have_another_type() -> None:
+    """PyTorch refuses it, in the one error that it lists for the module; here weights are float32 whatever comes."""
+    ((sample, error),) = module_errors("NLLLoss")
+    with pytest.raises(error, match="expected scalar type"):
+        nn.NLLLoss(**sample.constructor[1])(*sample.args)
+    assert NLLLoss(**sample.constructor[1])(*sample.args).isnan()
+    x, target = inputs(5)
+    weight = torch.linspace(0.1, 1.0, 37)
+    found = nll_loss(x.detach().bfloat16(), target, weight)
+    torch.testing.assert_close(found, F.nll_loss(x.detach().bfloat16().float(), target, weight))
+
+
+def inputs(*shape: int, classes: int = 37) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N, classes, ...] and targets."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape[0], classes, *shape[1:], generator=generator).log_softmax(1)
+    return x.requires_grad_(), torch.randint(classes, shape, generator=generator)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [(129,), (300,), (3, 150), (2, 3, 4, 2)])
+def test_sizes_across_batches_and_strides(shape: tuple[int, ...], reduction: str) -> None:
+    x, target = inputs(*shape)
+    target.view(-1)[::5] = 3
+    weight = torch.linspace(0.1, 1.0, 37)
+    arguments = {"weight": weight, "ignore_index": 3, "reduction": reduction}
+    calls = [call_of(x, target, **arguments), call_of(x, target.to(torch.int16), **{**arguments, "weight": None})]
+    last = x.detach().movedim(1, -1).contiguous().movedim(-1, 1).requires_grad_()
+    calls.append(call_of(last, target, **arguments))
+    check = Checked(nll_loss, lambda x, t, **k: F.nll_loss(x, t.long(), **k), values=SUMS)
+    check.check(calls)
+
+
+def test_nothing_counts_and_nothing_is_there() -> None:
+    x, target = inputs(4)
+    ignored = torch.full_like(target, -100)
+    loss = nll_loss(x, ignored)
+    loss.backward()
+    assert loss.isnan() and x.grad is not None and not x.grad.any()
+    empty, none = torch.zeros(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.int64)
+    for reduction in ("none", "sum", "mean"):
+        found, expected = nll_loss(empty, none, reduction=reduction), F.nll_loss(empty, none, reduction=reduction)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "reduction": (lambda f: f(*inputs(3), reduction="avg"), "'avg' is not a valid value for reduction"),
+    "no dimension": (lambda f: f(torch.tensor(1.0), torch.tensor(0)), "1 or more dimensions"),
+    "batch": (lambda f: f(inputs(3)[0], inputs(4)[1]), r"batch_size \(3\) to match target batch_size \(4\)"),
+    "target of floats": (lambda f: f(inputs(3)[0], torch.ones(3)), "expected target dtype to be an integer"),
+    "out of range": (lambda f: f(inputs(3)[0], torch.tensor([0, 37, 1])), "Target 37 is out of bounds"),
+    "weight": (lambda f: f(*inputs(3), weight=torch.ones(3)), "weight tensor should be defined"),
+    "integers": (lambda f: f(torch.ones(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)), "int64"),
+    "no tensor": (lambda f: f([1.0], torch.zeros(1)), "must be Tensor"),
+    "ignore_index": (lambda f: f(*inputs(3), ignore_index=1.5), "ignore_index"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_as_pytorch_refuses_it(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(Exception, match=r".") as theirs:
+        call(F.nll_loss)
+    with pytest.raises(theirs.type, match=message) as ours:
+        call(nll_loss)
+    assert str(ours.value).startswith("nll_loss: ")
+
+
+def test_weight_that_requires_grad_and_other_devices() -> None:
+    x, target = inputs(3)
+    with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'weight'"):
+        nll_loss(x, target, torch.ones(37, requires_grad=True))
+    assert nll_loss(x.detach().to("meta"), target.to("meta")).shape == ()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_opcheck(reduction: str) -> None:
+    x, target = inputs(5)
+    weight = torch.linspace(0.1, 1.0, 37)
+    torch.library.opcheck(ops.nll_loss_forward.default, (x, target, weight), {"reduction": reduction})
+    grad, total = torch.ones(5 if reduction == "none" else ()), torch.tensor([2.0])
+    arguments = (x.detach(), target, grad, total, weight)
+    torch.library.opcheck(ops.nll_loss_backward.default, arguments, {"reduction": reduction})
+
+
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient")
+def test_gradcheck() -> None:
+    """A step of 2^-6 in float32: the loss is linear, and a difference of two keeps 2^-17 of them."""
+    x, target = inputs(3)
+    assert torch.autograd.gradcheck(lambda x: nll_loss(x, target), (x,), eps=2.0**-6, atol=1e-4, rtol=1e-3)
+
+
+def test_a_second_derivative_is_refused_by_name() -> None:
+    x, target = inputs(3)
+    (gradient,) = torch.autograd.grad(nll_loss(2 * x, target), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"nll_loss_backward: .*torch.nn.functional.nll_loss"):
+        gradient.sum().backward()
+
+
+@pytest.mark.usefixtures("compile_afresh")
+def test_a_full_graph_gives_equal_results() -> None:
+    x, target = inputs(5)
+    graph = torch.compile(nll_loss, fullgraph=True, backend="aot_eager")
+    found, expected = graph(x, target), nll_loss(x, target)
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(loss, x)[0] for loss in (found, expected)))
+
+
+def test_autocast_and_modules() -> None:
+    x, target = inputs(5)
+    half = x.detach().bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        for reduction in ("none", "mean"):
+            found, expected = (f(half, target, reduction=reduction) for f in (nll_loss, F.nll_loss))
+            assert found.dtype == expected.dtype == torch.float32
+    module, theirs = NLLLoss(torch.ones(37), 3, "sum"), nn.NLLLoss(torch.ones(37), ignore_index=3, reduction="sum")
+    assert module.state_dict().keys() == theirs.state_dict().keys()
+    torch.testing.assert_close(module(x, target), theirs(x, target))
