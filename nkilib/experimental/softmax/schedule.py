@@ -17,7 +17,7 @@ from nkilib.experimental.softmax.row_batches import RowBatch
 from nkilib.experimental.softmax.row_plan import Piece
 
 # Pieces that are loaded ahead at most.
-LOADS_AHEAD = 6
+LOADS_AHEAD = 4
 # Pieces for whose end something is loaded ahead at most.
 LOADS_AGAIN_AHEAD = 4
 
