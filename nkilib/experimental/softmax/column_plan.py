@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
@@ -29,6 +30,8 @@ KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
 # Bytes of a run in HBM from which on a transfer has the full rate.
 _FULL_RUN = 1334
+# Bytes of a run up to which a store takes twice as long.
+_SMALL_STORE = 512
 # Segments of a part of columns that come part by part; of those that are read twice, so many parts are on chip.
 _SEGMENTS_OF_PART = (1, 2, 4, 8)
 _PARTS_ON_CHIP = 6
@@ -100,6 +103,14 @@ def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
     return min(buffers, _LATE_PARTS) if parts > 1 and 1 not in passes else buffers
 
 
+class Sizes(NamedTuple):
+    """O, C and I of a tensor."""
+
+    outer: int
+    length: int
+    inner: int
+
+
 @dataclass(frozen=True)
 class ColumnTensors:
     """What a launch moves.
@@ -113,7 +124,7 @@ class ColumnTensors:
         slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
     """
 
-    shape: tuple[int, int, int]
+    shape: Sizes
     read: tuple[nl.DType, ...]
     written: nl.DType
     passes: tuple[tuple[int, ...], ...]
@@ -250,6 +261,8 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     of_window = count * choice.outer * choice.inner * moved
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    if run <= _SMALL_STORE:
+        slowness *= 2.0
     if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
         slowness = 1.0 + (slowness - 1.0) * width / moved
     if choice.segments_of_part < len(segments):
