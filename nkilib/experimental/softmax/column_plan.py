@@ -121,6 +121,7 @@ class ColumnTensors:
         passes: those that read, for each of what is read.
         can_transpose: whether the DMA engines may turn what is read.
         keeps_windows: whether the second pass over a window starts after the first one has ended.
+        keeping: layouts in which something waits on chip between the passes.
         slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
     """
 
@@ -130,6 +131,7 @@ class ColumnTensors:
     passes: tuple[tuple[int, ...], ...]
     can_transpose: bool
     keeps_windows: bool
+    keeping: tuple[Layout, ...]
     slowness_of_parts: float = 1.0
 
     @property
@@ -223,7 +225,7 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
     if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
         return False
     statistics = _STATISTICS_BYTES * turns * len(segments)
-    kept = 0 if has_parts else KEPT_BYTES
+    kept = KEPT_BYTES if choice.layout in tensors.keeping and not has_parts else 0
     parts = div_ceil(len(segments), choice.segments_of_part)
     return part * tensors.element_bytes(choice.layout, choice.buffers, parts) + statistics + kept <= fitting
 

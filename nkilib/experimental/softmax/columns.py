@@ -42,6 +42,7 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
         can_transpose=True,
         # A log needs another activation table: one for all turns of a window.
         keeps_windows=kind is Kind.LOG_SOFTMAX,
+        keeping=tuple(Layout) if kind is Kind.SOFTMAX else (),
         slowness_of_parts=_THREE_PASSES[x_hbm.dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
     )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())

@@ -39,6 +39,7 @@ def backward_of_columns(
         # Log-softmax is bound by DMA, which turns at 90% of its rate; softmax is bound by Vector and Scalar.
         can_transpose=kind is Kind.SOFTMAX,
         keeps_windows=False,
+        keeping=(Layout.TURNED,) if kind is Kind.SOFTMAX else (),
     )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
