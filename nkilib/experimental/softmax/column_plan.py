@@ -137,7 +137,7 @@ class ColumnTensors:
     @property
     def buffers(self) -> tuple[int, ...]:
         """How many tiles of a window there may be."""
-        return (10, 6, 4, 3) if self.keeps_windows else (10, 6, 4, 3, 2)
+        return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
 
     @property
     def overwrites(self) -> bool:
@@ -273,4 +273,6 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     tables = 0.0
     if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar
         tables = windows * _TABLES_BYTES
-    return slowness * of_window * (windows * _WAITING.get(choice.buffers, 1.0) + _OVERLAPS_NOTHING) + tables
+    # Where a window's passes overlap, a fourth tile takes loads from the time of stores.
+    waiting = 1.0 if choice.buffers == 3 and not tensors.keeps_windows else _WAITING.get(choice.buffers, 1.0)
+    return slowness * of_window * (windows * waiting + _OVERLAPS_NOTHING) + tables
