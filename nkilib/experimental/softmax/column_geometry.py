@@ -8,12 +8,21 @@ columns beside it, nor the cores, nor the layout in which a loop takes it change
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
 # Columns that lie on partitions at a time.
 TURN = 128
+
+
+class Block(NamedTuple):
+    """Partitions from the first one on, and their lines from ``first`` to ``end``."""
+
+    partitions: int
+    first: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -52,10 +61,10 @@ class Segment:
         """Partitions that have a line."""
         return self.full + (1 if line < self.rest else 0)
 
-    def blocks(self) -> list[tuple[int, int, int]]:
-        """Blocks (partitions, first line, end) in which every partition has every line."""
-        found = [(self.full + 1, 0, self.rest), (self.full, self.rest, self.lines)]
-        return [block for block in found if block[0] > 0 and block[1] < block[2]]
+    def blocks(self) -> list[Block]:
+        """Those in which every partition has every line."""
+        found = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
+        return [block for block in found if block.partitions > 0 and block.first < block.end]
 
 
 def segments_of(count: int, longest: int) -> list[Segment]:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nkilib.experimental.softmax.column_geometry import Part, Window
 from nkilib.nki import nl
+
+
+class LoadKey(NamedTuple):
+    """A load among all loads: numbers of its window and part, and which pass it is for, 0 if it is loaded once."""
+
+    window: int
+    part: int
+    visit: int
 
 
 @dataclass(frozen=True)
@@ -23,9 +32,9 @@ class Load:
     visit: int
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> LoadKey:
         """It among all loads."""
-        return self.window.number, self.part.number, self.visit
+        return LoadKey(self.window.number, self.part.number, self.visit)
 
 
 def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], is_read_twice: bool) -> list[Load]:
@@ -67,8 +76,8 @@ class LoadRing:
     tiles_sbuf: list[nl.NkiTensor]
     fill: Callable[[nl.NkiTensor, Load], Iterator[None]]
     issued: int = 0
-    released: set[tuple[int, int, int]] = field(default_factory=set)
-    numbers: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    released: set[LoadKey] = field(default_factory=set)
+    numbers: dict[LoadKey, int] = field(default_factory=dict)
 
     def advance(self) -> Iterator[None]:
         """Load whatever has a place, one transfer after the other."""
@@ -82,19 +91,19 @@ class LoadRing:
         before = self.issued - len(self.tiles_sbuf)
         return before < 0 or self.loads[before].key in self.released
 
-    def key(self, window: Window, part: Part, visit: int) -> tuple[int, int, int]:
+    def key(self, window: Window, part: Part, visit: int) -> LoadKey:
         """That of the load which a pass reads."""
         is_once = self.loads[0].visit == 0
-        return window.number, part.number, 0 if is_once else visit
+        return LoadKey(window.number, part.number, 0 if is_once else visit)
 
-    def has(self, key: tuple[int, int, int]) -> bool:
+    def has(self, key: LoadKey) -> bool:
         """Whether it was loaded."""
         return key in self.numbers
 
-    def tile(self, key: tuple[int, int, int]) -> nl.NkiTensor:
+    def tile(self, key: LoadKey) -> nl.NkiTensor:
         """Where it is."""
         return self.tiles_sbuf[self.numbers[key] % len(self.tiles_sbuf)]
 
-    def release(self, key: tuple[int, int, int]) -> None:
+    def release(self, key: LoadKey) -> None:
         """Nothing reads or writes it any more."""
         self.released.add(key)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nkilib.experimental.softmax.column_geometry import Item
+from nkilib.experimental.softmax.column_loads import LoadKey
 from nkilib.experimental.softmax.column_results import Results
 from nkilib.experimental.softmax.column_sources import Source
 from nkilib.experimental.softmax.column_steps import Group, Phase, Step
@@ -42,6 +43,14 @@ class Arithmetic(Protocol):
 _STEPS_OF_STORE = 8
 
 
+class ViewKey(NamedTuple):
+    """An item that a reader gave: numbers of the reader and the pass, and the item's identity."""
+
+    reader: int
+    visit: int
+    item: int
+
+
 @dataclass(frozen=True)
 class Reader:
     """A source, and what reads its items.
@@ -59,13 +68,13 @@ class Reader:
         """Those that read it."""
         return tuple(phase.visit for phase in self.phases)
 
-    def key(self, item: Item, visit: int) -> tuple[int, int, int]:
+    def key(self, item: Item, visit: int) -> LoadKey:
         """The load that an item of a pass is in."""
         return self.source.ring.key(item.window, item.part, visit)
 
     def ends(self, item: Item, visit: int, is_overwritten: bool) -> bool:
         """Whether nobody needs the load of an item after this pass over it; what is overwritten is still stored."""
-        is_of_one_pass = self.key(item, visit)[2] != 0
+        is_of_one_pass = self.key(item, visit).visit != 0
         if is_overwritten and not (is_of_one_pass and visit == 1):
             return False
         return item.ends_part and (is_of_one_pass or visit == max(self.passes))
@@ -93,7 +102,7 @@ class Pipeline:
     results: Results
     overwrites: bool
     made: tuple[Item, nl.NkiTensor] | None = None
-    views: dict[tuple[int, int, int], nl.NkiTensor] = field(default_factory=dict)
+    views: dict[ViewKey, nl.NkiTensor] = field(default_factory=dict)
     stored: list[tuple[int, Item]] = field(default_factory=list)
     taken: int = 0
 
@@ -139,7 +148,7 @@ class Pipeline:
         """Turn the items of a step, as far as that is not done; False if a load has no place yet."""
         for phase, item in step.items.items():
             for place, reader in enumerate(self.readers):
-                key = place, phase.visit, id(item)
+                key = ViewKey(place, phase.visit, id(item))
                 if phase not in reader.phases or key in self.views:
                     continue
                 self._advance()
@@ -150,7 +159,7 @@ class Pipeline:
 
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
         """What a phase may read, by reader; the last one of a pass is done with it."""
-        keys = {place: (place, phase.visit, id(item)) for place in range(len(self.readers))}
+        keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}
         if phase in (Phase.GATHER, Phase.RESULT):
             for place in views:

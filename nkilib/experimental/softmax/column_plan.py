@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
@@ -29,6 +30,8 @@ KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
 # Bytes of a run in HBM from which on a transfer has the full rate.
 _FULL_RUN = 1334
+# Bytes of a run up to which a store takes twice as long.
+_SMALL_STORE = 512
 # Segments of a part of columns that come part by part; of those that are read twice, so many parts are on chip.
 _SEGMENTS_OF_PART = (1, 2, 4, 8)
 _PARTS_ON_CHIP = 6
@@ -100,6 +103,14 @@ def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
     return min(buffers, _LATE_PARTS) if parts > 1 and 1 not in passes else buffers
 
 
+class Sizes(NamedTuple):
+    """O, C and I of a tensor."""
+
+    outer: int
+    length: int
+    inner: int
+
+
 @dataclass(frozen=True)
 class ColumnTensors:
     """What a launch moves.
@@ -110,21 +121,23 @@ class ColumnTensors:
         passes: those that read, for each of what is read.
         can_transpose: whether the DMA engines may turn what is read.
         keeps_windows: whether the second pass over a window starts after the first one has ended.
+        keeping: layouts in which something waits on chip between the passes.
         slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
     """
 
-    shape: tuple[int, int, int]
+    shape: Sizes
     read: tuple[nl.DType, ...]
     written: nl.DType
     passes: tuple[tuple[int, ...], ...]
     can_transpose: bool
     keeps_windows: bool
+    keeping: tuple[Layout, ...]
     slowness_of_parts: float = 1.0
 
     @property
     def buffers(self) -> tuple[int, ...]:
         """How many tiles of a window there may be."""
-        return (10, 6, 4, 3) if self.keeps_windows else (10, 6, 4, 3, 2)
+        return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
 
     @property
     def overwrites(self) -> bool:
@@ -212,7 +225,7 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
     if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
         return False
     statistics = _STATISTICS_BYTES * turns * len(segments)
-    kept = 0 if has_parts else KEPT_BYTES
+    kept = KEPT_BYTES if choice.layout in tensors.keeping and not has_parts else 0
     parts = div_ceil(len(segments), choice.segments_of_part)
     return part * tensors.element_bytes(choice.layout, choice.buffers, parts) + statistics + kept <= fitting
 
@@ -250,6 +263,8 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     of_window = count * choice.outer * choice.inner * moved
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    if run <= _SMALL_STORE:
+        slowness *= 2.0
     if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
         slowness = 1.0 + (slowness - 1.0) * width / moved
     if choice.segments_of_part < len(segments):
@@ -258,4 +273,6 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     tables = 0.0
     if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar
         tables = windows * _TABLES_BYTES
-    return slowness * of_window * (windows * _WAITING.get(choice.buffers, 1.0) + _OVERLAPS_NOTHING) + tables
+    # Where a window's passes overlap, a fourth tile takes loads from the time of stores.
+    waiting = 1.0 if choice.buffers == 3 and not tensors.keeps_windows else _WAITING.get(choice.buffers, 1.0)
+    return slowness * of_window * (windows * waiting + _OVERLAPS_NOTHING) + tables

@@ -13,7 +13,7 @@ from nkilib.experimental.softmax.column_loads import Load, LoadRing
 from nkilib.nki import nisa, nl
 
 
-def strided_shape(windows: list[Window], count: int) -> tuple[int, int, int]:
+def strided_shape(windows: list[Window], count: int) -> tuple[int, ...]:
     """A tile [outer, elements of a column, inner]."""
     return max(window.outer for window in windows), count, windows[0].inner
 

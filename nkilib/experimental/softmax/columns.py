@@ -9,7 +9,7 @@ from __future__ import annotations
 from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
-from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
@@ -34,15 +34,15 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
-    outer, count, inner = x_hbm.shape
     tensors = ColumnTensors(
-        (outer, count, inner),
+        Sizes(*x_hbm.shape),
         read=(x_hbm.dtype,),
         written=y_hbm.dtype,
         passes=((1, 2),),
         can_transpose=True,
         # A log needs another activation table: one for all turns of a window.
         keeps_windows=kind is Kind.LOG_SOFTMAX,
+        keeping=tuple(Layout) if kind is Kind.SOFTMAX else (),
         slowness_of_parts=_THREE_PASSES[x_hbm.dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
     )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())

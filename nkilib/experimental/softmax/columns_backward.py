@@ -6,7 +6,7 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.softmax.column_backward import BackwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
-from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
@@ -31,15 +31,15 @@ def backward_of_columns(
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
-    outer, count, inner = grad_hbm.shape
     tensors = ColumnTensors(
-        (outer, count, inner),
+        Sizes(*grad_hbm.shape),
         read=(grad_hbm.dtype, output_hbm.dtype),
         written=grad_x_hbm.dtype,
         passes=((1, 2), (2,) if kind is Kind.LOG_SOFTMAX else (1, 2)),
         # Log-softmax is bound by DMA, which turns at 90% of its rate; softmax is bound by Vector and Scalar.
         can_transpose=kind is Kind.SOFTMAX,
         keeps_windows=False,
+        keeping=(Layout.TURNED,) if kind is Kind.SOFTMAX else (),
     )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
