@@ -153,7 +153,7 @@ def _profile_of_library(options: argparse.Namespace, given: _Given) -> Profile:
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
     try:
         asked = {name: getattr(options, name) for name in kernels.SIZES if getattr(options, name)}
-        tiling = kernels.chosen()._replace(**asked)
+        tiling = kernels.chosen(**given.arguments)._replace(**asked)
         trips = {} if given.trips is None else {"trips": given.trips}
         found = kernels.profile(tiling, cores, **trips, **given.arguments)
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator

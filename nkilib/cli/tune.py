@@ -58,8 +58,8 @@ def main(options: argparse.Namespace) -> int:
     except ValueRefusedError as error:
         refuse(str(error))
     try:
-        chosen = kernels.chosen()
-    except ValueError as error:
+        chosen = kernels.chosen(**arguments)
+    except (TypeError, ValueError) as error:
         return fail("tune", str(error))
     tilings = set(kernels.tilings())
     if not tilings:

@@ -71,6 +71,19 @@ def test_options_reach_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, printed) == (0, f"columns=512, buffers=2\n{expected}\n")
 
 
+def test_the_choice_is_that_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Jensen-Shannon has more on chip than a Kullback-Leibler divergence."""
+    sizes = ("--positions", "8", "--vocab", "9000", "--dtype", "float32", "--family", "distillation")
+    logits = spec((8, 9000), "float32")
+    chunks = set()
+    for beta in (0.0, 0.5):
+        code, printed, errors = command(capsys, "profile", *sizes, "--arg", f"beta={beta}")
+        assert (code, errors) == (0, "")
+        assert printed.endswith(f"{profile(distillation_forward[2], logits, logits, beta=beta)}\n")
+        chunks.add(printed.splitlines()[0])
+    assert len(chunks) == 2
+
+
 @pytest.mark.parametrize(
     ("family", "sizes", "chooser"),
     [
@@ -100,7 +113,10 @@ def test_what_has_no_tiling_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--family", "softmax", "--extended"), "argument --extended: is for kernels without --features and --family"),
         (("--axis", "first"), "argument --axis: is for kernels with --family softmax or log_softmax"),
-        (("--family", "kl_div", "--chunk-size", "9"), "argument --chunk-size: is for kernels without --features and --family"),
+        (
+            ("--family", "kl_div", "--chunk-size", "9"),
+            "argument --chunk-size: is for kernels without --features and --family",
+        ),
         (("--family", "linear_cross_entropy"), "argument --features: is required for linear_cross_entropy"),
         (("--family", "softmax", "--direction", "forward_backward"), "forward_backward is of linear cross-entropy"),
     ],

@@ -32,11 +32,12 @@ class DistillationKernels(Family):
         """Its name."""
         return f"distillation_{self.direction}"
 
-    def chosen(self) -> DistillationTiling:
+    def chosen(self, **arguments: Any) -> DistillationTiling:
         """The default."""
         from nkilib.experimental.loss.distillation.host.tiling import choose_distillation_tiling
 
-        return choose_distillation_tiling(self.options.vocab)
+        of_pair = 2 * (4 if self.dtype == "float32" else 2)
+        return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed=0 < arguments.get("beta", 0) < 1)
 
     def tilings(self) -> set[DistillationTiling]:
         """To try."""

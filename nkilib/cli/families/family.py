@@ -56,8 +56,8 @@ class Family(ABC):
         return None
 
     @abstractmethod
-    def chosen(self) -> Any:
-        """The tiling that the chooser says, a named tuple."""
+    def chosen(self, **arguments: Any) -> Any:
+        """The tiling that the chooser says, a named tuple; ``arguments`` are options of the kernel."""
 
     @abstractmethod
     def tilings(self) -> Iterable[Any]:

@@ -34,7 +34,7 @@ class KlDivKernels(Family):
         """Its name."""
         return f"kl_div_{self.direction}"
 
-    def chosen(self) -> ElementwiseTiling:
+    def chosen(self, **arguments: Any) -> ElementwiseTiling:
         """The default of a launch without further options."""
         from nkilib.experimental.loss import choose_elementwise_tiling
 

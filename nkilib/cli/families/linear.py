@@ -39,7 +39,7 @@ class LinearKernels(Family):
         """Its name."""
         return f"linear_cross_entropy_{self.direction}"
 
-    def chosen(self) -> LinearTiling:
+    def chosen(self, **arguments: Any) -> LinearTiling:
         """The default."""
         from nkilib.experimental.loss import choose_linear_tiling
 

@@ -46,7 +46,7 @@ class LogitsKernels(Family):
             return "argument --dtype: float16 is of linear cross-entropy: add --features"
         return None
 
-    def chosen(self) -> Tiling:
+    def chosen(self, **arguments: Any) -> Tiling:
         """The default."""
         from nkilib.experimental.loss import choose_tiling
 

@@ -33,7 +33,7 @@ class NllLossKernels(Family):
         """Its name."""
         return f"nll_loss_{self.direction}"
 
-    def chosen(self) -> NoTiling:
+    def chosen(self, **arguments: Any) -> NoTiling:
         """There is one way."""
         return NoTiling()
 

@@ -32,7 +32,7 @@ class SoftmaxKernels(Family):
         """Its name."""
         return f"{self.options.family}_{self.direction}"
 
-    def chosen(self) -> SoftmaxTiling:
+    def chosen(self, **arguments: Any) -> SoftmaxTiling:
         """The default."""
         from nkilib.experimental.softmax import choose_softmax_tiling
         from nkilib.experimental.softmax.kind import Kind
