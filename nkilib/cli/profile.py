@@ -2,7 +2,8 @@
 
 Of anybody's kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the
 file may import nki or nkilib.nki, and the kernel may be a plain function. Of this library's cross-entropy:
-``profile --positions 4096 --vocab 129280``, of its linear cross-entropy with ``--features 4096``.
+``profile --positions 4096 --vocab 129280``, of its linear cross-entropy with ``--features 4096``, of others with
+``--family softmax``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .families.registry import FAMILIES, add_family_arguments, kernels_of
 from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
 from .kernel_values import ValueRefusedError, arguments_of, trips_of
 from .launch_arguments import add_launch_arguments, fail, reason_against_profiles
-from .loss_kernels import FAMILIES, add_family_arguments, kernels_of
 from .output_files import output_file, picture_file
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _TARGETS = ("trn1", "trn2", "trn3")
 _DEFAULT_CORES = 2
 # What only this library's kernels have, by the names of the options.
 _OF_THE_LIBRARY = (
-    *("positions", "vocab", "dtype", "direction"),
+    *("positions", "vocab", "dtype", "direction", "family"),
     *(name for family in FAMILIES for name in family.OPTIONS),
 )
 
@@ -152,12 +153,13 @@ def _profile_of_library(options: argparse.Namespace, given: _Given) -> Profile:
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
     try:
         asked = {name: getattr(options, name) for name in kernels.SIZES if getattr(options, name)}
-        tiling = kernels.chosen()._replace(**asked)
+        tiling = kernels.chosen(**given.arguments)._replace(**asked)
         trips = {} if given.trips is None else {"trips": given.trips}
         found = kernels.profile(tiling, cores, **trips, **given.arguments)
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator
         raise _RefusedError(str(error)) from error
-    print(", ".join(f"{name}={size}" for name, size in tiling._asdict().items()))
+    if tiling:
+        print(", ".join(f"{name}={size}" for name, size in tiling._asdict().items()))
     return found
 
 

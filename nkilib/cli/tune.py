@@ -7,24 +7,23 @@ arithmetic, without a search; this shows what their choice is among.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
+from .families.family import Family
+from .families.registry import add_family_arguments, kernels_of
 from .kernel_values import ValueRefusedError, arguments_of
 from .launch_arguments import add_launch_arguments, fail, reason_against_profiles
-from .loss_kernels import Kernels, add_family_arguments, kernels_of
-
-if TYPE_CHECKING:
-    from .loss_kernels import AnyTiling
 
 _LISTED = 10
 _CORES = 2
+_WIDTHS = (19, 10)  # of the columns with sizes
 
 
 class Found(NamedTuple):
     """A tiling, and what it is modelled to take."""
 
-    tiling: AnyTiling
+    tiling: Any
     time_us: float
     times_bound: float
 
@@ -59,40 +58,46 @@ def main(options: argparse.Namespace) -> int:
     except ValueRefusedError as error:
         refuse(str(error))
     try:
-        chosen = kernels.chosen()
-    except ValueError as error:
+        chosen = kernels.chosen(**arguments)
+    except (TypeError, ValueError) as error:
         return fail("tune", str(error))
-    tilings = kernels.tilings()
+    tilings = set(kernels.tilings())
+    if not tilings:
+        return fail("tune", f"{kernels.kernel} has nothing to choose: profile models it")
     refused: list[str] = []
     try:
         with displaying(), doing("tune"):
-            profiles = _profiles(kernels, arguments, sorted({*tilings, chosen}), refused)
+            profiles = _profiles(kernels, arguments, sorted({*tilings, chosen}, key=str), refused)
             found = sorted(profiles, key=lambda one: one.time_us)
     except (TypeError, ValueError) as error:  # of --arg
         return fail("tune", str(error))
     if not tilings & {one.tiling for one in found}:
         return fail("tune", refused[0])
     print(f"{kernels.kernel} on {_CORES} cores of {options.target}: modelled, not measured")
-    first, second = kernels.SIZES
-    print(f"{first:>19} {second:>10} {'us':>12} {'times bound':>11}")
+    widths = [max(len(name), width) for name, width in zip(kernels.SIZES, _WIDTHS, strict=False)]
+    print(f"{_columns(kernels.SIZES, widths)} {'us':>12} {'times bound':>11}")
     for place, one in enumerate(found):
         if place < _LISTED or one.tiling == chosen:
             mark = f"  {kernels.CHOOSER}" if one.tiling == chosen else ""
             numbers = f"{one.time_us:>12,.1f} {one.times_bound:>11.3f}"
-            print(f"{one.tiling[0]:>19} {one.tiling[1]:>10} {numbers}{mark}")
+            print(f"{_columns(one.tiling, widths)} {numbers}{mark}")
     print(f"{len(found)} tilings modelled, {len(refused)} not accepted by the kernel")
     return 0
 
 
+def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
+    return " ".join(f"{value!s:>{width}}" for value, width in zip(values, widths, strict=True))
+
+
 def _profiles(
-    kernels: Kernels, arguments: dict[str, Any], tilings: Sequence[AnyTiling], refused: list[str]
+    kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
 ) -> Iterator[Found]:
     """What the kernel takes; the reasons for the others are added to ``refused``."""
     from nkilib.simulator import NkiValidationError
     from nkilib.simulator.launch.progress import doing
 
     for number, tiling in enumerate(tilings, 1):
-        which = f"{number} of {len(tilings)} ({tiling[0]} x {tiling[1]})"
+        which = f"{number} of {len(tilings)} ({' x '.join(map(str, tiling))})"
         try:
             with doing(which):
                 found = kernels.profile(tiling, _CORES, trips="none", **arguments)

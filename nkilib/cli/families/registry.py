@@ -1,0 +1,68 @@
+"""All families, and which one a command line is about."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Final
+
+from ..launch_arguments import positive
+from .distillation import DistillationKernels
+from .family import Family
+from .kl_div import KlDivKernels
+from .linear import LAYOUTS, LinearKernels
+from .logits import LogitsKernels
+from .nll_loss import NllLossKernels
+from .softmax import AXES, SoftmaxKernels
+
+FAMILIES: Final[Sequence[type[Family]]] = (
+    LogitsKernels,
+    LinearKernels,
+    SoftmaxKernels,
+    NllLossKernels,
+    KlDivKernels,
+    DistillationKernels,
+)
+
+
+def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> None:
+    """What tells the kernels apart, and how a launch is cut up; ``several``: of each size any number, to try."""
+    command.add_argument(
+        "--family",
+        choices=[name for family in FAMILIES for name in family.NAMES],
+        help="which kernels (default: cross_entropy, with --features linear_cross_entropy)",
+    )
+    command.add_argument("--extended", action="store_true", help="the extended kernel; --arg gives its options")
+    command.add_argument(
+        "--features",
+        type=positive,
+        metavar="D",
+        help="linear cross-entropy, of hidden states [N, D] and weights [V, D]; --arg gives its options",
+    )
+    command.add_argument("--weight-layout", choices=LAYOUTS, help="with --features: W is [V, D] (default) or [D, V]")
+    command.add_argument(
+        "--axis", choices=AXES, help="with --family softmax: of [N, V] the last (default) or the first"
+    )
+    sizes = {size: family for family in reversed(FAMILIES) for size in family.SIZES}
+    for size, family in sizes.items():
+        option, letter = f"--{size.replace('_', '-')}", family.SIZES[size]
+        if several:
+            command.add_argument(option, type=positive, nargs="+", metavar=letter, help=f"{family.CONDITION}to try")
+        else:
+            chosen = f"{family.CONDITION}default: that of {family.CHOOSER}"
+            command.add_argument(option, type=positive, metavar=letter, help=chosen)
+
+
+def kernels_of(options: argparse.Namespace) -> Family:
+    """Those that the command line is about; ends the process if it is about two, or about a launch that is none."""
+    named = {name: family for family in FAMILIES for name in family.NAMES}
+    default = LinearKernels if options.features else LogitsKernels
+    family = named[options.family] if options.family else default
+    for other in FAMILIES:
+        foreign = [name for name in other.OPTIONS if name not in family.OPTIONS and getattr(options, name)]
+        if foreign:
+            options.refuse(f"argument --{foreign[0].replace('_', '-')}: is for kernels {other.WHICH}")
+    found = family(options)
+    if found.refusal:
+        options.refuse(found.refusal)
+    return found

@@ -1,0 +1,128 @@
+"""`profile` and `tune` of every family: what is modelled is the kernel's launch, as its chooser cuts it up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nkilib.cli.families.registry import FAMILIES
+from nkilib.cli.main import main
+from nkilib.experimental import loss, softmax
+from nkilib.experimental.host.public_kernels import public_kernels
+from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.simulator import profile, spec
+
+N, V = 64, 300
+MATRIX, COLUMN, SCALAR = spec((N, V), "bfloat16"), spec((N,), "float32"), spec((1,), "float32")
+TARGETS = spec((N,), "int32")
+LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    ("softmax", "forward"): (softmax.softmax_forward, (MATRIX,), {}),
+    ("softmax", "backward"): (softmax.softmax_backward, (MATRIX, MATRIX), {}),
+    ("log_softmax", "forward"): (softmax.log_softmax_forward, (MATRIX,), {}),
+    ("log_softmax", "backward"): (softmax.log_softmax_backward, (MATRIX, MATRIX), {}),
+    ("nll_loss", "forward"): (loss.nll_loss_forward, (MATRIX, TARGETS), {}),
+    ("nll_loss", "backward"): (loss.nll_loss_backward, (MATRIX, TARGETS, SCALAR), {"total_weight_hbm": SCALAR}),
+    ("kl_div", "forward"): (loss.kl_div_forward, (MATRIX, MATRIX), {}),
+    ("kl_div", "backward"): (loss.kl_div_backward, (MATRIX, MATRIX, SCALAR), {}),
+    ("distillation", "forward"): (distillation_forward, (MATRIX, MATRIX), {}),
+    ("distillation", "backward"): (distillation_backward, (MATRIX, MATRIX, *[COLUMN] * 6), {}),
+}
+SIZES = ("--positions", str(N), "--vocab", str(V))
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code and what was printed to both streams."""
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        code = ended.code
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_every_public_kernel_has_a_family() -> None:
+    named = {name for family in FAMILIES for name in family.NAMES}
+    kernels = {name.removeprefix("extended_") for name in public_kernels()}
+    assert {
+        name.removesuffix("_forward_backward").removesuffix("_forward").removesuffix("_backward") for name in kernels
+    } == named
+
+
+@pytest.mark.parametrize(("family", "direction"), LAUNCHES)
+def test_the_profile_is_that_of_the_kernel_as_it_is(
+    capsys: pytest.CaptureFixture[str], family: str, direction: str
+) -> None:
+    kernel, tensors, options = LAUNCHES[family, direction]
+    code, printed, errors = command(capsys, "profile", *SIZES, "--family", family, "--direction", direction)
+    assert (code, errors) == (0, "")
+    assert f"{family}_{direction} on 2 cores of trn2: " in printed
+    assert printed.endswith(f"{profile(kernel[2], *tensors, **options)}\n")
+
+
+def test_options_reach_the_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--axis", "first", "--dtype", "float32", "--cores", "1", "--target", "trn3")
+    code, printed, _ = command(capsys, "profile", *SIZES, "--family", "softmax", *options)
+    assert code == 0 and "softmax_forward on 1 core of trn3: " in printed
+    options = ("--columns", "512", "--buffers", "2", "--arg", "log_target=true")
+    code, printed, _ = command(capsys, "profile", *SIZES, "--family", "kl_div", *options)
+    expected = profile(loss.kl_div_forward[2], MATRIX, MATRIX, log_target=True, columns=512, buffers=2)
+    assert (code, printed) == (0, f"columns=512, buffers=2\n{expected}\n")
+
+
+def test_the_choice_is_that_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Jensen-Shannon has more on chip than a Kullback-Leibler divergence."""
+    sizes = ("--positions", "8", "--vocab", "9000", "--dtype", "float32", "--family", "distillation")
+    logits = spec((8, 9000), "float32")
+    chunks = set()
+    for beta in (0.0, 0.5):
+        code, printed, errors = command(capsys, "profile", *sizes, "--arg", f"beta={beta}")
+        assert (code, errors) == (0, "")
+        assert printed.endswith(f"{profile(distillation_forward[2], logits, logits, beta=beta)}\n")
+        chunks.add(printed.splitlines()[0])
+    assert len(chunks) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "chooser"),
+    [
+        ("softmax", ("--chunk-size", "100", "150"), "choose_softmax_tiling"),
+        ("kl_div", ("--columns", "512", "--buffers", "2"), "choose_elementwise_tiling"),
+        ("distillation", ("--chunk-size", "128", "300"), "choose_distillation_tiling"),
+    ],
+)
+def test_tune_lists_what_was_asked_for_and_the_choice(
+    capsys: pytest.CaptureFixture[str], family: str, sizes: tuple[str, ...], chooser: str
+) -> None:
+    code, printed, errors = command(capsys, "tune", *SIZES, "--family", family, *sizes)
+    assert (code, errors) == (0, "")
+    lines = printed.splitlines()
+    assert lines[0] == f"{family}_forward on 2 cores of trn2: modelled, not measured"
+    assert sum(line.endswith(f"  {chooser}") for line in lines) == 1
+
+
+def test_what_has_no_tiling_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, errors = command(capsys, "tune", *SIZES, "--family", "nll_loss")
+    assert (code, printed) == (1, "")
+    assert "nll_loss_forward has nothing to choose: profile models it" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--family", "softmax", "--extended"), "argument --extended: is for kernels without --features and --family"),
+        (("--axis", "first"), "argument --axis: is for kernels with --family softmax or log_softmax"),
+        (
+            ("--family", "kl_div", "--chunk-size", "9"),
+            "argument --chunk-size: is for kernels without --features and --family",
+        ),
+        (("--family", "linear_cross_entropy"), "argument --features: is required for linear_cross_entropy"),
+        (("--family", "softmax", "--direction", "forward_backward"), "forward_backward is of linear cross-entropy"),
+    ],
+)
+@pytest.mark.parametrize("name", ["profile", "tune"])
+def test_mistakes(capsys: pytest.CaptureFixture[str], name: str, arguments: tuple[str, ...], said: str) -> None:
+    code, printed, errors = command(capsys, name, *SIZES, *arguments)
+    assert (code, printed) == (2, "")
+    assert said in errors
