@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nkilib.experimental.public_kernels import public_kernels
-from nkilib.guarantee import Guarantee, stated_guarantee
+from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
+from nkilib.guarantee import Guarantee
 
 _PROMISES: Final = ("kernel", "elements", "sums", "same bits again", "on 1 and 2 cores", "in place", "workspace, bytes")
 
 
 def guarantees() -> dict[str, Guarantee]:
     """Of every kernel that states one, by its name."""
-    stated = {name: stated_guarantee(kernel.func) for name, kernel in public_kernels().items()}
+    stated = {name: guarantee_of(kernel) for name, kernel in public_kernels().items()}
     return {name: guarantee for name, guarantee in stated.items() if guarantee is not None}
 
 

@@ -37,7 +37,7 @@ def test_the_doctor_prints_them_without_frameworks() -> None:
         [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("cross_entropy_forward\n")
+    assert done.stdout.startswith("cross_entropy_backward\n")
 
 
 def test_a_choice_of_nki_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +45,4 @@ def test_a_choice_of_nki_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) 
     command = [sys.executable, "-m", "nkilib", "doctor", "--kernels"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("python -m nkilib doctor: error: NKILIB_BACKEND must be one of")
+    assert done.stderr.startswith("python -m nkilib doctor: error: nkilib.nki: NKILIB_BACKEND must be one of")

@@ -25,7 +25,7 @@ from nkilib.nki import nl
 # Elements of a segment: a bank of PSUM has so many.
 _SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
 # Bytes of a partition: what waits between the passes; the small tiles and those of single items.
-KEPT_BYTES = 40 * 1024
+KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
 # Bytes of a run in HBM from which on a transfer has the full rate.
 _FULL_RUN = 1334
@@ -110,6 +110,7 @@ class ColumnTensors:
         passes: those that read, for each of what is read.
         can_transpose: whether the DMA engines may turn what is read.
         keeps_windows: whether the second pass over a window starts after the first one has ended.
+        slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
     """
 
     shape: tuple[int, int, int]
@@ -118,6 +119,7 @@ class ColumnTensors:
     passes: tuple[tuple[int, ...], ...]
     can_transpose: bool
     keeps_windows: bool
+    slowness_of_parts: float = 1.0
 
     @property
     def buffers(self) -> tuple[int, ...]:
@@ -248,6 +250,10 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     of_window = count * choice.outer * choice.inner * moved
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
+        slowness = 1.0 + (slowness - 1.0) * width / moved
+    if choice.segments_of_part < len(segments):
+        slowness = max(slowness, tensors.slowness_of_parts)
     windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
     tables = 0.0
     if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     SCRATCH_BYTES,
@@ -26,9 +26,10 @@ def backward_workspace_bytes(
     **_: Any,
 ) -> int:
     """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block."""
-    launch = _sizes(input_hbm, weight_hbm, weight_layout)
-    blocks = _blocks(launch, input_hbm.dtype, BACKWARD, position_block, class_block, weight_layout, cores)
-    return backward_bytes(launch[0], launch[1], *blocks, cores=cores)
+    launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    chosen = choose_linear_tiling(*launch, input_hbm.dtype, BACKWARD, cores=cores, weight_layout=weight_layout)
+    blocks = position_block or chosen.position_block, class_block or chosen.class_block
+    return backward_bytes(launch.positions, launch.features, *blocks, cores=cores)
 
 
 def one_launch_workspace_bytes(
@@ -42,32 +43,26 @@ def one_launch_workspace_bytes(
     **_: Any,
 ) -> int:
     """Sums as in the backward, logits of a block of positions, sums of dW and db, and a scalar of each core."""
-    launch = _sizes(input_hbm, weight_hbm, weight_layout)
-    positions, features, classes = launch
-    blocks = _blocks(launch, input_hbm.dtype, FORWARD_BACKWARD, position_block, class_block, weight_layout, cores)
-    held = min(positions, logits_blocks(*launch, scratch_bytes).positions)
-    sums = 2 * blocks[1] * features if held > blocks[0] else 0
-    return one_launch_bytes(*launch, scratch_bytes, cores) + _FLOAT32_BYTES * (classes + cores * (sums + 1))
+    launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    chosen = choose_linear_tiling(*launch, input_hbm.dtype, FORWARD_BACKWARD, cores=cores, weight_layout=weight_layout)
+    held = min(launch.positions, logits_blocks(*launch, scratch_bytes).positions)
+    sums = 0
+    if held > (position_block or chosen.position_block):
+        sums = 2 * (class_block or chosen.class_block) * launch.features
+    return one_launch_bytes(*launch, scratch_bytes, cores) + _FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
 
 
-def _sizes(input_hbm: Any, weight_hbm: Any, weight_layout: str) -> tuple[int, int, int]:
+class _Launch(NamedTuple):
     """N, D, V."""
-    positions, features = input_hbm.shape
-    return positions, features, weight_hbm.shape[0 if weight_layout == "vd" else 1]
 
+    positions: int
+    features: int
+    classes: int
 
-def _blocks(
-    launch: tuple[int, int, int],
-    dtype: Any,
-    direction: str,
-    position_block: int | None,
-    class_block: int | None,
-    weight_layout: str,
-    cores: int,
-) -> tuple[int, int]:
-    """Of positions and of classes, as asked for or else as chosen."""
-    chosen = choose_linear_tiling(*launch, dtype, direction, cores=cores, weight_layout=weight_layout)
-    return position_block or chosen.position_block, class_block or chosen.class_block
+    @classmethod
+    def of(cls, input_hbm: Any, weight_hbm: Any, weight_layout: str) -> _Launch:
+        positions, features = input_hbm.shape
+        return cls(positions, features, weight_hbm.shape[0 if weight_layout == "vd" else 1])
 
 
 _MATH = "float32; products of the operands' type"
