@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.row_plan import PARTITIONS, Piece, RowPlan
@@ -34,7 +35,7 @@ class RowBatch:
         """Partitions that hold something."""
         return self.lines * self.plan.parts
 
-    @property
+    @cached_property
     def pieces(self) -> list[Piece]:
         """In the order in which they are worked on."""
         return self.plan.pieces(self.each)

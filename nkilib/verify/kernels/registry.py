@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nkilib.verify.kernels import distillation, extended, inlined, linear, log_probabilities, plain
+from nkilib.verify.kernels import distillation, extended, inlined, linear, log_probabilities, plain, softmax
 from nkilib.verify.kernels.case import Case
 
 SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
@@ -14,6 +14,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     linear.cases,
     inlined.cases,
     log_probabilities.cases,
+    softmax.cases,
     distillation.cases,
 )
 

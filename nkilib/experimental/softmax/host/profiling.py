@@ -1,0 +1,61 @@
+"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nkilib.experimental.softmax import (
+    log_softmax_backward,
+    log_softmax_forward,
+    softmax_backward,
+    softmax_forward,
+)
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator.terms.dtypes import as_dtype
+
+_KERNELS = {
+    (Kind.SOFTMAX, "forward"): softmax_forward,
+    (Kind.SOFTMAX, "backward"): softmax_backward,
+    (Kind.LOG_SOFTMAX, "forward"): log_softmax_forward,
+    (Kind.LOG_SOFTMAX, "backward"): log_softmax_backward,
+}
+
+
+def profile_softmax_launch(
+    shape: tuple[int, ...],
+    axis: int,
+    dtype: Any,
+    kind: Kind,
+    direction: str,
+    *,
+    target: str = "trn2",
+    cores: int = 2,
+    parameters: ModelParameters | None = None,
+    **options: Any,
+) -> Profile:
+    """The profile of a kernel; modelled, not measured.
+
+    Example::
+
+        print(profile_softmax_launch((8, 12, 1024, 1024), -1, "bfloat16", Kind.SOFTMAX, "forward"))
+
+    Args:
+        shape: of all tensors.
+        axis: of the kernel.
+        dtype: of all tensors, an NKI type or the name of one.
+        kind: which function.
+        direction: ``"forward"`` or ``"backward"``.
+        target: the generation.
+        cores: of the launch.
+        parameters: what the model assumes where nothing is published.
+        options: further keyword arguments of the kernel, such as ``chunk_size``.
+
+    Raises:
+        AssertionError: if the kernel does not take the arguments.
+        NkiValidationError: if the hardware does not.
+    """
+    tensor = spec(shape, as_dtype(dtype))
+    tensors = [tensor] if direction == "forward" else [tensor, tensor]
+    with using(target=target):
+        return profile(_KERNELS[kind, direction][cores], *tensors, axis, parameters=parameters, **options)

@@ -1,0 +1,67 @@
+"""Which chunk_size to launch the kernels with: arithmetic only, for host code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import Any, Final
+
+from nkilib.core.host.sizes import dtype_name
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.rows import forward_plan
+from nkilib.experimental.softmax.rows_backward import backward_plan
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.experimental.softmax.validation import RANK_MAX
+from nkilib.nki import nl
+
+_TYPES: Final = {"bfloat16": nl.bfloat16, "float16": nl.float16, "float32": nl.float32}
+_DIRECTIONS: Final = ("forward", "backward")
+
+
+def choose_softmax_tiling(
+    shape: Sequence[int], axis: int, dtype: Any, direction: str, *, kind: Kind = Kind.SOFTMAX
+) -> SoftmaxTiling:
+    """The tiling that the kernels take where none is given, for tensors of one type.
+
+    It depends on the size of the axis, on whether anything lies inside of it, and on the type alone: bits depend on it.
+    Columns, of an axis that is not the last one, choose by themselves, which ``chunk_size=None`` stands for.
+
+    Example::
+
+        tiling = choose_softmax_tiling(x.shape, -1, nl.bfloat16, "forward")
+        y = softmax_forward[2](x, -1, **tiling._asdict())
+
+    Args:
+        shape: of the tensor.
+        axis: of the kernel.
+        dtype: bfloat16, float16 or float32, as NKI, numpy, torch or a string names it.
+        direction: ``"forward"`` or ``"backward"``.
+        kind: which function.
+
+    Raises:
+        TypeError: a size or the axis is no integer.
+        ValueError: a size, the axis, ``dtype`` or ``direction`` is not accepted.
+    """
+    sizes = [index(size) for size in shape]
+    rank = len(sizes)
+    if not 1 <= rank <= RANK_MAX or min(sizes) < 0:
+        raise ValueError(
+            f"choose_softmax_tiling: shape must have 1 to {RANK_MAX} sizes of at least 0, got {tuple(shape)}"
+        )
+    if not -rank <= index(axis) < rank:
+        raise ValueError(f"choose_softmax_tiling: axis must be from {-rank} to {rank - 1}, got {axis}")
+    name = dtype_name(dtype)
+    if name not in _TYPES:
+        raise ValueError(
+            f"choose_softmax_tiling: dtype must be bfloat16, float16 or float32, got {dtype!r}; cast the tensor"
+        )
+    if direction not in _DIRECTIONS:
+        raise ValueError(f'choose_softmax_tiling: direction must be "forward" or "backward", got {direction!r}')
+    axis = index(axis) % rank
+    if prod(sizes) == 0 or (prod(sizes[axis + 1 :]) > 1 and sizes[axis] > 1):
+        return SoftmaxTiling()
+    element = _TYPES[name]
+    if direction == "forward":
+        return SoftmaxTiling(forward_plan(sizes[axis], kind, element, element, None).piece_size)
+    return SoftmaxTiling(backward_plan(sizes[axis], kind, (element, element, element), None).piece_size)

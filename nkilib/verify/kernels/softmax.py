@@ -1,0 +1,98 @@
+"""Cases of the kernels of softmax and log-softmax, along the last axis and along another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from nkilib.experimental.softmax import (
+    log_softmax_backward,
+    log_softmax_forward,
+    softmax_backward,
+    softmax_forward,
+)
+from nkilib.experimental.softmax.host import bounds, reference
+from nkilib.nki import nl
+from nkilib.verify.kernels import inputs
+from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.observation import Array
+
+# Rows of several pieces, and a second batch; short rows, several of a partition; a row on several partitions.
+_LAST_AXIS: Final = ((130, 4100), (700, 100), (2, 40003))
+# Columns of several segments.
+_MIDDLE: Final = (2, 300, 140)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel, and what its result should be."""
+
+    function: Any
+    reference: Callable[..., Any]
+    bound: Callable[..., Any]
+    of_forward: Callable[..., Any] | None
+
+    def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
+        """x, or dy and y, of one type."""
+        axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
+        x = 3.0 * inputs.numbers(21, *shape)
+        if self.of_forward is None:
+            return {"x_hbm": x.astype(dtype), **options}
+        output = self.of_forward(x, axis).astype(dtype)
+        return {"grad_hbm": inputs.numbers(22, *shape).astype(dtype), "output_hbm": output, **options}
+
+    def truths(self, given: Mapping[str, Any]) -> Truths:
+        """Of its only result."""
+        arrays: list[Array] = [given[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in given]
+        axis = given.get("axis", -1)
+        dtype = np.float32 if "dtype" in given else arrays[0].dtype
+        return {"result": Truth(self.reference(*arrays, axis), self.bound(*arrays, axis, dtype))}
+
+    def case(self, name: str, type_name: str, shape: tuple[int, ...], cores: int, **options: Any) -> Case:
+        """A launch."""
+        return Case(
+            f"{self.function.__name__}: {name}, {type_name}",
+            False,
+            (int(np.prod(shape[:-1])), shape[-1]),
+            self.function,
+            partial(self.arguments, type_name, shape, **options),
+            ("result",),
+            self.truths,
+            cores,
+            "grad_hbm" if options.get("inplace") else None,
+        )
+
+
+_KERNELS: Final = (
+    _Kernel(softmax_forward, reference.softmax_reference, bounds.softmax_bound, None),
+    _Kernel(log_softmax_forward, reference.log_softmax_reference, bounds.log_softmax_bound, None),
+    _Kernel(
+        softmax_backward,
+        reference.softmax_backward_reference,
+        bounds.softmax_backward_bound,
+        reference.softmax_reference,
+    ),
+    _Kernel(
+        log_softmax_backward,
+        reference.log_softmax_backward_reference,
+        bounds.log_softmax_backward_bound,
+        reference.log_softmax_reference,
+    ),
+)
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for type_name in inputs.TYPES:
+        for kernel in _KERNELS:
+            for number, shape in enumerate(_LAST_AXIS):
+                yield kernel.case(f"last axis of {shape[1]}", type_name, shape, 1 + (number + 1) % 2)
+            yield kernel.case("middle axis", type_name, _MIDDLE, 2, axis=1)
+            options = {"dtype": nl.float32, "chunk_size": 40}
+            yield kernel.case("float32 result, small chunks", type_name, _LAST_AXIS[1], 2, **options)
+            if kernel.of_forward is not None:
+                yield kernel.case("in place", type_name, _LAST_AXIS[1], 2, inplace=True)

@@ -1,0 +1,132 @@
+"""The last axis: values, bits, hard rows, types, and the modelled time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nkilib.experimental.softmax import log_softmax_forward, softmax_forward
+from nkilib.nki import nl
+from tests.experimental.softmax.row_checks import DTYPES, KERNELS, Kernel
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# Tiny, short, whole in a piece, in several pieces, and on several partitions, where the last part is longer.
+SHAPES = ((3, 5), (300, 7), (140, 128), (131, 513), (3, 5000), (2, 40003))
+
+each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+@each_kernel
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_results_are_within_their_bounds(kernel: Kernel, shape: tuple[int, int], dtype: Any) -> None:
+    inputs = kernel.inputs(shape, dtype)
+    result = kernel.function[2](*inputs)
+    assert result.dtype == dtype and kernel.worst_error(result, inputs) <= 1.0
+    for wrong in (np.zeros_like(result), -result, result[::-1]):
+        assert not kernel.worst_error(wrong, inputs) <= 1.0
+
+
+@each_kernel
+@given(rows=st.integers(1, 300), columns=st.integers(1, 200), seed=st.integers(0, 9), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=15, deadline=None)
+def test_any_small_size(kernel: Kernel, rows: int, columns: int, seed: int, dtype: Any) -> None:
+    inputs = kernel.inputs((rows, columns), dtype, seed)
+    assert kernel.worst_error(kernel.function[2](*inputs), inputs) <= 1.0
+
+
+@each_kernel
+@pytest.mark.parametrize("dtype", DTYPES[::2], ids=str)
+@pytest.mark.parametrize("columns", [5, 100, 700, 5000])
+def test_bits_of_a_row_depend_on_it_alone(kernel: Kernel, columns: int, dtype: Any) -> None:
+    inputs = kernel.inputs((270, columns), dtype)
+    on_two = kernel.function[2](*inputs)
+    assert kernel.function[1](*inputs).tobytes() == on_two.tobytes()
+    few = [each[133:139] for each in inputs]
+    assert kernel.function[2](*few).tobytes() == on_two[133:139].tobytes()
+
+
+def test_bits_of_a_row_on_several_partitions_depend_on_it_alone() -> None:
+    for kernel in KERNELS.values():
+        inputs = kernel.inputs((5, 40003), BFLOAT16)
+        on_two = kernel.function[2](*inputs)
+        assert kernel.function[1](*(each[3:4] for each in inputs)).tobytes() == on_two[3:4].tobytes()
+
+
+HARD = (
+    [-np.inf] * 4,
+    [np.inf, 1, 2, 3],
+    [np.nan, 1, 2, 3],
+    [-np.inf, 1, 2, 3],
+    [1e4, -1e4, 0, 1],
+    [-3e38] * 4,
+    [3e38, -3e38, 0, 0],
+    [5, 5, 5, 5],
+    [0, -80, -95, -103],
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [4, 100, 1000, 12289, 50001])
+def test_hard_rows_are_as_in_pytorch(columns: int, dtype: Any) -> None:
+    with np.errstate(over="ignore"):
+        x = np.stack([np.resize(row, columns) for row in HARD]).astype(dtype)
+    exact = torch.tensor(x.astype(np.float32)).double()
+    for name, of_torch in (("softmax_forward", torch.softmax), ("log_softmax_forward", torch.log_softmax)):
+        kernel = KERNELS[name]
+        result = kernel.function[2](x)
+        expected = of_torch(exact, -1).numpy()
+        np.testing.assert_array_equal(np.isnan(result.astype(np.float64)), np.isnan(expected))
+        usual = np.isfinite(expected).all(axis=1) & (np.abs(expected) < 3e38).all(axis=1)
+        assert usual.any() and kernel.worst_error(result[usual], [x[usual]]) <= 1.0
+        infinite = np.isinf(expected)
+        np.testing.assert_array_equal(result.astype(np.float64)[infinite], expected[infinite])
+
+
+@pytest.mark.parametrize("columns", [6, 100, 1000, 5000])
+def test_types_mix(columns: int) -> None:
+    for kernel in KERNELS.values():
+        inputs = kernel.inputs((20, columns), np.float32)
+        for types, dtype in (
+            ((BFLOAT16, np.float32), nl.float32),
+            ((np.float32, BFLOAT16), nl.bfloat16),
+            ((np.float32, np.float32), nl.float16),
+            ((BFLOAT16, np.float16), nl.float32),
+        ):
+            mixed = [each.astype(type_) for each, type_ in zip(inputs, types, strict=False)]
+            result = kernel.function[2](*mixed, dtype=dtype)
+            assert result.dtype.name == str(np.dtype(result.dtype)) and kernel.worst_error(result, mixed) <= 1.0
+
+
+def test_a_gradient_is_written_over_the_upstream_one() -> None:
+    for kernel in (each for each in KERNELS.values() if each.is_backward):
+        grad, output = kernel.inputs((140, 300), BFLOAT16)
+        expected = kernel.function[2](grad, output)
+        kept = grad.copy()
+        result = kernel.function[2](grad, output, inplace=True)
+        assert result.tobytes() == grad.tobytes() == expected.tobytes() != kept.tobytes()
+
+
+def test_large_logits_lose_nothing_in_float32() -> None:
+    kernel = KERNELS["softmax_forward"]
+    for columns in (5, 1000, 9000):
+        x = 10000.0 + kernel.inputs((3, columns), np.float32)[0]
+        assert kernel.worst_error(softmax_forward[2](x), [x]) <= 1.0
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0,), (2, 0, 3)])
+def test_nothing_comes_back_as_it_is(shape: tuple[int, ...]) -> None:
+    assert log_softmax_forward[2](np.zeros(shape, np.float32)).shape == shape
+
+
+def test_a_chunk_size_changes_the_program_and_not_the_result() -> None:
+    for kernel in KERNELS.values():
+        inputs = kernel.inputs((5, 1000), np.float32)
+        for chunk_size in (64, 333):
+            assert kernel.worst_error(kernel.function[2](*inputs, chunk_size=chunk_size), inputs) <= 1.0
