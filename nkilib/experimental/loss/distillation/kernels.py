@@ -41,7 +41,7 @@ def distillation_forward(
 
     Args:
         student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. -inf is a class that
-            is masked: in both it adds nothing, in the student alone KL(P || Q) is infinite if P there is at least 2^-68.
+            is masked: in both it adds nothing, in the student alone KL(P || Q) is infinite if P there is 2^-68 or more.
         labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None: every position counts.
         beta: from 0 to 1.
         temperature: T, from 1e-3 to 1e6.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nkilib.core.rows.stream import Rows
 from nkilib.experimental.loss.distillation.options import SAMPLE_COLUMNS, Launch
@@ -10,6 +11,9 @@ from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk
 from nkilib.experimental.loss.distillation.rows import Exponentials, row_tile
 from nkilib.experimental.loss.distillation.totals import RATIO_MOST, RowSums, Totals, center
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class Visits:
 
 
 def _sum_of_products(
-    data: nl.NkiTensor, operand0: nl.NkiTensor | float, op0: object, factors: nl.NkiTensor, sum_sbuf: nl.NkiTensor
+    data: nl.NkiTensor, operand0: nl.NkiTensor | float, op0: Operator, factors: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
     """The sum of (data op0 operand0) * factors; the products take the place of the data."""
     nisa.scalar_tensor_tensor(

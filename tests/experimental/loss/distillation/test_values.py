@@ -154,3 +154,9 @@ def test_the_bound_notices_wrong_results(cheat: Any) -> None:
     gradient = distillation_gradient_reference(student, teacher, upstream(4))
     bound = distillation_gradient_bound(student, teacher, upstream(4), gradient)
     assert np.any(np.abs(cheat(gradient) - gradient) > bound)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_a_vocabulary_of_262144(beta: float) -> None:
+    student, teacher = pair(11, (2, 262144), ("bfloat16", "float32"))
+    _assert_right(student, teacher, beta)

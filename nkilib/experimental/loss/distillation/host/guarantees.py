@@ -11,7 +11,7 @@ DISTILLATION_FORWARD = Guarantee(
     same_bits_on_cores=True,
     workspace="0",
     in_place=None,
-    error="host/bounds.py: 2^-21 (8 + |log S| + E|d|/T) of a KL, absolute; 0 for equal logits",
+    error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; a KL of equal logits is 0",
     notes="chunks depend on V alone; sums of a piece in the order of the engine's accumulator, then of the pieces",
 )
 DISTILLATION_BACKWARD = Guarantee(
@@ -21,6 +21,6 @@ DISTILLATION_BACKWARD = Guarantee(
     same_bits_on_cores=True,
     workspace="0",
     in_place="student_hbm",
-    error="host/bounds.py: 2^-20 (8 + |x|/T) of the larger term, times the upstream gradient, plus the rounding of the result",
+    error="u (a_P + a_Q) of each term times the upstream gradient, plus the result's rounding; a as in the forward",
     notes="the teacher gets no gradient",
 )

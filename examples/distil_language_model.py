@@ -1,0 +1,126 @@
+"""A small transformer learns from a larger one: ``python -m examples.distil_language_model``.
+
+The teacher is trained on English text first. Then two students of half its width see the same batches: one learns from
+the text alone, the other from the teacher's distributions. On the CPU the kernels are simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from examples._corpus import QUICK_WORDS, Corpus, read_corpus
+from examples._display import counted, heading, make_console
+from examples._language_training import Learner, LossFunction, Plan
+from examples._learning import LAST_STEPS
+from examples._loss_plot import draw_losses, fault_of, has_matplotlib
+from examples._transformer import LanguageModel, Size
+from nkilib.torch import cross_entropy, distillation_loss
+
+TEMPERATURE = 2.0
+TEACHER, FROM_TEXT, FROM_TEACHER = "teacher", "student, from text", "student, from the teacher"
+STUDENT_SIZE = Size(width=64, heads=2, blocks=1)
+QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, width=32, heads=2, blocks=1))
+QUICK_STUDENT_SIZE = Size(context=32, width=16, heads=2, blocks=1)
+
+
+def text_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
+    """The mean of the cross-entropy of the words that follow."""
+    return cross_entropy(model(words), following, class_dim=-1)
+
+
+def loss_of_teacher(teacher: LanguageModel) -> LossFunction:
+    """The mean divergence from a teacher's distributions, whatever words follow."""
+
+    def loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher_logits = teacher(words)
+        return distillation_loss(
+            model(words), teacher_logits, labels=following, temperature=TEMPERATURE, temperature_squared=True
+        )
+
+    return loss
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.distil_language_model",
+        description="Distil a transformer into a smaller one with nkilib.torch.distillation_loss.",
+    )
+    parser.add_argument("--steps", type=int, help=f"of each training (default {Plan.steps}, or {QUICK.steps})")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curves (needs matplotlib)")
+    parser.add_argument("--quick", action="store_true", help="tiny models on a few pages, for a first look")
+    options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps must be at least 1, got {options.steps}")
+    if options.plot and not has_matplotlib():
+        parser.error("--plot needs matplotlib: pip install '.[plot]' in the checkout")
+    if options.plot and (fault := fault_of(options.plot)):
+        parser.error(f"--plot {fault}")
+    return options
+
+
+def train(corpus: Corpus, plan: Plan, loss_function: LossFunction) -> tuple[LanguageModel, list[float]]:
+    """A model, and its cross-entropy with the text at every step, before it learns from it."""
+    learner = Learner(loss_function, corpus.vocabulary_size, plan, torch.device("cpu"))
+    losses = []
+    for words, following in plan.batches(corpus):
+        with torch.no_grad():
+            losses.append(float(text_loss(learner.model, words, following)))
+        learner.step(words, following)
+    return learner.model, losses
+
+
+def report(console: Console, losses: dict[str, list[float]]) -> None:
+    """The mean of the last steps of each training."""
+    for name, of_steps in losses.items():
+        last = of_steps[-LAST_STEPS:]
+        mean = math.fsum(last) / len(last)
+        console.print(f"{name}: {mean:.4f} nats of cross-entropy, mean of the last {counted(len(last), 'step')}.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train all three; returns 0."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    plan = QUICK if options.quick else Plan()
+    if options.steps is not None:
+        plan = replace(plan, steps=options.steps)
+    of_student = replace(plan, size=QUICK_STUDENT_SIZE if options.quick else STUDENT_SIZE)
+    corpus = read_corpus(limit=QUICK_WORDS if options.quick else None)
+    console.print(
+        heading(
+            "A transformer learns from a larger one with nkilib.torch.distillation_loss",
+            f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
+            f"Teacher: width {plan.size.width}; students: width {of_student.size.width}; temperature {TEMPERATURE}.",
+            "Device: cpu, kernels simulated, not hardware.",
+        )
+    )
+    start = time.perf_counter()
+    losses: dict[str, list[float]] = {}
+    teacher, losses[TEACHER] = train(corpus, plan, text_loss)
+    _, losses[FROM_TEXT] = train(corpus, of_student, text_loss)
+    _, losses[FROM_TEACHER] = train(corpus, of_student, loss_of_teacher(teacher))
+    report(console, losses)
+    if options.plot:
+        marks = {
+            "uniform guess, ln V": math.log(corpus.vocabulary_size),
+            "unigram entropy": corpus.unigram_entropy(),
+        }
+        draw_losses(options.plot, losses, marks)
+        console.print(f"Wrote {options.plot}.")
+    console.print(f"{time.perf_counter() - start:.1f} s in all.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
