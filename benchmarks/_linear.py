@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -15,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from benchmarks._inputs import BF16, make_targets
-from benchmarks._memory import MemoryUse, peak_resident_bytes, resident_bytes
+from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -114,13 +112,7 @@ def measure_linear_memory(case: LinearCase, name: str) -> MemoryUse:
     Raises:
         RuntimeError: the process failed; the message ends with what it wrote.
     """
-    arguments = (case.positions, case.features, case.classes, name)
-    command = [sys.executable, "-m", "benchmarks._linear", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode != 0:
-        raise RuntimeError(f"measure_linear_memory: {command} ended with {result.returncode}:\n{result.stderr}")
-    return MemoryUse(**json.loads(result.stdout))
+    return measure_in_process("benchmarks._linear", case.positions, case.features, case.classes, name)
 
 
 def main(arguments: list[str]) -> None:

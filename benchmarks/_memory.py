@@ -47,12 +47,21 @@ def measure_memory(case: Case, pass_name: str, tuning: Tuning) -> MemoryUse:
         RuntimeError: the process failed; the message ends with what it wrote.
     """
     arguments = (case.rows, case.vocabulary, case.dtype_name, pass_name, tuning.positions, tuning.chunk)
-    command = [sys.executable, "-m", "benchmarks._memory", *map(str, arguments)]
+    return measure_in_process("benchmarks._memory", *arguments)
+
+
+def measure_in_process(module: str, *arguments: object) -> MemoryUse:
+    """What ``python -m module arguments`` prints as JSON.
+
+    Raises:
+        RuntimeError: the process failed; the message ends with what it wrote.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     # The process finds modules where this one does, from whatever directory this one was started.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode != 0:
-        raise RuntimeError(f"measure_memory: {' '.join(command)} ended with {result.returncode}:\n{result.stderr}")
+        raise RuntimeError(f"measure_in_process: {' '.join(command)} ended with {result.returncode}:\n{result.stderr}")
     return MemoryUse(**json.loads(result.stdout))
 
 

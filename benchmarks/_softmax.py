@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -19,8 +17,9 @@ import torch.nn.functional as F
 
 from benchmarks._against_torch import as_tensor
 from benchmarks._inputs import BF16, DTYPES, normal_row
-from benchmarks._memory import MemoryUse, peak_resident_bytes, resident_bytes
+from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.softmax import (
     log_softmax_backward,
     log_softmax_forward,
@@ -29,6 +28,10 @@ from nkilib.experimental.softmax import (
 )
 
 CORES = 2
+# Elements of a partition that an instruction takes: few pieces, since each costs the interpreter's time. The kernels'
+# own choice is for the device.
+_CHUNK = 8032
+_DISTILLATION_CHUNK = 4016
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,19 @@ class SoftmaxCase:
     axis: int
     dtype_name: str
 
+    @property
+    def chunk(self) -> int | None:
+        """The kernels' ``chunk_size``; along another axis than the last one their own."""
+        return min(_CHUNK, self.shape[-1]) if self.axis == -1 else None
+
     def __str__(self) -> str:
         return f"{list(self.shape)}, axis {self.axis}, {self.dtype_name}"
 
 
 @dataclass
 class SoftmaxInputs:
-    """Scores x, a gradient dy of the results, and log-probabilities y: one memory for the kernels and for torch.
+    """Scores x, a gradient dy of the results, and log-probabilities y: one memory for the kernels and for torch. The
+    distillation takes dy for the logits of the teacher.
 
     Attributes:
         case: the sizes.
@@ -80,6 +89,28 @@ class SoftmaxInputs:
         """torch's graph of it, made before its backward is timed."""
         return _divergence(self.leaf, self.torch_y)
 
+    @cached_property
+    def distilled(self) -> torch.Tensor:
+        """torch's graph of the distillation loss, made before its backward is timed."""
+        return _distillation(self.leaf, self.torch_dy).sum()
+
+    @cached_property
+    def saved(self) -> tuple[np.ndarray, ...]:
+        """What the distillation's backward takes of its forward."""
+        return self.distill()[1:]
+
+    def distill(self) -> tuple[np.ndarray, ...]:
+        """The distillation's forward, of student x and teacher dy."""
+        chunk = min(_DISTILLATION_CHUNK, self.x.shape[-1])
+        return tuple(distillation_forward[CORES](self.x, self.dy, chunk_size=chunk))
+
+    def distill_backward(self) -> np.ndarray:
+        """The gradient of the sum of its losses."""
+        chunk = min(_DISTILLATION_CHUNK, self.x.shape[-1])
+        ones = np.ones(self.x.shape[0], np.float32)
+        gradient: np.ndarray = distillation_backward[CORES](self.x, self.dy, *self.saved, ones, chunk_size=chunk)
+        return gradient
+
     @property
     def tensors(self) -> tuple[np.ndarray, ...]:
         """All arrays."""
@@ -88,6 +119,11 @@ class SoftmaxInputs:
 
 def _divergence(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.kl_div(x, y, log_target=True, reduction="sum")
+
+
+def _distillation(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    logs = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
+    return F.kl_div(*logs, log_target=True, reduction="none").sum(-1)
 
 
 def _normal(case: SoftmaxCase, seed: int) -> np.ndarray:
@@ -100,11 +136,8 @@ def _normal(case: SoftmaxCase, seed: int) -> np.ndarray:
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """An array on the memory of a tensor."""
-    array: np.ndarray
-    if tensor.dtype == torch.bfloat16:
-        array = tensor.view(torch.int16).numpy().view(BF16)
-    else:
-        array = tensor.numpy()
+    is_bf16 = tensor.dtype == torch.bfloat16
+    array: np.ndarray = tensor.view(torch.int16).numpy().view(BF16) if is_bf16 else tensor.numpy()
     return array
 
 
@@ -125,19 +158,19 @@ _aten = torch.ops.aten
 
 PASSES: dict[str, Pass] = {
     "softmax": Pass(
-        lambda i: softmax_forward[CORES](i.x, i.case.axis),
+        lambda i: softmax_forward[CORES](i.x, i.case.axis, chunk_size=i.case.chunk),
         lambda i: torch.softmax(i.torch_x, i.case.axis),
     ),
     "softmax, backward": Pass(
-        lambda i: softmax_backward[CORES](i.dy, i.y, i.case.axis),
+        lambda i: softmax_backward[CORES](i.dy, i.y, i.case.axis, chunk_size=i.case.chunk),
         lambda i: _aten._softmax_backward_data(i.torch_dy, i.torch_y, i.case.axis, i.torch_x.dtype),
     ),
     "log_softmax": Pass(
-        lambda i: log_softmax_forward[CORES](i.x, i.case.axis),
+        lambda i: log_softmax_forward[CORES](i.x, i.case.axis, chunk_size=i.case.chunk),
         lambda i: torch.log_softmax(i.torch_x, i.case.axis),
     ),
     "log_softmax, backward": Pass(
-        lambda i: log_softmax_backward[CORES](i.dy, i.y, i.case.axis),
+        lambda i: log_softmax_backward[CORES](i.dy, i.y, i.case.axis, chunk_size=i.case.chunk),
         lambda i: _aten._log_softmax_backward_data(i.torch_dy, i.torch_y, i.case.axis, i.torch_x.dtype),
     ),
     "kl_div": Pass(
@@ -148,6 +181,14 @@ PASSES: dict[str, Pass] = {
         lambda i: kl_div_backward[CORES](i.x, i.y, np.ones(1, np.float32), log_target=True, reduction="sum"),
         lambda i: torch.autograd.grad(i.divergence, i.leaf, retain_graph=True)[0],
     ),
+    "distillation": Pass(
+        lambda i: i.distill()[0],
+        lambda i: _distillation(i.torch_x, i.torch_dy),
+    ),
+    "distillation, backward": Pass(
+        lambda i: i.distill_backward(),
+        lambda i: torch.autograd.grad(i.distilled, i.leaf, retain_graph=True)[0],
+    ),
 }
 
 
@@ -157,13 +198,7 @@ def measure_softmax_memory(case: SoftmaxCase, name: str) -> MemoryUse:
     Raises:
         RuntimeError: the process failed; the message ends with what it wrote.
     """
-    arguments = ("x".join(map(str, case.shape)), case.axis, case.dtype_name, name)
-    command = [sys.executable, "-m", "benchmarks._softmax", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode != 0:
-        raise RuntimeError(f"measure_softmax_memory: {command} ended with {result.returncode}:\n{result.stderr}")
-    return MemoryUse(**json.loads(result.stdout))
+    return measure_in_process("benchmarks._softmax", "x".join(map(str, case.shape)), case.axis, case.dtype_name, name)
 
 
 def main(arguments: list[str]) -> None:

@@ -31,9 +31,10 @@ FEWEST_RUNS = 5
 # A vocabulary along the last axis, and channels before positions.
 SIZES = (((1024, 32128), -1), ((8, 1024, 2048), 1))
 QUICK_SIZES = (((40, 700), -1), ((2, 130, 70), 1))
-# The share of torch's largest element by which ours may differ and still count as the same work: a few roundings of
-# bfloat16. How exact the kernels are is tested against float64.
-LARGEST_DIFFERENCE = 0.02
+# The share of torch's largest element by which ours may differ and still count as the same work. Loose on purpose:
+# torch keeps log-probabilities in bf16 for its distillation, and near -12 their spacing is 0.06, which moves a
+# probability by up to 3%. How exact the kernels are is tested against float64.
+LARGEST_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def cases(quick: bool) -> list[SoftmaxCase]:
 
 
 def passes_of(case: SoftmaxCase) -> list[str]:
-    """The passes to time: the divergence knows no axis, and is timed once."""
-    return [name for name in PASSES if case.axis == -1 or not name.startswith("kl_div")]
+    """The passes to time: the divergences take the last axis, or know none."""
+    return [name for name in PASSES if case.axis == -1 or "softmax" in name]
 
 
 def compare(case: SoftmaxCase, runs: int, by_cpu: bool) -> list[Result]:
@@ -158,8 +159,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """The command line; ``None`` means that of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.softmax_bench",
-        description="Time the simulated softmax, log-softmax and KL divergence on two cores against torch on this CPU, "
-        "and measure their memory.",
+        description="Time the simulated softmax, log-softmax, KL divergence and distillation on two cores against "
+        "torch on this CPU, and measure their memory.",
         epilog="The exit code is 1 only if a result differs from torch's; a missed goal leaves it 0.",
     )
     parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
@@ -185,8 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(
         heading(
             "nkilib softmax bench: the simulation of the kernels, not hardware",
-            "Softmax, log-softmax and KL divergence on two simulated cores against torch's eager functions",
-            f"with {TORCH_THREADS} threads on this CPU (of {os.cpu_count()}), torch {torch.__version__}.",
+            "Softmax, log-softmax, KL divergence and distillation on two simulated cores against torch's eager",
+            f"functions with {TORCH_THREADS} threads on this CPU (of {os.cpu_count()}), torch {torch.__version__}.",
             f"{clock}; minimum of {options.runs} runs of each, taken in turns. Both make a new result.",
             load_line(),
             "Memory: growth of the peak resident set after the imports, in a fresh process; arrays in and out.",

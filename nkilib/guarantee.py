@@ -22,10 +22,10 @@ class Guarantee:
         accumulator: precision in which sums are kept.
         deterministic: the same inputs give the same bits on every run.
         same_bits_on_cores: one core and two give the same bits.
-        workspace: bytes of HBM beyond inputs and outputs, as an expression in the sizes of the kernel's docstring;
-            ``"0"`` if there are none.
-        workspace_bytes: these bytes for a launch, of the kernel's parameters by name; None where ``workspace`` is
-            ``"0"``.
+        workspace: most bytes of HBM beyond inputs and outputs, as an expression in the sizes of the kernel's
+            docstring; ``"0"`` if there are none.
+        workspace_bytes: takes ``cores`` and the kernel's parameters, all by name, and returns these bytes for a
+            launch; None where ``workspace`` is ``"0"``.
         in_place: which input a result may be written over; None if none.
         error: the bound on the error of the results, as a formula, in units that it names; what it is derived from
             stands in the docs.

@@ -1,4 +1,4 @@
-"""``python -m nkilib doctor``: what kernels would run on here, and why."""
+"""``python -m nkilib doctor``: what kernels would run on here, and why; with ``--kernels`` what they guarantee."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from nkilib import devices, lnc
 from nkilib.installation import HOME, mixture, other_copies
+
+from .launch_arguments import fail
 
 # Imported by the name on the left, installed under the one on the right.
 _PACKAGES = {
@@ -60,17 +62,37 @@ class Finding(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes: nothing."""
+    """What the command takes."""
+    command.add_argument(
+        "--kernels",
+        action="store_true",
+        help="what each kernel guarantees instead: precision, bits, workspace, errors",
+    )
     command.set_defaults(run=main)
 
 
-def main(_: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Print the report; returns 0, or 1 if kernels cannot run here."""
+    if options.kernels:
+        return _print_guarantees()
     findings = list(examine())
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         print(f"{finding.what:<{width}}  {finding.found}")
     return int(any(finding.is_wrong for finding in findings))
+
+
+def _print_guarantees() -> int:
+    """Returns 0, or 1 if the kernels cannot be imported here."""
+    wrong = mixture()
+    if wrong is not None:
+        return fail("doctor", wrong)
+    try:
+        guarantees = importlib.import_module("nkilib.cli.guarantees")
+    except (ImportError, ValueError) as error:  # ValueError: of NKILIB_BACKEND
+        return fail("doctor", str(error))
+    print(guarantees.as_text())
+    return 0
 
 
 def examine() -> Iterator[Finding]:

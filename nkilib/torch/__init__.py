@@ -10,6 +10,8 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.distillation.functional import distillation_loss
+from nkilib.torch.functions.distillation.modules import DistillationLoss
 from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
@@ -25,6 +27,7 @@ from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parall
 __all__ = [
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
+    "DistillationLoss",
     "KLDivLoss",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
@@ -33,6 +36,7 @@ __all__ = [
     "Softmax2d",
     "TokenScores",
     "cross_entropy",
+    "distillation_loss",
     "int32_targets",
     "kl_div",
     "linear_cross_entropy",

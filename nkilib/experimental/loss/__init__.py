@@ -13,6 +13,8 @@ from nkilib.experimental.loss.cross_entropy import (
     extended_cross_entropy_forward,
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
 from nkilib.experimental.loss.elementwise import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
@@ -24,14 +26,18 @@ from nkilib.experimental.loss.linear_cross_entropy import (
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 
 __all__ = [
+    "DistillationTiling",
     "ElementwiseTiling",
     "LinearTiling",
     "Tiling",
+    "choose_distillation_tiling",
     "choose_elementwise_tiling",
     "choose_linear_tiling",
     "choose_tiling",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "distillation_backward",
+    "distillation_forward",
     "extended_cross_entropy_backward",
     "extended_cross_entropy_forward",
     "kl_div_backward",

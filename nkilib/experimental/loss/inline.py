@@ -1,6 +1,6 @@
 """Cross-entropy loss and its gradient for large vocabularies, as plain functions to call from NKI code.
 
-Of logits, and of hidden states and output weights (linear).
+Of logits, and of hidden states and output weights (linear); beside it losses of log-probabilities.
 
 A kernel of yours calls these: the NKI compiler inlines functions, and refuses a call of something that is a kernel
 itself (``nki/migration/index.rst``, "Remove nki.jit decorator on sub-kernels"). To launch them on their own, take the
@@ -8,6 +8,8 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.elementwise.kernels import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -17,7 +19,11 @@ from nkilib.experimental.loss.linear_cross_entropy.kernels import (
 __all__ = [
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "kl_div_backward",
+    "kl_div_forward",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "nll_loss_backward",
+    "nll_loss_forward",
 ]

@@ -6,13 +6,16 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import (
     Tiling,
     choose_tiling,
 )
+from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 
 __all__ = [
     "CORES",
     "POSITIONS_PER_BATCH",
+    "ElementwiseTiling",
     "LinearTiling",
     "Tiling",
+    "choose_elementwise_tiling",
     "choose_linear_tiling",
     "choose_tiling",
 ]

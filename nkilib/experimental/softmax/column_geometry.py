@@ -107,7 +107,7 @@ class Window:
         return [Turn(number, *place) for number, place in enumerate(places)]
 
     def of(self, tensor_hbm: nl.NkiTensor, outer: int, start: int, end: int) -> nl.NkiTensor:
-        """Elements ``start`` to ``end`` of the columns of one of the window's ``outer``, a view [end - start, inner]."""
+        """Elements ``start`` to ``end`` of the columns at one outer place: a view [end - start, inner]."""
         last = self.first_inner + self.inner
         return tensor_hbm[self.first_outer + outer, start:end, self.first_inner : last]
 

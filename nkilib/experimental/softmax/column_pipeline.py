@@ -37,6 +37,11 @@ class Arithmetic(Protocol):
         """The second half."""
 
 
+# A load into the place of what was just stored waits for the store; where both have one queue, what comes after it
+# waits as well. So many steps later the store is done.
+_STEPS_OF_STORE = 8
+
+
 @dataclass(frozen=True)
 class Reader:
     """A source, and what reads its items.
@@ -78,6 +83,8 @@ class Pipeline:
         overwrites: whether results take the place of the first tensor's items in SBUF.
         made: the result that waits to be turned back, and its item.
         views: of readers, by reader, pass and item.
+        stored: the number of the step in which a part was stored, and its last item, while its place is not free.
+        taken: steps so far.
     """
 
     steps: list[Step]
@@ -87,6 +94,8 @@ class Pipeline:
     overwrites: bool
     made: tuple[Item, nl.NkiTensor] | None = None
     views: dict[tuple[int, int, int], nl.NkiTensor] = field(default_factory=dict)
+    stored: list[tuple[int, Item]] = field(default_factory=list)
+    taken: int = 0
 
     def run(self) -> None:
         """Issue everything."""
@@ -94,8 +103,11 @@ class Pipeline:
         for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
             if not self._look_ahead(step):  # its place is that of a result which waits to be stored
                 self._finish_made()
+                self._release_stored(0)
                 self._look_ahead(step)
             self._step(step, following)
+            self.taken += 1
+            self._release_stored(_STEPS_OF_STORE)
             self._advance()
         self._finish_made()
 
@@ -149,10 +161,16 @@ class Pipeline:
         return views
 
     def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy and store; then the place of what was written over is free."""
+        """Copy and store; some time later the place of what was written over is free."""
         self.results.finish(item, back_psum)
         if self.overwrites and item.ends_part:
-            reader = self.readers[0]
+            self.stored.append((self.taken, item))
+
+    def _release_stored(self, steps: int) -> None:
+        """Free the places whose stores were issued so many steps ago."""
+        reader = self.readers[0]
+        while self.stored and self.stored[0][0] + steps <= self.taken:
+            _, item = self.stored.pop(0)
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
@@ -165,4 +183,3 @@ class Pipeline:
             item, piece_sbuf = self.made
             self.made = None
             self._finish(item, self.results.turn_back(item, piece_sbuf))
-            self._advance()

@@ -25,17 +25,20 @@ from nkilib.nki import nl
 # Elements of a segment: a bank of PSUM has so many.
 _SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
 # Bytes of a partition: what waits between the passes; the small tiles and those of single items.
-KEPT_BYTES = 40 * 1024
+KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
 # Bytes of a run in HBM from which on a transfer has the full rate.
 _FULL_RUN = 1334
-# Segments of a part of columns that are read twice, and how many parts there are on chip.
-_SEGMENTS_OF_PART, _PARTS_ON_CHIP = 2, 6
+# Segments of a part of columns that come part by part; of those that are read twice, so many parts are on chip.
+_SEGMENTS_OF_PART = (1, 2, 4, 8)
+_PARTS_ON_CHIP = 6
 # Of columns that are loaded once, part by part: tiles beyond those of one window, for what is loaded and stored
 # meanwhile; and all tiles of what only the second pass reads.
 _SPARE_PARTS, _LATE_PARTS = 6, 5
 # Items of a part at least: fewer pass by before a result is stored.
 _LEAST_ITEMS = 3
+# Steps between the passes over a group, and until its last result is stored.
+_STEPS_BETWEEN = 7
 # Of the last 128 columns so many make a transpose by DMA worth while, or so many times 128 columns before them.
 _LEAST_FILLED, _WIDE = 96, 4
 # Bytes of a partition for the statistics of a segment: three numbers, of three windows.
@@ -107,6 +110,7 @@ class ColumnTensors:
         passes: those that read, for each of what is read.
         can_transpose: whether the DMA engines may turn what is read.
         keeps_windows: whether the second pass over a window starts after the first one has ended.
+        slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
     """
 
     shape: tuple[int, int, int]
@@ -115,11 +119,12 @@ class ColumnTensors:
     passes: tuple[tuple[int, ...], ...]
     can_transpose: bool
     keeps_windows: bool
+    slowness_of_parts: float = 1.0
 
     @property
     def buffers(self) -> tuple[int, ...]:
         """How many tiles of a window there may be."""
-        return (4, 3) if self.keeps_windows else (4, 3, 2)
+        return (10, 6, 4, 3) if self.keeps_windows else (10, 6, 4, 3, 2)
 
     @property
     def overwrites(self) -> bool:
@@ -182,10 +187,11 @@ def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
         places = _window_shape(outer, inner, width)
         layout = _turned_layout(tensors)
         found += [_Choice(layout, *places, buffers, segments) for buffers in tensors.buffers]
-        if segments > 1:
-            found.append(_Choice(layout, *places, segments + _SPARE_PARTS, 1))
-        if segments > _SEGMENTS_OF_PART:
-            found.append(_Choice(layout, *places, _PARTS_ON_CHIP, _SEGMENTS_OF_PART, is_read_twice=True))
+        for of_part in _SEGMENTS_OF_PART:
+            if segments > of_part:
+                parts = div_ceil(segments, of_part)
+                found.append(_Choice(layout, *places, parts + _SPARE_PARTS, of_part))
+                found.append(_Choice(layout, *places, _PARTS_ON_CHIP, of_part, is_read_twice=True))
     return found
 
 
@@ -201,6 +207,10 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
         turns, has_parts = div_ceil(columns, TURN), choice.segments_of_part < len(segments)
         if has_parts and turns * choice.segments_of_part < _LEAST_ITEMS:
             return False
+    items = turns * len(segments)
+    waiting = (items if tensors.keeps_windows else len(segments)) + _STEPS_BETWEEN
+    if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
+        return False
     statistics = _STATISTICS_BYTES * turns * len(segments)
     kept = 0 if has_parts else KEPT_BYTES
     parts = div_ceil(len(segments), choice.segments_of_part)
@@ -240,6 +250,10 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     of_window = count * choice.outer * choice.inner * moved
     partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
     slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
+        slowness = 1.0 + (slowness - 1.0) * width / moved
+    if choice.segments_of_part < len(segments):
+        slowness = max(slowness, tensors.slowness_of_parts)
     windows = div_ceil(div_ceil(outer, choice.outer) * div_ceil(inner, choice.inner), 2)
     tables = 0.0
     if tensors.keeps_windows and nl.float32 not in tensors.read:  # bound by Scalar

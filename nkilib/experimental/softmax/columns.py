@@ -19,6 +19,8 @@ _FLOAT32_BYTES = 4
 # Scalar's part of the copies out of PSUM for log-softmax: what it has time for beside its exponentials.
 _SCALAR_SHARES = {Layout.TURNED: 0.65, Layout.TRANSPOSED: 0.5, Layout.STRIDED: 0.0}
 
+# Three passes of Scalar, beside the transfers of float32 and of 16-bit elements.
+_THREE_PASSES = {True: 1.16, False: 1.95}
 # Of PSUM: what is turned in one step and read in the next one takes two, in the next two three.
 _BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
 
@@ -41,6 +43,7 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
         can_transpose=True,
         # A log needs another activation table: one for all turns of a window.
         keeps_windows=kind is Kind.LOG_SOFTMAX,
+        slowness_of_parts=_THREE_PASSES[x_hbm.dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
     )
     plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
@@ -139,7 +140,16 @@ class RowPlan:
 
 
 def row_plan(row_size: int, streams: Streams, chunk_size: int | None) -> RowPlan:
-    """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them."""
+    """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them.
+
+    Raises:
+        AssertionError: a row that does not stay on chip.
+    """
+    require(
+        row_size <= largest_row(streams),
+        f"softmax: the last axis must have at most {largest_row(streams)} elements of these types, which stay on chip, "
+        f"got {row_size}; split the axis and combine the parts by their log-sum-exp",
+    )
     piece_bytes = SHORT_PIECE_BYTES if row_size <= SHORT_ROW else PIECE_BYTES
     usual = piece_bytes // streams.element
     piece_size = max(1, min(usual if chunk_size is None else chunk_size, SBUF_BYTES // 3 // streams.scratch))
@@ -176,9 +186,9 @@ def _parts(row_size: int, fitting: int) -> int:
 
 
 def largest_row(streams: Streams) -> int:
-    """The longest row that stays on chip."""
+    """The longest row that stays on chip: then a single batch does, and nothing overlaps with its loads and stores."""
     on_chip = (SBUF_BYTES - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
-    return (on_chip // _LEAST_BATCHES - PARTITIONS) * PARTITIONS
+    return (on_chip - PARTITIONS) * PARTITIONS
 
 
 def element_bytes(*dtypes: nl.DType) -> int:

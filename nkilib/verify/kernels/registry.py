@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nkilib.verify.kernels import extended, inlined, linear, log_probabilities, plain, softmax
+from nkilib.verify.kernels import distillation, extended, inlined, linear, log_probabilities, plain, softmax
 from nkilib.verify.kernels.case import Case
 
 SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
@@ -15,6 +15,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     inlined.cases,
     log_probabilities.cases,
     softmax.cases,
+    distillation.cases,
 )
 
 

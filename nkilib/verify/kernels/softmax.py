@@ -92,7 +92,7 @@ def cases() -> Iterator[Case]:
             for number, shape in enumerate(_LAST_AXIS):
                 yield kernel.case(f"last axis of {shape[1]}", type_name, shape, 1 + (number + 1) % 2)
             yield kernel.case("middle axis", type_name, _MIDDLE, 2, axis=1)
-            if kernel.of_forward is None:
-                yield kernel.case("float32 result", type_name, _LAST_AXIS[1], 2, dtype=nl.float32)
-            else:
+            options = {"dtype": nl.float32, "chunk_size": 40}
+            yield kernel.case("float32 result, small chunks", type_name, _LAST_AXIS[1], 2, **options)
+            if kernel.of_forward is not None:
                 yield kernel.case("in place", type_name, _LAST_AXIS[1], 2, inplace=True)

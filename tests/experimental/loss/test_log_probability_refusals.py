@@ -35,6 +35,13 @@ REFUSALS = [
         {"input_hbm": np.ones((3, 100), np.int32)},
     ),
     Refusal(
+        "too many positions",
+        "a launch gathers for at most 8192 groups of up to 128 positions, got 8193 of an input of shape "
+        "(1, 1, 1048577); split the rows",
+        {"input_hbm": np.ones((1, 1, 2**20 + 1), np.float32), "targets_hbm": np.zeros((1, 2**20 + 1), np.int32)},
+        NLL,
+    ),
+    Refusal(
         "targets too short",
         "targets_hbm must have shape (3,), that of input_hbm without the classes, got (2,)",
         {"targets_hbm": np.zeros(2, np.int32)},

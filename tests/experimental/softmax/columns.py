@@ -8,19 +8,23 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.softmax import kernels
-from nkilib.experimental.softmax.host.column_bounds import (
-    backward_bound,
-    backward_of_columns,
-    forward_bound,
-    forward_of_columns,
-)
-from nkilib.nki import nki
+from nkilib.experimental import softmax
+from nkilib.experimental.softmax.host import bounds, reference
 
 BFLOAT16 = ml_dtypes.bfloat16
 DTYPES = (BFLOAT16, np.float16, np.float32)
-FORWARD = {False: nki.jit(kernels.softmax_forward), True: nki.jit(kernels.log_softmax_forward)}
-BACKWARD = {False: nki.jit(kernels.softmax_backward), True: nki.jit(kernels.log_softmax_backward)}
+AXIS = 1
+FORWARD = {False: softmax.softmax_forward, True: softmax.log_softmax_forward}
+BACKWARD = {False: softmax.softmax_backward, True: softmax.log_softmax_backward}
+
+_FORWARD_TRUTH = {
+    False: (reference.softmax_reference, bounds.softmax_bound),
+    True: (reference.log_softmax_reference, bounds.log_softmax_bound),
+}
+_BACKWARD_TRUTH = {
+    False: (reference.softmax_backward_reference, bounds.softmax_backward_bound),
+    True: (reference.log_softmax_backward_reference, bounds.log_softmax_backward_bound),
+}
 
 Array = npt.NDArray[Any]
 
@@ -32,18 +36,20 @@ def logits(shape: tuple[int, ...], dtype: Any, seed: int = 0, scale: float = 3.0
 
 def saved_output(shape: tuple[int, ...], dtype: Any, is_log: bool, seed: int = 1) -> Array:
     """What the forward would have saved."""
-    return forward_of_columns(logits(shape, np.float32, seed), is_log).astype(dtype)
+    exact, _ = _FORWARD_TRUTH[is_log]
+    return exact(logits(shape, np.float32, seed), AXIS).astype(dtype)
 
 
 def worst_of_forward(x: Array, is_log: bool, result: Array) -> float:
     """The largest error as a share of its bound."""
-    return _worst(result, forward_of_columns(x, is_log), forward_bound(x, is_log, result.dtype))
+    exact, bound = _FORWARD_TRUTH[is_log]
+    return _worst(result, exact(x, AXIS), bound(x, AXIS, result.dtype))
 
 
 def worst_of_backward(grad: Array, output: Array, is_log: bool, result: Array) -> float:
     """The largest error as a share of its bound."""
-    exact = backward_of_columns(grad, output, is_log)
-    return _worst(result, exact, backward_bound(grad, output, is_log, result.dtype))
+    exact, bound = _BACKWARD_TRUTH[is_log]
+    return _worst(result, exact(grad, output, AXIS), bound(grad, output, AXIS, result.dtype))
 
 
 def _worst(result: Array, exact: Array, bound: Array) -> float:

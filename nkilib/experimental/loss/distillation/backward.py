@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.tiles import float32_like, product, scaled, selected
 from nkilib.experimental.loss.distillation.forward import counting
+from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS
 from nkilib.experimental.loss.distillation.options import Launch
-from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream, take_difference
+from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream
 from nkilib.experimental.loss.distillation.rows import Exponentials, Vectors, column, loaded_rows
 from nkilib.experimental.loss.distillation.totals import Totals, center
 from nkilib.experimental.loss.distillation.visits import Visits
 from nkilib.nki import nisa, nl
-
-_PSUM_TURNS = 4
 
 
 def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor, grad_hbm: nl.NkiTensor) -> None:
@@ -57,11 +56,9 @@ class _Backward:
     coefficients: _Coefficients
 
     @classmethod
-    def make(
-        cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
-    ) -> _Backward:
+    def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> _Backward:
         scratch = ("difference", "student", "other") if launch.is_mixed else ("difference", "student")
-        buffers = Buffers.make(launch, scratch, _PSUM_TURNS)
+        buffers = Buffers.make(launch, scratch, PIECE_COLUMNS)
         student = _loaded_side(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
         teacher = _loaded_side(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, launch.scale)
         totals = Totals(student, teacher, student.sums_sbuf, student.sums_sbuf)
@@ -70,7 +67,8 @@ class _Backward:
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
         """Go through all chunks."""
-        stream = PairStream.make(self.launch, self.batches, self.buffers)
+        has_differences = [self.launch.options.beta > 0.0] * len(self.batches)
+        stream = PairStream.make(self.launch, self.batches, self.buffers, has_differences)
         take = self._mixed if self.launch.is_mixed else self._reverse if self.launch.is_reverse else self._forward
         for number, batch in enumerate(self.batches):
             totals, rows = self.totals.of_batch(number, batch.rows), batch.rows
@@ -86,15 +84,15 @@ class _Backward:
                 )
             )
             for load in range(number * stream.num_chunks, (number + 1) * stream.num_chunks):
-                pair = stream.loaded(load)
+                pair = stream.taken(load)
                 take(pair, totals, of_batch)
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _forward(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
         """(e_s - e_t * ratio) * factor: alike distributions cancel in float32, before anything is rounded."""
         student_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
-        totals.student.take(student_sbuf, pair.student_sbuf, 0)
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
+            totals.student.take(piece.of(student_sbuf), piece.of(pair.student_sbuf), 0)
             totals.teacher.take(piece.tile_psum, piece.of(pair.teacher_sbuf), 0)
             nisa.scalar_tensor_tensor(
                 dst=piece.tile_psum,
@@ -107,28 +105,27 @@ class _Backward:
             _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
 
     def _reverse(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
-        """(d - center) * e_s * factor."""
-        difference_sbuf = self.buffers.tile("difference", pair.chunk.load, pair.student_sbuf)
-        take_difference(difference_sbuf, pair.student_sbuf, pair.teacher_sbuf)
+        """(d - center) * e_s * factor; Scalar, which has one exponential to do, multiplies the factor."""
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
             totals.student.take(piece.tile_psum, piece.of(pair.student_sbuf), 0)
             nisa.scalar_tensor_tensor(
                 dst=piece.tile_psum,
-                data=piece.of(difference_sbuf),
+                data=piece.of(pair.difference),
                 op0=nl.subtract,
                 operand0=of_batch.center_sbuf,
                 op1=nl.multiply,
                 operand1=piece.tile_psum,
             )
-            _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
+            nisa.activation(
+                dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf
+            )
 
     def _mixed(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
         """(L + center) * e_s * factor."""
         load = pair.chunk.load
         student_sbuf = self.buffers.tile("student", load, pair.student_sbuf)
-        ratio_sbuf = self.buffers.tile("difference", load, pair.student_sbuf)
         power_sbuf = self.buffers.tile("other", load, pair.student_sbuf)
-        self.visits.ratios(ratio_sbuf, power_sbuf, pair, of_batch.center_sbuf)
+        self.visits.ratios(pair.difference, power_sbuf, of_batch.center_sbuf)
         totals.student.take(student_sbuf, pair.student_sbuf, 0)
         for piece in self.buffers.pieces(load, pair.student_sbuf):
             self.visits.logs(piece.tile_psum, piece.of(power_sbuf))
@@ -148,9 +145,7 @@ def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> 
     nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
 
 
-def _loaded_side(
-    shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float
-) -> Exponentials:
+def _loaded_side(shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float) -> Exponentials:
     side = Exponentials.make(len(batches), scale)
     sums_sbuf = loaded_rows(sum_hbm, batches)
     # Rows that do not exist have a sum of 0, and are divided by it: at least what any row has.

@@ -16,8 +16,10 @@ from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import selected
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS_BESIDE_ROWS
 from nkilib.experimental.loss.distillation.options import Launch
-from nkilib.experimental.loss.distillation.pair import Buffers, PairStream
+from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream
 from nkilib.experimental.loss.distillation.rows import Exponentials, Vectors, groups_of, loaded_rows
 from nkilib.experimental.loss.distillation.totals import (
     Divergences,
@@ -27,8 +29,6 @@ from nkilib.experimental.loss.distillation.totals import (
 )
 from nkilib.experimental.loss.distillation.visits import Visits, center_of, shift_difference
 from nkilib.nki import nisa, nl
-
-_PSUM_TURNS = 3
 
 
 def forward_of_core(launch: Launch, vectors: Vectors) -> None:
@@ -61,8 +61,8 @@ class _Forward:
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch]) -> _Forward:
         scratch = ("difference", "other", "student", "power") if launch.is_mixed else ("difference", "other")
-        buffers = Buffers.make(launch, scratch, _PSUM_TURNS)
-        parts = PairStream.make(launch, batches, buffers).pieces_of_row
+        buffers = Buffers.make(launch, scratch, PIECE_COLUMNS_BESIDE_ROWS)
+        parts = div_ceil(launch.vocab_size, launch.tiling.chunk_size) * len(buffers.pieces(0, buffers.student[0]))
         flagged = None
         if launch.has_samples and launch.num_positions > 1:
             flagged = FlaggedRows.make(
@@ -97,36 +97,36 @@ class _Forward:
     def _visit(self, batches: list[Batch], totals: Totals, has_two: bool) -> None:
         """All batches, each once or twice, under shifts that are known from their first columns."""
         visits = [batch for batch in batches for _ in range(2 if has_two else 1)]
-        stream = PairStream.make(self.launch, visits, self.buffers)
+        has_differences, times = ([False, True], 2) if has_two else ([True], 1)
+
+        def take_shifts(pair: PairChunk[Batch]) -> None:
+            if pair.chunk.number == 0 and pair.visit % times == 0:
+                self.visits.shifts(pair, totals, pair.visit // times)
+
+        stream = PairStream.make(self.launch, visits, self.buffers, has_differences * len(batches), take_shifts)
         for number, batch in enumerate(batches):
             of_batch = totals.of_batch(number, batch.rows)
-            first = number * (2 if has_two else 1)
             if has_two:
-                self._first_visit(stream, first, of_batch, takes_shifts=True)
-                self._second_visit(stream, first + 1, of_batch)
+                self._first_visit(stream, 2 * number, of_batch)
+                self._second_visit(stream, 2 * number + 1, of_batch)
             else:
-                self._only_visit(stream, first, of_batch, takes_shifts=True)
+                self._only_visit(stream, number, of_batch)
 
-    def _first_visit(self, stream: PairStream[Rows], visit: int, totals: Totals, takes_shifts: bool) -> None:
+    def _first_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
         for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
-            pair = stream.loaded(load)
-            if takes_shifts:
-                self.visits.shifts(pair, totals)
-            self.visits.exponentials(pair, totals)
+            self.visits.exponentials(stream.taken(load), totals)
         self.visits.close_exponentials(visit, stream.num_chunks, totals)
 
     def _second_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
         center_sbuf = center_of(self.launch, totals)
         for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
-            self.visits.mixture(stream.loaded(load), totals, center_sbuf)
+            self.visits.mixture(stream.taken(load), totals, center_sbuf)
         self.visits.close_mixture(visit, self.launch.vocab_size, stream.num_chunks, totals)
 
-    def _only_visit(self, stream: PairStream[Rows], visit: int, totals: Totals, takes_shifts: bool) -> None:
+    def _only_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
         center_sbuf = None
         for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
-            pair = stream.loaded(load)
-            if takes_shifts:
-                self.visits.shifts(pair, totals)
+            pair = stream.taken(load)
             if center_sbuf is None:
                 center_sbuf = shift_difference(*totals.weighting(self.launch))
             self.visits.divergence(pair, totals, center_sbuf)
@@ -153,14 +153,15 @@ class _Forward:
         """The totals of rows under their maxima: one more visit, which takes these."""
         all_rows = Totals.make(1, self.launch.scale)
         totals = all_rows.of_batch(0, rows.rows)
-        stream = PairStream.make(self.launch, [rows] * (3 if self.launch.is_mixed else 2), self.buffers)
+        has_differences = [False, False, True] if self.launch.is_mixed else [False, True]
+        stream = PairStream.make(self.launch, [rows] * len(has_differences), self.buffers, has_differences)
         for load in range(stream.num_chunks):
-            self.visits.maxima(stream.loaded(load), totals)
+            self.visits.maxima(stream.taken(load), totals)
         if self.launch.is_mixed:
-            self._first_visit(stream, 1, totals, takes_shifts=False)
+            self._first_visit(stream, 1, totals)
             self._second_visit(stream, 2, totals)
         else:
-            self._only_visit(stream, 1, totals, takes_shifts=False)
+            self._only_visit(stream, 1, totals)
         return all_rows
 
     def _divergences(self, totals: Totals) -> Divergences:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.distillation.backward import backward_of_core
 from nkilib.experimental.loss.distillation.forward import forward_of_core
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
 from nkilib.experimental.loss.distillation.options import DistillationOptions, Launch
 from nkilib.experimental.loss.distillation.rows import Vectors
-from nkilib.experimental.loss.distillation.validation import validate, validate_vectors
+from nkilib.experimental.loss.distillation.validation import validate, validate_tiling, validate_vectors
 from nkilib.nki import nl
 
 
@@ -112,9 +114,7 @@ def distillation_backward(
     function = "distillation_backward"
     options = DistillationOptions(beta, temperature, ignore_index)
     launch = _launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size)
-    saved = Vectors(
-        moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm
-    )
+    saved = Vectors(moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm)
     validate_vectors(
         launch,
         {
@@ -143,9 +143,9 @@ def _launch(
     options: DistillationOptions,
     chunk_size: int | None,
 ) -> Launch:
-    if chunk_size is None and len(student_hbm.shape) == 2 and student_hbm.shape[1] > 0:
-        chunk_size = choose_distillation_tiling(student_hbm.shape[1]).chunk_size
-    tiling = DistillationTiling(1 if chunk_size is None else chunk_size)
-    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, tiling)
+    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, DistillationTiling(0))
     validate(launch)
+    tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed)
+    launch = replace(launch, tiling=tiling if chunk_size is None else DistillationTiling(chunk_size))
+    validate_tiling(launch)
     return launch

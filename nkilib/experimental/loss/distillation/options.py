@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch, batches_of_core
+from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling
 from nkilib.nki import nl
 
 # Positions that are worked on at a time, one a partition.
 POSITIONS = 128
 # Columns of a row whose maximum is its shift.
-SAMPLE_COLUMNS = 1024
+SAMPLE_COLUMNS = 512
 # Logits are raised to it: finite whatever the temperature is, exp is 0 there, and bfloat16 has it.
 LOWEST = -(2.0**116)
 # The temperatures for which that holds, and for which their squares are normal numbers.
@@ -61,6 +62,11 @@ class Launch:
     def vocab_size(self) -> int:
         """V."""
         return int(self.student_hbm.shape[1])
+
+    @property
+    def bytes_of_pair(self) -> int:
+        """Of a logit of each on chip."""
+        return dtype_bytes(tile_dtype(self.student_hbm.dtype)) + dtype_bytes(tile_dtype(self.teacher_hbm.dtype))
 
     @property
     def is_mixed(self) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic
 
 from nkilib.core.rows.stream import Chunk, Rows, Stream
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.distillation.host.tiling import BUFFERS, PIECE_COLUMNS
+from nkilib.experimental.loss.distillation.host.tiling import BUFFERS, SCRATCH_TURNS
 from nkilib.experimental.loss.distillation.options import LOWEST, POSITIONS, Launch, tile_dtype
 from nkilib.experimental.loss.distillation.rows import raise_lowest, row_tile
 from nkilib.nki import nisa, nl
 
-# Scratch tiles of each kind, which chunks take in turn.
-_TURNS = 2
+# Tiles of PSUM that pieces take in turn: Scalar writes one while Vector reads the other.
+_PSUM_TURNS = 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Buffers:
 
     Attributes:
         student, teacher: where logits are loaded to.
-        scratch: float32 tiles by what they are for, ``_TURNS`` of each.
+        scratch: float32 tiles by what they are for, ``SCRATCH_TURNS`` of each.
         pieces_psum: that pieces take in turn.
         lowest_sbuf: ``LOWEST``, [128, 1].
     """
@@ -54,26 +55,26 @@ class Buffers:
     lowest_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, launch: Launch, scratch: tuple[str, ...], psum_turns: int) -> Buffers:
-        """Those of a kernel, with scratch of the names."""
+    def make(cls, launch: Launch, scratch: tuple[str, ...], piece_columns: int) -> Buffers:
+        """Those of a kernel, with scratch of the names, and pieces of at most so many columns."""
         size = launch.tiling.chunk_size
 
         def tiles(count: int, dtype: nl.DType) -> list[nl.NkiTensor]:
             return [nl.ndarray((POSITIONS, size), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
-        piece = min(size, PIECE_COLUMNS)
+        piece = min(size, piece_columns)
         return cls(
             tiles(BUFFERS, tile_dtype(launch.student_hbm.dtype)),
             tiles(BUFFERS, tile_dtype(launch.teacher_hbm.dtype)),
-            {name: tiles(_TURNS, nl.float32) for name in scratch},
-            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(psum_turns)],
+            {name: tiles(SCRATCH_TURNS, nl.float32) for name in scratch},
+            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(_PSUM_TURNS)],
             row_tile(1, LOWEST),
         )
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Scratch for chunk number ``load``, of the shape of another tile of that chunk."""
         rows, columns = like_sbuf.shape
-        return self.scratch[name][load % _TURNS][0:rows, 0:columns]
+        return self.scratch[name][load % SCRATCH_TURNS][0:rows, 0:columns]
 
     def pieces(self, load: int, like_sbuf: nl.NkiTensor) -> list[Piece]:
         """Those of chunk number ``load``."""
@@ -99,29 +100,62 @@ class PairChunk(Generic[Rows]):
         chunk: which one.
         visit: of its rows among all that a stream visits.
         student_sbuf, teacher_sbuf: logits, [rows, columns].
+        difference_sbuf: teacher - student, or the other way round, float32; None where the visit takes none. Then the
+            logits may be -inf.
     """
 
     chunk: Chunk[Rows]
     visit: int
     student_sbuf: nl.NkiTensor
     teacher_sbuf: nl.NkiTensor
+    difference_sbuf: nl.NkiTensor | None
+
+    @property
+    def difference(self) -> nl.NkiTensor:
+        """Of a visit that takes it."""
+        if self.difference_sbuf is None:
+            raise AssertionError("this visit takes no differences")
+        return self.difference_sbuf
 
 
 @dataclass(frozen=True)
 class PairStream(Generic[Rows]):
-    """Both matrices, in the same chunks."""
+    """Both matrices, in the same chunks.
+
+    Attributes:
+        student, teacher: the chunks of each.
+        buffers: on chip.
+        is_reverse: differences are student - teacher.
+        has_differences: of each visit.
+        at_opening: called with each chunk when it is opened, before the one before is taken; None for nothing.
+        opened: chunks that are on chip, or on their way, by their numbers.
+    """
 
     student: Stream[Rows]
     teacher: Stream[Rows]
     buffers: Buffers
+    is_reverse: bool
+    has_differences: list[bool]
+    at_opening: Callable[[PairChunk[Rows]], None] | None
+    opened: dict[int, PairChunk[Rows]] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, launch: Launch, visits: list[Rows], buffers: Buffers) -> PairStream[Rows]:
+    def make(
+        cls,
+        launch: Launch,
+        visits: list[Rows],
+        buffers: Buffers,
+        has_differences: list[bool],
+        at_opening: Callable[[PairChunk[Rows]], None] | None = None,
+    ) -> PairStream[Rows]:
         """Of rows that are visited in that order."""
         return cls(
             Stream.make(launch.student_hbm, visits, buffers.student),
             Stream.make(launch.teacher_hbm, visits, buffers.teacher),
             buffers,
+            launch.is_reverse,
+            has_differences,
+            at_opening,
         )
 
     @property
@@ -129,22 +163,29 @@ class PairStream(Generic[Rows]):
         """Of a row."""
         return self.student.num_chunks
 
-    @property
-    def pieces_of_row(self) -> int:
-        """At most."""
-        return self.num_chunks * div_ceil(self.student.chunk_size, PIECE_COLUMNS)
+    def taken(self, load: int) -> PairChunk[Rows]:
+        """Chunk number ``load``; to be called with 0, 1, 2, ...
 
-    def loaded(self, load: int) -> PairChunk[Rows]:
-        """A chunk of both, in which nothing is -inf; the next ones are on their way."""
+        The next one is opened before: GpSimd takes its differences while Vector and Scalar have this one.
+        """
+        for number in range(load, min(load + 2, self.student.loads)):
+            if number not in self.opened:
+                self.opened[number] = self._open(number)
+        return self.opened.pop(load)
+
+    def _open(self, load: int) -> PairChunk[Rows]:
         student_sbuf, teacher_sbuf = self.student.loaded(load), self.teacher.loaded(load)
-        for tile_sbuf, is_shared in ((student_sbuf, False), (teacher_sbuf, True)):
-            is_slow = is_shared and tile_sbuf.dtype == nl.float32
-            raise_lowest(tile_sbuf, self.buffers.lowest_sbuf if is_slow else None)
-        return PairChunk(self.student.chunk(load), load // self.num_chunks, student_sbuf, teacher_sbuf)
-
-
-def take_difference(dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor) -> None:
-    """first - second in float32, on GpSimd, beside what Vector does."""
-    nisa.tensor_tensor(
-        dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd
-    )
+        visit, difference_sbuf = load // self.num_chunks, None
+        if self.has_differences[visit]:
+            raise_lowest(student_sbuf)
+            is_slow = teacher_sbuf.dtype == nl.float32
+            raise_lowest(teacher_sbuf, self.buffers.lowest_sbuf if is_slow else None)
+            difference_sbuf = self.buffers.tile("difference", load, student_sbuf)
+            first_sbuf, second_sbuf = (student_sbuf, teacher_sbuf) if self.is_reverse else (teacher_sbuf, student_sbuf)
+            nisa.tensor_tensor(
+                dst=difference_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd
+            )
+        pair = PairChunk(self.student.chunk(load), visit, student_sbuf, teacher_sbuf, difference_sbuf)
+        if self.at_opening is not None:
+            self.at_opening(pair)
+        return pair

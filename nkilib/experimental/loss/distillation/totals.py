@@ -113,11 +113,22 @@ class Divergences:
 
 
 def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """log(S / S') of the two: the log of the ratio, whose error is that of a number near 0 where they are alike."""
-    ratio_sbuf, log_sbuf = float32_like(first.sums_sbuf), float32_like(first.sums_sbuf)
-    nisa.reciprocal(dst=ratio_sbuf, data=second.sums_sbuf)
-    nisa.tensor_tensor(dst=ratio_sbuf, data1=ratio_sbuf, data2=first.sums_sbuf, op=nl.multiply)
-    nisa.activation(dst=log_sbuf, op=nl.log, data=ratio_sbuf)
+    """log(S / S') of the two, 0 where they are equal: its error is that of a number near 0 where they are alike.
+
+    With the smaller one s it is log(1 + |S - S'| / s), and has the sign of S - S'.
+    """
+    sums_sbuf, others_sbuf = first.sums_sbuf, second.sums_sbuf
+    smaller_sbuf, log_sbuf, sign_sbuf = (float32_like(sums_sbuf) for _ in range(3))
+    nisa.tensor_tensor(dst=smaller_sbuf, data1=sums_sbuf, data2=others_sbuf, op=nl.minimum)
+    nisa.tensor_tensor(dst=log_sbuf, data1=sums_sbuf, data2=others_sbuf, op=nl.maximum)
+    nisa.tensor_tensor(dst=log_sbuf, data1=log_sbuf, data2=smaller_sbuf, op=nl.subtract)
+    nisa.reciprocal(dst=smaller_sbuf, data=smaller_sbuf)
+    nisa.tensor_tensor(dst=log_sbuf, data1=log_sbuf, data2=smaller_sbuf, op=nl.multiply)
+    nisa.tensor_scalar(dst=log_sbuf, data=log_sbuf, op0=nl.add, operand0=1.0)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
+    nisa.tensor_tensor(dst=sign_sbuf, data1=sums_sbuf, data2=others_sbuf, op=nl.greater_equal)
+    nisa.tensor_scalar(dst=sign_sbuf, data=sign_sbuf, op0=nl.multiply, operand0=2.0, op1=nl.subtract, operand1=1.0)
+    nisa.tensor_tensor(dst=log_sbuf, data1=log_sbuf, data2=sign_sbuf, op=nl.multiply)
     return log_sbuf
 
 

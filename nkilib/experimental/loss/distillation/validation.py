@@ -5,7 +5,7 @@ from __future__ import annotations
 from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.recomputation import BATCHES_MAX
-from nkilib.experimental.loss.distillation.host.tiling import MOST_COLUMNS
+from nkilib.experimental.loss.distillation.host.tiling import most_columns
 from nkilib.experimental.loss.distillation.options import (
     LEAST_TEMPERATURE,
     MOST_TEMPERATURE,
@@ -43,13 +43,7 @@ def validate(launch: Launch) -> None:
     _validate_options(launch)
     own, most = positions_of_core(shape[0], nl.num_programs(), 0), BATCHES_MAX * POSITIONS
     require(own <= most, f"{function}: a core takes at most {most} positions, got {own}; launch them in parts")
-    chunk_size, labels_hbm = launch.tiling.chunk_size, launch.labels_hbm
-    largest = min(shape[1], MOST_COLUMNS)
-    require(
-        isinstance(chunk_size, int) and 0 < chunk_size <= largest and shape[1] <= MOST_CHUNKS * chunk_size,
-        f"{function}: chunk_size must be an integer from 1 to {largest} that makes at most {MOST_CHUNKS} chunks of "
-        f"{shape[1]} entries, got {chunk_size}; pass chunk_size={largest}",
-    )
+    labels_hbm = launch.labels_hbm
     if labels_hbm is not None:
         require(
             tuple(labels_hbm.shape) == shape[:1] and labels_hbm.dtype == nl.int32,
@@ -59,6 +53,17 @@ def validate(launch: Launch) -> None:
     require(
         isinstance(options.ignore_index, int) and -_INT32 <= options.ignore_index < _INT32,
         f"{function}: ignore_index must be an int32, got {options.ignore_index}; use a label that is none, as -100",
+    )
+
+
+def validate_tiling(launch: Launch) -> None:
+    """Chunks that fit a partition, and whose sums do."""
+    chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
+    largest = most_columns(vocab_size, launch.bytes_of_pair, launch.is_mixed)
+    require(
+        isinstance(chunk_size, int) and 0 < chunk_size <= largest and vocab_size <= MOST_CHUNKS * chunk_size,
+        f"{launch.function}: chunk_size must be an integer from 1 to {largest} that makes at most {MOST_CHUNKS} "
+        f"chunks of {vocab_size} entries, got {chunk_size}; pass chunk_size={largest}",
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.stream import Rows
 from nkilib.experimental.loss.distillation.options import SAMPLE_COLUMNS, Launch
-from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream, take_difference
+from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk
 from nkilib.experimental.loss.distillation.rows import Exponentials, row_tile
 from nkilib.experimental.loss.distillation.totals import RATIO_MOST, RowSums, Totals, center
 from nkilib.nki import nisa, nl
@@ -51,9 +51,7 @@ class Visits:
     @classmethod
     def make(cls, launch: Launch, buffers: Buffers, parts: int) -> Visits:
         """For rows of so many pieces."""
-        return cls(
-            launch, buffers, [ChunkSums.make(parts) for _ in range(2)], row_tile(1, 1.0 - launch.options.beta)
-        )
+        return cls(launch, buffers, [ChunkSums.make(parts) for _ in range(2)], row_tile(1, 1.0 - launch.options.beta))
 
     def maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
         """c of a row is the maximum of all its chunks."""
@@ -61,12 +59,11 @@ class Visits:
         totals.student.take_shift(pair.student_sbuf, 0, is_further)
         totals.teacher.take_shift(pair.teacher_sbuf, 0, is_further)
 
-    def shifts(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """c of a row is the maximum of its first columns."""
-        if pair.chunk.number == 0:
-            columns = min(pair.chunk.columns, SAMPLE_COLUMNS)
-            totals.student.take_shift(pair.student_sbuf[:, 0:columns], 0)
-            totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], 0)
+    def shifts(self, pair: PairChunk[Rows], totals: Totals, batch: int) -> None:
+        """c of the rows of a batch is the maximum of the first columns, of which this is the chunk."""
+        columns = min(pair.chunk.columns, SAMPLE_COLUMNS)
+        totals.student.take_shift(pair.student_sbuf[:, 0:columns], batch)
+        totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], batch)
 
     def exponentials(self, pair: PairChunk[Rows], totals: Totals) -> None:
         """Sums of exponentials of both."""
@@ -98,22 +95,20 @@ class Visits:
         if launch.is_reverse:
             weighting_sbuf, other_sbuf = other_sbuf, weighting_sbuf
         load, rows = pair.chunk.load, weighting_sbuf.shape[0]
-        difference_sbuf = self.buffers.tile("difference", load, weighting_sbuf)
-        take_difference(difference_sbuf, weighting_sbuf, other_sbuf)
-        pieces = self.buffers.pieces(load, weighting_sbuf)
+        scratch_sbuf = self.buffers.tile("other", load, other_sbuf)
         first = pair.chunk.number * self._pieces_of_chunk
-        for piece in pieces:
+        # Piece by piece Scalar has the other's exponentials to do while Vector has the products.
+        for piece in self.buffers.pieces(load, weighting_sbuf):
             number = first + piece.number
             weighting.take(piece.tile_psum, piece.of(weighting_sbuf), 0, sums.weighting.part(number, rows))
             _sum_of_products(
-                piece.of(difference_sbuf),
+                piece.of(pair.difference),
                 center_sbuf,
                 nl.subtract,
                 piece.tile_psum,
                 sums.weighted.part(number, rows),
             )
-        scratch_sbuf = self.buffers.tile("other", load, other_sbuf)
-        other.take(scratch_sbuf, other_sbuf, 0, sums.other.part(pair.chunk.number, rows))
+            other.take(piece.of(scratch_sbuf), piece.of(other_sbuf), 0, sums.other.part(number, rows))
 
     def close_divergence(self, visit: int, columns: int, chunks: int, totals: Totals) -> None:
         """S of both, and the sum of e * (d - c), of the rows of a visit."""
@@ -123,7 +118,7 @@ class Visits:
         pieces = (chunks - 1) * self._pieces_of_chunk + -(-last // self._piece)
         sums.weighting.total(weighting.sums_sbuf, pieces)
         sums.weighted.total(totals.weighted_sbuf, pieces)
-        sums.other.total(other.sums_sbuf, chunks)
+        sums.other.total(other.sums_sbuf, pieces)
 
     def mixture(self, pair: PairChunk[Rows], totals: Totals, center_sbuf: nl.NkiTensor) -> None:
         """The terms of a Jensen-Shannon divergence: L = log(beta e^r + 1 - beta), with r the log of the ratio.
@@ -134,11 +129,11 @@ class Visits:
             center_sbuf: T times the difference of the log-sum-exps, [rows, 1].
         """
         sums, load, rows = self.sums[pair.visit % len(self.sums)], pair.chunk.load, pair.student_sbuf.shape[0]
-        ratio_sbuf = self.buffers.tile("difference", load, pair.student_sbuf)
+        ratio_sbuf = pair.difference
         student_sbuf = self.buffers.tile("student", load, pair.student_sbuf)
         teacher_sbuf = self.buffers.tile("other", load, pair.student_sbuf)
         power_sbuf = self.buffers.tile("power", load, pair.student_sbuf)
-        self.ratios(ratio_sbuf, power_sbuf, pair, center_sbuf)
+        self.ratios(ratio_sbuf, power_sbuf, center_sbuf)
         totals.teacher.take(teacher_sbuf, pair.teacher_sbuf, 0)
         totals.student.take(student_sbuf, pair.student_sbuf, 0)
         first = pair.chunk.number * self._pieces_of_chunk
@@ -153,9 +148,7 @@ class Visits:
                 operand1=piece.tile_psum,
             )
             number = first + piece.number
-            _sum_of_products(
-                piece.tile_psum, 1.0, nl.multiply, piece.of(student_sbuf), sums.logs.part(number, rows)
-            )
+            _sum_of_products(piece.tile_psum, 1.0, nl.multiply, piece.of(student_sbuf), sums.logs.part(number, rows))
             _sum_of_products(
                 piece.of(ratio_sbuf), 1.0, nl.multiply, piece.of(teacher_sbuf), sums.weighted.part(number, rows)
             )
@@ -168,11 +161,8 @@ class Visits:
         sums.weighted.total(totals.weighted_sbuf, pieces)
         sums.logs.total(totals.logs_sbuf, pieces)
 
-    def ratios(
-        self, ratio_sbuf: nl.NkiTensor, power_sbuf: nl.NkiTensor, pair: PairChunk[Rows], center_sbuf: nl.NkiTensor
-    ) -> None:
-        """T * r of a chunk, at most T * RATIO_MOST, where the mixture is the teacher's alone; and e^r."""
-        take_difference(ratio_sbuf, pair.teacher_sbuf, pair.student_sbuf)
+    def ratios(self, ratio_sbuf: nl.NkiTensor, power_sbuf: nl.NkiTensor, center_sbuf: nl.NkiTensor) -> None:
+        """T * r in the place of differences, at most T * RATIO_MOST, where the mixture is the teacher's; and e^r."""
         nisa.tensor_scalar(
             dst=ratio_sbuf,
             data=ratio_sbuf,
@@ -222,7 +212,5 @@ def center_of(launch: Launch, totals: Totals) -> nl.NkiTensor:
 def shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
     """c - c' of the two."""
     center_sbuf = nl.ndarray(first.neg_shift_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract
-    )
+    nisa.tensor_tensor(dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract)
     return center_sbuf

@@ -66,7 +66,7 @@ def kl_div_forward(
     tiling = checked_tiling(function, prod(input_hbm.shape), streamed, columns, buffers)
     shape, dtype = (tuple(input_hbm.shape), dtype) if factor is None else ((1,), nl.float32)
     loss_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
-    forward_of_core(Launch(function, (input_hbm, target_hbm), tiling), _kind(log_target), loss_hbm, factor)
+    forward_of_core(Launch((input_hbm, target_hbm), tiling), _kind(log_target), loss_hbm, factor)
     return loss_hbm
 
 
@@ -134,7 +134,7 @@ def kl_div_backward(
     tiling = checked_tiling(function, prod(input_hbm.shape), streamed, columns, buffers)
     gradients = {number: _gradient(number, each, inplace) for number, each in wanted.items()}
     upstream = Upstream(grad_loss_hbm, factor)
-    backward_of_core(Launch(function, tensors, tiling), _kind(log_target), upstream, gradients)
+    backward_of_core(Launch(tensors, tiling), _kind(log_target), upstream, gradients)
     found = tuple(gradients.values())
     return found[0] if len(found) == 1 else found
 

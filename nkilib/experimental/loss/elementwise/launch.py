@@ -14,12 +14,10 @@ class Launch:
     """Tensors of one shape, and how they are cut up.
 
     Attributes:
-        function: that is named in errors.
         tensors_hbm: in the order of the kind's numbers.
         tiling: of the flat stream.
     """
 
-    function: str
     tensors_hbm: tuple[nl.NkiTensor, ...]
     tiling: ElementwiseTiling
 

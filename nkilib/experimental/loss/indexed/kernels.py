@@ -10,7 +10,7 @@ from nkilib.experimental.loss.elementwise.validation import require_floats, requ
 from nkilib.experimental.loss.indexed.backward import Upstream, backward_of_core
 from nkilib.experimental.loss.indexed.elements import ElementFinder
 from nkilib.experimental.loss.indexed.forward import Results, forward_of_core
-from nkilib.experimental.loss.indexed.positions import Shape
+from nkilib.experimental.loss.indexed.positions import BATCHES_MAX, Shape, number_of_batches
 from nkilib.nki import nl
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
@@ -149,6 +149,12 @@ def _checked_shape(
     require(
         targets_hbm.dtype == nl.int32,
         f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
+    )
+    batches = number_of_batches(shape)
+    require(
+        batches <= BATCHES_MAX,
+        f"{function}: a launch gathers for at most {BATCHES_MAX} groups of up to 128 positions, got {batches} of an "
+        f"input of shape {given}; split the rows",
     )
     if class_weight_hbm is not None:
         require_vector(function, "class_weight_hbm", class_weight_hbm, shape.classes, "the classes")

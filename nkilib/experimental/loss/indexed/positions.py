@@ -13,6 +13,8 @@ from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
 PARTITIONS = 128
+# Batches of a launch: the sums of that many fit a partition of SBUF, and a program of so many its limit.
+BATCHES_MAX = 8192
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,12 @@ class Shape:
 
     @property
     def rows_of_block(self) -> int:
-        """Rows of which a core works on all positions: as many as their elements have int32 indices."""
+        """Rows of which a core works on all positions: as many as their elements have int32 indices, and at most half
+        of all, so that there is a block for each of two cores.
+        """
         if not self.is_along_rows:
             return 1
-        return max(1, min(PARTITIONS, self.rows, INDEX_LIMIT // self.row_size))
+        return max(1, min(PARTITIONS, div_ceil(self.rows, 2), INDEX_LIMIT // self.row_size))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ of exp(x - m), p = exp(x - m) / d.
 - softmax: y = exp(x - m) * (1 / d). The argument is rounded, which is u / 2 * (m - x) of the exponential; exp, 1 / d
   and the product add 4 u: 16 u y max(1, m - x).
 - s = sum(dy), or sum(y dy): 16 u sum |dy| at most, where independent roundings of up to 2^18 additions are meant, as
-  there; for columns a product with ones on Tensor adds 128 at a time, which is less.
+  there; along another axis than the last one at most 1,024 elements are added at a time, and those sums.
 - gradients: dx = dy - exp(y) s and dx = y (dy - s) round three times more, each u / 2 of a term.
 
 Results are rounded to their type once: half a unit of its last place, or of its smallest subnormal number. Float32

@@ -201,10 +201,7 @@ def move(core: Core, target: End, source: End) -> None:
 
 
 def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
-    """Whether the elements of a tile, of which some are deferred, were made where they are stored.
-
-    From then on what was computed is what was stored, so that nothing is computed twice.
-    """
+    """Whether the elements of a tile, of which some are deferred, were made where they are stored."""
     storage = source.storage
     block = storage.block_of(source.layout, source.dtype)
     if block is None or target.storage is storage:
@@ -215,10 +212,9 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
         return False
     if not all(_may_be_made_in(matrix, part, block) for part in storage.parts):
         return False
-    results = [part for part in parts if not part.content.is_copy]
+    overwritten = [part for part in parts if not part.content.is_copy and _shares(part, matrix)]
     # Others may be made from what reads the memory of its tile: they wait for a change of that memory.
-    is_kept_in_hbm = bool(results) and target.buffer in HBM and not any(part.content.reads_itself for part in results)
-    if not is_kept_in_hbm and any(_shares(part, matrix) for part in results):
+    if any(part.content.reads_itself for part in overwritten):
         return False
     check_written(core, "src", source)
     core.loads.settle_readers(matrix, storage)
@@ -231,7 +227,8 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
         width = storage.width_of(source.dtype)
         matrix[_within(block, missing, width)] = storage.rows_of(missing, source.dtype)
     _note_written(core, target, target.array)
-    if is_kept_in_hbm:
+    if overwritten:
+        # What they come from is gone: from here on they are what was stored.
         storage.defer(deferred_copy(source.layout, source.dtype, matrix))
         core.loads.add(storage)
     return True

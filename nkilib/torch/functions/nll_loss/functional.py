@@ -43,6 +43,7 @@ def nll_loss(
         RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad.
         IndexError: on the CPU, a target out of range.
         NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+        AssertionError: more than some million positions in one call.
     """
     _check(input, target, weight, ignore_index, reduction)
     input = as_computed(input, reduction)

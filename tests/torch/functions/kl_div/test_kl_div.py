@@ -139,6 +139,7 @@ def test_opcheck(reduction: str, log_target: bool) -> None:
     torch.library.opcheck(ops.kl_div_backward.default, (x.detach(), t.detach(), grad), options)
 
 
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient")
 @pytest.mark.parametrize("log_target", [False, True])
 def test_gradcheck(log_target: bool) -> None:
     """A step of 2^-8 in float32: the difference of two losses keeps 2^-15 of them, and the curvature costs 2^-10."""

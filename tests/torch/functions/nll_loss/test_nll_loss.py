@@ -143,6 +143,7 @@ def test_opcheck(reduction: str) -> None:
     torch.library.opcheck(ops.nll_loss_backward.default, arguments, {"reduction": reduction})
 
 
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient")
 def test_gradcheck() -> None:
     """A step of 2^-6 in float32: the loss is linear, and a difference of two keeps 2^-17 of them."""
     x, target = inputs(3)

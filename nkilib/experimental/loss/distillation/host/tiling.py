@@ -6,11 +6,19 @@ from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 
-# Columns of a chunk at most: two of a pair of float32 logits, with what is computed of them, fill a partition.
+# Columns of a chunk at most: more gain nothing.
 MOST_COLUMNS = 4096
-# Columns that the exponentials of a piece take of PSUM.
-PIECE_COLUMNS = 1024
-BUFFERS = 3
+# Columns of a piece, whose exponentials go through PSUM: two pieces fill it, or leave room for rows that are computed
+# anew.
+PIECE_COLUMNS, PIECE_COLUMNS_BESIDE_ROWS = 2048, 1536
+# Chunks of each tensor on chip, and tiles of each kind of scratch.
+BUFFERS, SCRATCH_TURNS = 4, 2
+# Kinds of scratch, float32: of a Kullback-Leibler divergence, and of Jensen-Shannon.
+SCRATCH_OF_KL, SCRATCH_OF_MIXTURE = 2, 4
+# Bytes of a partition that chunks take; numbers of rows have the rest.
+_CHUNK_BYTES, _FLOAT32_BYTES = 190_000, 4
+# What sizes are rounded up to.
+_ROUND = 128
 
 
 class DistillationTiling(NamedTuple):
@@ -23,8 +31,25 @@ class DistillationTiling(NamedTuple):
     chunk_size: int
 
 
-def choose_distillation_tiling(vocab_size: int) -> DistillationTiling:
-    """Chunks of nearly equal size. It depends on nothing else, so that the bits of a row do not either."""
-    chunks = div_ceil(vocab_size, MOST_COLUMNS)
-    even = div_ceil(vocab_size, chunks)
-    return DistillationTiling(min(vocab_size, div_ceil(even, 128) * 128, MOST_COLUMNS))
+def most_columns(vocab_size: int, bytes_of_pair: int, is_mixed: bool) -> int:
+    """Columns of the largest chunk that fits.
+
+    Args:
+        vocab_size: V.
+        bytes_of_pair: of a logit of the student and of one of the teacher, on chip.
+        is_mixed: of Jensen-Shannon.
+    """
+    kinds = SCRATCH_OF_MIXTURE if is_mixed else SCRATCH_OF_KL
+    of_column = BUFFERS * bytes_of_pair + SCRATCH_TURNS * kinds * _FLOAT32_BYTES
+    return min(vocab_size, MOST_COLUMNS, _CHUNK_BYTES // of_column)
+
+
+def choose_distillation_tiling(vocab_size: int, bytes_of_pair: int, is_mixed: bool) -> DistillationTiling:
+    """Chunks of nearly equal size. They depend on nothing else, so that the bits of a row do not either.
+
+    Args:
+        vocab_size, bytes_of_pair, is_mixed: as of :func:`most_columns`.
+    """
+    most = most_columns(vocab_size, bytes_of_pair, is_mixed)
+    even = div_ceil(vocab_size, div_ceil(vocab_size, most))
+    return DistillationTiling(min(most, div_ceil(even, _ROUND) * _ROUND))

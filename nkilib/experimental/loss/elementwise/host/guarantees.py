@@ -16,7 +16,7 @@ KL_DIV_FORWARD = Guarantee(
     same_bits_on_cores=True,
     workspace="0",
     in_place=None,
-    error="2 u t max(|log t|, |x|) + 2^-63 an element, u = 2^-23, plus the rounding of the result",
+    error="u t (4 |log t| + |log t - x|) + 2^-63 an element, u = 2^-23, or 4 u exp(t) |t - x|, plus rounding of the result",
     notes=_RUNS,
 )
 KL_DIV_BACKWARD = Guarantee(
@@ -26,6 +26,6 @@ KL_DIV_BACKWARD = Guarantee(
     same_bits_on_cores=True,
     workspace="0",
     in_place="input_hbm",
-    error="2 u of the largest term of the derivative times the upstream gradient, plus the rounding of the result",
+    error="4 u of -t or -exp(t), 9 u of the terms by the target, times the upstream gradient, plus rounding of the result",
     notes="the gradient of a target is computed on request",
 )

@@ -1,0 +1,1 @@
+"""For host code that goes through all kernels."""

@@ -1,0 +1,111 @@
+"""What the kernels promise; tests hold each claim."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
+    SCRATCH_BYTES,
+    backward_bytes,
+    logits_blocks,
+    one_launch_bytes,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
+from nkilib.guarantee import Guarantee
+
+_FLOAT32_BYTES = 4
+
+
+def backward_workspace_bytes(
+    input_hbm: Any,
+    weight_hbm: Any,
+    position_block: int | None = None,
+    class_block: int | None = None,
+    weight_layout: str = "vd",
+    cores: int = 1,
+    **_: Any,
+) -> int:
+    """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block."""
+    launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    chosen = choose_linear_tiling(*launch, input_hbm.dtype, BACKWARD, cores=cores, weight_layout=weight_layout)
+    blocks = position_block or chosen.position_block, class_block or chosen.class_block
+    return backward_bytes(launch.positions, launch.features, *blocks, cores=cores)
+
+
+def one_launch_workspace_bytes(
+    input_hbm: Any,
+    weight_hbm: Any,
+    scratch_bytes: int = SCRATCH_BYTES,
+    position_block: int | None = None,
+    class_block: int | None = None,
+    weight_layout: str = "vd",
+    cores: int = 1,
+    **_: Any,
+) -> int:
+    """Sums as in the backward, logits of a block of positions, sums of dW and db, and a scalar of each core."""
+    launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    chosen = choose_linear_tiling(*launch, input_hbm.dtype, FORWARD_BACKWARD, cores=cores, weight_layout=weight_layout)
+    held = min(launch.positions, logits_blocks(*launch, scratch_bytes).positions)
+    sums = 0
+    if held > (position_block or chosen.position_block):
+        sums = 2 * (class_block or chosen.class_block) * launch.features
+    return one_launch_bytes(*launch, scratch_bytes, cores) + _FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
+
+
+class _Launch(NamedTuple):
+    """N, D, V."""
+
+    positions: int
+    features: int
+    classes: int
+
+    @classmethod
+    def of(cls, input_hbm: Any, weight_hbm: Any, weight_layout: str) -> _Launch:
+        positions, features = input_hbm.shape
+        return cls(positions, features, weight_hbm.shape[0 if weight_layout == "vd" else 1])
+
+
+_MATH = "float32; products of the operands' type"
+_CORES = "each core has half of the classes, so that sums over the classes are cut elsewhere on two cores"
+
+LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace="0",
+    in_place=None,
+    error=(
+        "those of extended_cross_entropy_forward, and twice the largest (ceil(D / 128) + 128) u sum |x w| of a row, "
+        "u = 2^-24"
+    ),
+    notes=f"no logit is rounded to 16 bits; {_CORES}",
+)
+LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace="4 cores N D, and 8 cores class_block D where N > position_block",
+    in_place="grad_weight_sum_hbm",
+    error=(
+        "dX: sum |W| off(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; "
+        "dW likewise over the positions"
+    ),
+    workspace_bytes=backward_workspace_bytes,
+    notes=f"gradients G of logits are rounded once, to the operands' type; {_CORES}",
+)
+LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace=(
+        "4 (cores N D + n V + V + cores) for blocks of n positions, 4 V D where they are several, and "
+        "8 cores class_block D where n > position_block"
+    ),
+    in_place=None,
+    error="those of the forward and the backward",
+    workspace_bytes=one_launch_workspace_bytes,
+    notes=f"gradients are those of the unrounded logits that it keeps; {_CORES}",
+)

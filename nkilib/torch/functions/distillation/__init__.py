@@ -1,0 +1,1 @@
+"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both."""

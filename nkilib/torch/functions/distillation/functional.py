@@ -1,0 +1,166 @@
+"""``distillation_loss``: divergence of a student from a teacher, from the logits of both, on the kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.losses import check_float_dtype
+from nkilib.torch.functions.distillation.operators import DERIVATIVE, DISTILLATION
+
+BATCHMEAN: Final = "batchmean"
+_BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
+_INT32 = 2**31
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    labels: Tensor | None = None,
+    temperature: float = 1.0,
+    direction: str = "forward",
+    beta: float | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    temperature_squared: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    """How far the student's distribution is from the teacher's, in nats, at every position.
+
+    With P = softmax(teacher_logits / T) and Q = softmax(student_logits / T) it is KL(P || Q) for
+    ``direction="forward"``, which equals::
+
+        F.kl_div(log_softmax(student_logits / T, -1), log_softmax(teacher_logits / T, -1), log_target=True,
+                 reduction="none").sum(-1)
+
+    KL(Q || P) for ``"reverse"``, and with ``beta`` generalized Jensen-Shannon (arXiv 2306.13649), beta * KL(P || M) +
+    (1 - beta) * KL(Q || M) with M = beta * P + (1 - beta) * Q. As in Liger and TRL, beta = 0 is KL(P || Q) and beta = 1
+    is KL(Q || P). In float32, whatever the types of the logits are. No value is looked at, so nothing waits for the
+    device.
+
+    Args:
+        student_logits: [..., V], bfloat16, float16 or float32.
+        teacher_logits: of the same shape, in one of these types. The teacher gets no gradient.
+        labels: integers [...]; positions where they are ``ignore_index`` do not count. None: all count.
+        temperature: T, from 1e-3 to 1e6.
+        direction: ``"forward"`` or ``"reverse"``; of no effect with ``beta``.
+        beta: from 0 to 1.
+        ignore_index: an int32.
+        reduction: ``"mean"`` over the positions that count, ``"batchmean"`` over ``student_logits.size(0)``, ``"sum"``
+            or ``"none"``.
+        temperature_squared: multiply by T^2, as Hinton et al. (arXiv 1503.02531) do, so that gradients do not shrink
+            with T; Liger and TRL do not.
+        inplace: the backward writes the gradient over the memory of ``student_logits``, which saves as much as that.
+
+    Returns:
+        The loss, float32: without dimensions, or for ``"none"`` of the shape of the positions. NaN for the mean where
+        no position counts.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction`` or ``direction``; shapes differ; ``temperature``, ``beta`` or ``ignore_index``
+            out of range.
+        RuntimeError: ``teacher_logits`` requires grad (pass ``teacher_logits.detach()``); devices differ; ``inplace``
+            for a leaf or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    chosen = _checked_beta(direction, beta)
+    _check(student_logits, teacher_logits, labels, reduction)
+    _check_numbers(temperature, ignore_index, temperature_squared)
+    if inplace:
+        checks.check_inplace(DISTILLATION, student_logits)
+        if not student_logits.is_contiguous():
+            raise ValueError(
+                f"{DISTILLATION}: inplace=True needs contiguous student_logits, or the gradient would be written over "
+                f"a copy; leave inplace off"
+            )
+    vocabulary = student_logits.shape[-1]
+    rows_labels = None if labels is None else labels.reshape(-1).to(torch.int32)
+    loss, *_ = DERIVATIVE.apply(
+        inplace,
+        student_logits.reshape(-1, vocabulary),
+        teacher_logits.detach().reshape(-1, vocabulary),
+        rows_labels,
+        beta=chosen,
+        temperature=float(temperature),
+        ignore_index=ignore_index,
+    )
+    if temperature_squared:
+        loss = loss * float(temperature) ** 2
+    return _reduced(loss, student_logits, rows_labels, reduction, ignore_index)
+
+
+def _reduced(loss: Tensor, student: Tensor, labels: Tensor | None, reduction: str, ignore_index: int) -> Tensor:
+    if reduction == "none":
+        return loss.reshape(student.shape[:-1])
+    total = loss.sum()
+    if reduction == "sum":
+        return total
+    if reduction == BATCHMEAN:
+        return total / (student.shape[0] if student.dim() > 1 else 1)
+    return total / (loss.numel() if labels is None else (labels != ignore_index).sum())
+
+
+def _checked_beta(direction: Any, beta: Any) -> float:
+    if direction not in _BETA_OF_DIRECTION:
+        raise ValueError(
+            f"{DISTILLATION}: {direction!r} is not a valid value for direction; pass 'forward', for "
+            f"KL(teacher || student), or 'reverse'"
+        )
+    if beta is None:
+        return _BETA_OF_DIRECTION[direction]
+    if isinstance(beta, bool) or not isinstance(beta, int | float):
+        raise TypeError(f"{DISTILLATION}: argument 'beta' must be float, not {type(beta).__name__}")
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"{DISTILLATION}: beta must be from 0 to 1, got {beta}; 0.5 is the Jensen-Shannon divergence")
+    return float(beta)
+
+
+def _check_numbers(temperature: Any, ignore_index: Any, temperature_squared: Any) -> None:
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise TypeError(f"{DISTILLATION}: argument 'temperature' must be float, not {type(temperature).__name__}")
+    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise ValueError(
+            f"{DISTILLATION}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
+            f"it divides the logits"
+        )
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"{DISTILLATION}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
+    if not -_INT32 <= ignore_index < _INT32:
+        raise ValueError(f"{DISTILLATION}: ignore_index must be an int32, got {ignore_index}; use -100")
+    if not isinstance(temperature_squared, bool):
+        kind = type(temperature_squared).__name__
+        raise TypeError(f"{DISTILLATION}: argument 'temperature_squared' must be bool, not {kind}")
+
+
+def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
+    """Refuse what the kernels cannot compute."""
+    caller = DISTILLATION
+    tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
+    checks.check_tensors(caller, tensors, optional=("labels",))
+    known = (*REDUCTIONS, BATCHMEAN)
+    if reduction not in known:
+        raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass one of {', '.join(known)}")
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, student, {"teacher_logits": teacher, "labels": labels})
+    for name, tensor in (("student_logits", student), ("teacher_logits", teacher)):
+        check_float_dtype(caller, name, tensor)
+    checks.check_constant(caller, "teacher_logits", teacher)
+    if student.dim() == 0:
+        raise ValueError(f"{caller}: student_logits must have at least one dimension, the vocabulary, got none")
+    checks.check_same_shape(caller, student, "teacher_logits", teacher)
+    if labels is None:
+        return
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{caller}: labels must be integers, got {labels.dtype}; cast them, as with .long()")
+    if labels.shape != student.shape[:-1]:
+        raise ValueError(
+            f"{caller}: labels must have the shape of the positions, {tuple(student.shape[:-1])}, got "
+            f"{tuple(labels.shape)}"
+        )

@@ -1,0 +1,48 @@
+"""What kernels guarantee is printed, and docs/kernels.md shows the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nkilib.cli.guarantees import as_tables, guarantees
+from nkilib.cli.main import main
+from tests.fresh_python import CHECKOUT
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_tables_that_are_printed() -> None:
+    _, _, rest = PAGE.partition("<!-- guarantees: begin -->\n")
+    shown, _, _ = rest.partition("<!-- guarantees: end -->")
+    assert shown.strip() == as_tables(), "write what `python -m nkilib.cli.guarantees` prints between the markers"
+
+
+def test_the_doctor_prints_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("doctor", "--kernels")) == 0
+    paragraphs = capsys.readouterr().out.strip().split("\n\n")
+    assert [each.splitlines()[0] for each in paragraphs] == list(guarantees())
+    backward = next(each for each in paragraphs if each.startswith("cross_entropy_backward\n"))
+    assert "  workspace, bytes  0\n  in place          logits_hbm\n" in backward
+
+
+def test_the_doctor_prints_them_without_frameworks() -> None:
+    """Where torch and jax cannot be imported."""
+    blocked = "import sys; sys.modules['torch'] = sys.modules['jax'] = None; from nkilib.cli.main import main; "
+    code = blocked + "sys.exit(main(('doctor', '--kernels')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("cross_entropy_backward\n")
+
+
+def test_a_choice_of_nki_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKILIB_BACKEND", "nonsense")
+    command = [sys.executable, "-m", "nkilib", "doctor", "--kernels"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("python -m nkilib doctor: error: nkilib.nki: NKILIB_BACKEND must be one of")

@@ -1,0 +1,156 @@
+"""Losses and gradients against float64, from the very logits that the kernels were given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss.distillation.host.bounds import distillation_bound, distillation_gradient_bound
+from nkilib.experimental.loss.distillation.host.reference import (
+    distillation_gradient_reference,
+    distillation_reference,
+)
+from tests.experimental.loss.distillation.inputs import BETAS, pair, upstream
+
+
+def _launch(student: Any, teacher: Any, labels: Any = None, cores: int = 2, **options: Any) -> tuple[Any, Any]:
+    results = distillation_forward[cores](student, teacher, labels, **options)
+    grad_loss = upstream(len(student))
+    gradient = distillation_backward[cores](student, teacher, *results[1:], grad_loss, labels, **options)
+    return results, gradient
+
+
+def _assert_right(student: Any, teacher: Any, beta: float = 0.0, temperature: float = 1.0, **tiling: Any) -> Any:
+    results, gradient = _launch(student, teacher, beta=beta, temperature=temperature, **tiling)
+    options = {"beta": beta, "temperature": temperature}
+    exact = distillation_reference(student, teacher, **options)
+    assert np.all(np.abs(results[0] - exact) <= distillation_bound(student, teacher, **options))
+    grad_loss = upstream(len(student))
+    exact = distillation_gradient_reference(student, teacher, grad_loss, **options)
+    bound = distillation_gradient_bound(student, teacher, grad_loss, exact, **options)
+    assert np.all(np.abs(np.asarray(gradient, np.float64) - exact) <= bound)
+    return results, gradient
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize(
+    "types", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "bfloat16")]
+)
+def test_the_truth_within_the_bound(beta: float, types: tuple[str, str]) -> None:
+    student, teacher = pair(1, (131, 700), types)
+    _assert_right(student, teacher, beta, 2.0, chunk_size=300)
+
+
+@given(
+    positions=st.integers(1, 6),
+    classes=st.integers(1, 1300),
+    beta=st.sampled_from(BETAS),
+    temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_shape(positions: int, classes: int, beta: float, temperature: float, seed: int) -> None:
+    _assert_right(*pair(seed, (positions, classes)), beta, temperature)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("positions", [1, 3])
+def test_rows_whose_maximum_comes_late_are_computed_anew(beta: float, positions: int) -> None:
+    student, teacher = pair(2, (positions, 1200))
+    student[0, 1100], teacher[-1, 900] = 90.0, 130.0
+    _assert_right(student, teacher, beta)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_equal_logits_give_exactly_zero(beta: float) -> None:
+    student, _ = pair(3, (4, 900))
+    results, gradient = _launch(student, student.copy(), beta=beta)
+    assert np.all(results[0] == 0.0)
+    assert np.all(np.abs(gradient) <= 1e-6)
+
+
+def test_logits_far_from_zero_lose_nothing() -> None:
+    student, teacher = (logits.round(3) for logits in pair(4, (4, 600), ("bfloat16", "bfloat16")))
+    plain, _ = _launch(student.astype(np.float32), teacher.astype(np.float32))
+    far, _ = _launch(student.astype(np.float32) + 2.0**14, teacher.astype(np.float32) + 2.0**14)
+    exact = distillation_reference(student.astype(np.float32) + 2.0**14, teacher.astype(np.float32) + 2.0**14)
+    assert np.all(np.abs(far[0] - exact) <= 1e-5)
+    assert np.all(np.abs(plain[0] - distillation_reference(student, teacher)) <= 1e-5)
+
+
+@pytest.mark.parametrize("type_name", ["float32", "bfloat16", "float16"])
+def test_masked_classes(type_name: str) -> None:
+    student, teacher = pair(5, (4, 700), (type_name, type_name))
+    student[0, 3:300] = teacher[0, 3:300] = -np.inf  # in both
+    teacher[1, 3:300] = -np.inf  # in the teacher alone
+    student[2, 600] = -np.inf  # in the student alone
+    teacher[3] = -np.inf  # nothing is left
+    for beta, expected in ((0.0, (0, 0, 1, 2)), (1.0, (0, 1, 0, 2)), (0.5, (0, 0, 0, 2))):
+        (loss, *_), gradient = _launch(student, teacher, beta=beta)
+        exact = distillation_reference(student, teacher, beta=beta)
+        for row, kind in enumerate(expected):
+            if kind == 0:
+                assert abs(loss[row] - exact[row]) <= 1e-5
+                assert np.all(np.isfinite(np.asarray(gradient[row], np.float32)))
+            else:
+                assert np.isposinf(loss[row]) if kind == 1 else np.isnan(loss[row])
+
+
+def test_a_row_that_is_no_number_leaves_the_others_as_they_are() -> None:
+    student, teacher = pair(6, (5, 800))
+    expected, _ = _launch(student, teacher)
+    student[1, 700], teacher[3, 2] = np.nan, np.inf
+    found, _ = _launch(student, teacher)
+    kept = [0, 2, 4]
+    assert np.all(np.isnan(found[0][[1, 3]]))
+    assert np.array_equal(found[0][kept], expected[0][kept])
+
+
+def test_ignored_positions_have_no_loss_and_no_gradient() -> None:
+    student, teacher = pair(7, (6, 600))
+    labels = np.array([1, -100, 2, -100, 0, 5], np.int32)
+    for beta in BETAS:
+        (loss, *_), gradient = _launch(student, teacher, labels, beta=beta)
+        free, of_all = _launch(student, teacher, beta=beta)
+        counts = labels != -100
+        assert np.all(loss[~counts] == 0.0)
+        assert np.all(gradient[~counts] == 0.0)
+        assert np.array_equal(loss[counts], free[0][counts])
+        assert np.array_equal(gradient[counts], of_all[counts])
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_bits_do_not_depend_on_cores_nor_on_other_rows(beta: float) -> None:
+    student, teacher = pair(8, (5, 1100), ("bfloat16", "float32"))
+    student[2, 1000] = 100.0
+    two, one = (_launch(student, teacher, cores=cores, beta=beta) for cores in (2, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(two[0], one[0], strict=True))
+    assert np.array_equal(two[1], one[1])
+    for row in (0, 2):
+        alone = distillation_forward[2](student[row : row + 1], teacher[row : row + 1], beta=beta)
+        assert all(np.array_equal(a[row : row + 1], b) for a, b in zip(two[0], alone, strict=True))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_in_place_gives_the_same_bits(beta: float) -> None:
+    student, teacher = pair(9, (3, 500), ("bfloat16", "bfloat16"))
+    results, expected = _launch(student, teacher, beta=beta)
+    given_student = student.copy()
+    returned = distillation_backward[2](given_student, teacher, *results[1:], upstream(3), beta=beta, inplace=True)
+    assert np.array_equal(given_student, expected)
+    assert np.array_equal(returned, expected)
+
+
+@pytest.mark.parametrize("cheat", [np.zeros_like, np.negative, lambda values: values[::-1]])
+def test_the_bound_notices_wrong_results(cheat: Any) -> None:
+    student, teacher = pair(10, (4, 300))
+    exact = distillation_reference(student, teacher)
+    assert np.any(np.abs(cheat(exact) - exact) > distillation_bound(student, teacher))
+    gradient = distillation_gradient_reference(student, teacher, upstream(4))
+    bound = distillation_gradient_bound(student, teacher, upstream(4), gradient)
+    assert np.any(np.abs(cheat(gradient) - gradient) > bound)
