@@ -130,11 +130,13 @@ def test_the_schema_of_a_description(kernel: StandIn) -> None:
 
 def test_the_kernel_gets_the_inputs_and_options_by_name(kernel: StandIn) -> None:
     x, mask = make_logits(CLASSES, POSITIONS).t(), torch.ones(2).requires_grad_()
+    before = x.clone()
     ops.test_described(x, mask, power=3, mode="other", with_mean=True)
     ((cores, keywords, _),) = kernel.launches
     assert cores == 2
     tensors = {name: keywords.pop(name) for name in ("input_hbm", "mask_values")}
-    assert tensors["input_hbm"].is_contiguous() and torch.equal(tensors["input_hbm"], x)
+    assert tensors["input_hbm"].is_contiguous() and tensors["input_hbm"].shape == x.shape
+    assert torch.equal(x, before), "the caller's tensor was written to"
     assert not tensors["mask_values"].requires_grad
     assert keywords == {
         "bias_row_hbm": None,
@@ -144,7 +146,7 @@ def test_the_kernel_gets_the_inputs_and_options_by_name(kernel: StandIn) -> None
         "mode": "other",
         "with_maximum": False,  # with_mean is the operator's alone
         "chunk": 7,
-        "inplace": False,
+        "inplace": True,  # over the contiguous copy, which nobody else has
     }
 
 
