@@ -153,6 +153,31 @@ LOG_PROBABILITY_KERNELS = {
 
 
 @dataclass(frozen=True)
+class DistillationKernel(Kernel):
+    """A kernel over the logits of two models; a matrix is the student's."""
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on such logits."""
+        ones = np.ones(shape, np.float32)
+        return {self.words["matrix"]: ones, "teacher_hbm": ones.copy(), **self.further(*shape[:2])}
+
+
+_OF_STUDENTS = {"matrix": "student_hbm"}
+_SAVED = ("moment", "student_shift", "student_sum", "teacher_shift", "teacher_sum", "grad_loss")
+DISTILLATION_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        DistillationKernel(loss.distillation_forward, lambda rows, columns: {}, _OF_STUDENTS),
+        DistillationKernel(
+            loss.distillation_backward,
+            lambda rows, columns: {f"{name}_hbm": np.ones(rows, np.float32) for name in _SAVED},
+            _OF_STUDENTS,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A call that differs from an accepted one in one point.
 

@@ -98,5 +98,10 @@ def stored_order(tensor: Tensor) -> tuple[int, ...]:
     if tensor.is_contiguous():
         return dims
     strides = tensor.stride()
-    order = tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
+
+    def is_outside(dim: int, other: int) -> bool:
+        return bool(strides[dim] > strides[other] or (strides[dim] == strides[other] and dim < other))
+
+    # By counts, which are integers where strides are those of a graph of any size: they have no order to sort by.
+    order = tuple(sorted(dims, key=lambda dim: sum(1 for other in dims if is_outside(other, dim))))
     return order if tensor.permute(order).is_contiguous() else dims

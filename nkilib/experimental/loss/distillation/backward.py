@@ -56,9 +56,7 @@ class _Backward:
     coefficients: _Coefficients
 
     @classmethod
-    def make(
-        cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor
-    ) -> _Backward:
+    def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> _Backward:
         scratch = ("difference", "student", "other") if launch.is_mixed else ("difference", "student")
         buffers = Buffers.make(launch, scratch, PIECE_COLUMNS)
         student = _loaded_side(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
@@ -147,9 +145,7 @@ def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> 
     nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
 
 
-def _loaded_side(
-    shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float
-) -> Exponentials:
+def _loaded_side(shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float) -> Exponentials:
     side = Exponentials.make(len(batches), scale)
     sums_sbuf = loaded_rows(sum_hbm, batches)
     # Rows that do not exist have a sum of 0, and are divided by it: at least what any row has.

@@ -114,9 +114,7 @@ def distillation_backward(
     function = "distillation_backward"
     options = DistillationOptions(beta, temperature, ignore_index)
     launch = _launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size)
-    saved = Vectors(
-        moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm
-    )
+    saved = Vectors(moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm)
     validate_vectors(
         launch,
         {

@@ -181,9 +181,7 @@ class PairStream(Generic[Rows]):
             is_slow = teacher_sbuf.dtype == nl.float32
             raise_lowest(teacher_sbuf, self.buffers.lowest_sbuf if is_slow else None)
             difference_sbuf = self.buffers.tile("difference", load, student_sbuf)
-            first_sbuf, second_sbuf = (
-                (student_sbuf, teacher_sbuf) if self.is_reverse else (teacher_sbuf, student_sbuf)
-            )
+            first_sbuf, second_sbuf = (student_sbuf, teacher_sbuf) if self.is_reverse else (teacher_sbuf, student_sbuf)
             nisa.tensor_tensor(
                 dst=difference_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd
             )

@@ -127,9 +127,7 @@ def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
     nisa.tensor_scalar(dst=log_sbuf, data=log_sbuf, op0=nl.add, operand0=1.0)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
     nisa.tensor_tensor(dst=sign_sbuf, data1=sums_sbuf, data2=others_sbuf, op=nl.greater_equal)
-    nisa.tensor_scalar(
-        dst=sign_sbuf, data=sign_sbuf, op0=nl.multiply, operand0=2.0, op1=nl.subtract, operand1=1.0
-    )
+    nisa.tensor_scalar(dst=sign_sbuf, data=sign_sbuf, op0=nl.multiply, operand0=2.0, op1=nl.subtract, operand1=1.0)
     nisa.tensor_tensor(dst=log_sbuf, data1=log_sbuf, data2=sign_sbuf, op=nl.multiply)
     return log_sbuf
 

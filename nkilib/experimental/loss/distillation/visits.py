@@ -51,9 +51,7 @@ class Visits:
     @classmethod
     def make(cls, launch: Launch, buffers: Buffers, parts: int) -> Visits:
         """For rows of so many pieces."""
-        return cls(
-            launch, buffers, [ChunkSums.make(parts) for _ in range(2)], row_tile(1, 1.0 - launch.options.beta)
-        )
+        return cls(launch, buffers, [ChunkSums.make(parts) for _ in range(2)], row_tile(1, 1.0 - launch.options.beta))
 
     def maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
         """c of a row is the maximum of all its chunks."""
@@ -150,9 +148,7 @@ class Visits:
                 operand1=piece.tile_psum,
             )
             number = first + piece.number
-            _sum_of_products(
-                piece.tile_psum, 1.0, nl.multiply, piece.of(student_sbuf), sums.logs.part(number, rows)
-            )
+            _sum_of_products(piece.tile_psum, 1.0, nl.multiply, piece.of(student_sbuf), sums.logs.part(number, rows))
             _sum_of_products(
                 piece.of(ratio_sbuf), 1.0, nl.multiply, piece.of(teacher_sbuf), sums.weighted.part(number, rows)
             )
@@ -216,7 +212,5 @@ def center_of(launch: Launch, totals: Totals) -> nl.NkiTensor:
 def shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
     """c - c' of the two."""
     center_sbuf = nl.ndarray(first.neg_shift_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract
-    )
+    nisa.tensor_tensor(dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract)
     return center_sbuf

@@ -118,9 +118,7 @@ def _checked_beta(direction: Any, beta: Any) -> float:
     if isinstance(beta, bool) or not isinstance(beta, int | float):
         raise TypeError(f"{DISTILLATION}: argument 'beta' must be float, not {type(beta).__name__}")
     if not 0.0 <= beta <= 1.0:
-        raise ValueError(
-            f"{DISTILLATION}: beta must be from 0 to 1, got {beta}; 0.5 is the Jensen-Shannon divergence"
-        )
+        raise ValueError(f"{DISTILLATION}: beta must be from 0 to 1, got {beta}; 0.5 is the Jensen-Shannon divergence")
     return float(beta)
 
 

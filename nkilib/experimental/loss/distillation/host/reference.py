@@ -92,8 +92,8 @@ def distillation_gradient_reference(
         against = both.teacher_log if beta == 1.0 else both.mixture_log(beta)
         with np.errstate(invalid="ignore"):
             distance = np.where(both.student_log == -np.inf, 0.0, both.student_log - against)
-        gradient = (1.0 if beta == 1.0 else 1.0 - beta) * both.student * (
-            distance - kl(both.student_log, against)[:, None]
+        gradient = (
+            (1.0 if beta == 1.0 else 1.0 - beta) * both.student * (distance - kl(both.student_log, against)[:, None])
         )
     return np.asarray(upstream[:, None] * gradient)
 
