@@ -1,4 +1,4 @@
-"""Cross-entropy kernels for AWS Trainium, written in NKI, and a numpy simulator of NKI that runs them anywhere.
+"""Kernels for the losses of large models on AWS Trainium, in NKI, and a numpy simulator of NKI that runs them anywhere.
 
 The kernels are in `nkilib.experimental.loss`, the simulator in `nkilib.simulator`; `nkilib.nki` chooses between the
 simulator and the real NKI. Importing this package loads none of them.
