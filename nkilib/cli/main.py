@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
     top = argparse.ArgumentParser(
         prog=_PROGRAM,
-        description="Kernels for the losses of large models on AWS Trainium, and the simulator that runs them anywhere.",
+        description="Losses of large models on AWS Trainium: kernels, and the simulator that runs them anywhere.",
     )
     top.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = top.add_subparsers(title="commands", metavar="command", required=True)
