@@ -10,8 +10,12 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.kl_div.functional import kl_div
+from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
+from nkilib.torch.functions.nll_loss.functional import nll_loss
+from nkilib.torch.functions.nll_loss.modules import NLLLoss
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
@@ -19,11 +23,15 @@ from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parall
 __all__ = [
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
+    "KLDivLoss",
     "LinearCrossEntropyLoss",
+    "NLLLoss",
     "TokenScores",
     "cross_entropy",
     "int32_targets",
+    "kl_div",
     "linear_cross_entropy",
+    "nll_loss",
     "token_scores",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_linear_cross_entropy",

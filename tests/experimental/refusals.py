@@ -117,6 +117,42 @@ LINEAR_KERNELS = {
 
 
 @dataclass(frozen=True)
+class LogProbabilityKernel(Kernel):
+    """A kernel over log-probabilities, which chooses its tiling; a matrix is the input."""
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on such an input."""
+        return {self.words["matrix"]: np.ones(shape, np.float32), **self.further(*shape[:2])}
+
+
+def _of_each(rows: int, columns: int) -> Arguments:
+    """A target for each element."""
+    return {"target_hbm": np.ones((rows, columns), np.float32)}
+
+
+_GRADIENT = {"grad_loss_hbm": np.ones(1, np.float32)}
+LOG_PROBABILITY_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        LogProbabilityKernel(loss.nll_loss_forward, _of_classes(), _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.nll_loss_backward,
+            lambda rows, columns: {
+                **_of_classes()(rows, columns),
+                **_GRADIENT,
+                "total_weight_hbm": np.ones(1, np.float32),
+            },
+            _OF_INPUTS,
+        ),
+        LogProbabilityKernel(loss.kl_div_forward, _of_each, _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.kl_div_backward, lambda rows, columns: {**_of_each(rows, columns), **_GRADIENT}, _OF_INPUTS
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A call that differs from an accepted one in one point.
 

@@ -22,6 +22,7 @@ from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
+from tests.neuron import log_probabilities
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -212,6 +213,7 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
         for name, options in cases.items():
             yield f"{kernel.__name__} {name}", kernel, {**common, **options}
     yield from _linear_launches_of_type(numpy_type)
+    yield from log_probabilities.launches_of_type(numpy_type)
     yield "inline", calls_plain, {**base, "dtype": dtype}
     yield "extended_inline", calls_extended, {**base, "grad_loss_hbm": _numbers(6, ROWS), "dtype": dtype}
 

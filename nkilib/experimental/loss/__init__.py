@@ -1,6 +1,7 @@
 """Cross-entropy for large vocabularies, of logits or of hidden states and output weights (linear).
 
-The kernels, the choice of their tiling, and their float64 reference.
+Negative log-likelihood and Kullback-Leibler divergence, of log-probabilities. The kernels, the choice of their tiling,
+and their float64 reference.
 """
 
 from pkgutil import extend_path
@@ -12,6 +13,9 @@ from nkilib.experimental.loss.cross_entropy import (
     extended_cross_entropy_forward,
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.elementwise import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
+from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -20,17 +24,23 @@ from nkilib.experimental.loss.linear_cross_entropy import (
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 
 __all__ = [
+    "ElementwiseTiling",
     "LinearTiling",
     "Tiling",
+    "choose_elementwise_tiling",
     "choose_linear_tiling",
     "choose_tiling",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "extended_cross_entropy_backward",
     "extended_cross_entropy_forward",
+    "kl_div_backward",
+    "kl_div_forward",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "nll_loss_backward",
+    "nll_loss_forward",
 ]
 
 # The bundled package has an nkilib.experimental.loss too: its modules stay importable (see nkilib/__init__.py).

@@ -77,18 +77,15 @@ class SourceRows:
         self.memory: npt.NDArray[Any] = tensor.array if flat is None else flat
         self._is_direct = flat is not None and flat.dtype == FLOAT32
 
-    def load(
-        self, rows: slice, landing: npt.NDArray[np.float32] | None = None, columns: slice | None = None
-    ) -> npt.NDArray[np.float32]:
+    def load(self, rows: slice, landing: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
         """The values of some rows; valid until the next call.
 
         Args:
             rows: which ones.
             landing: an array (rows, elements per partition) apart from the tensor's memory, which takes the values if
                 they have to be cast: what is computed from them in place stays in a smaller cache.
-            columns: which elements of each row, of a tensor that is dense for each row; all of them by default.
         """
-        source = self.memory[rows] if columns is None else self.memory[rows, columns]
+        source = self.memory[rows]
         if self._is_direct:
             return source
         block = landing
@@ -136,3 +133,8 @@ def column(value: Any, rows: slice) -> Any:
         array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
         return array[rows].astype(FLOAT32)
     return np.float32(value)
+
+
+def rows_of(operand: Any, rows: slice) -> Any:
+    """Some rows of what :func:`column` gave for all of them."""
+    return operand[rows] if isinstance(operand, np.ndarray) else operand

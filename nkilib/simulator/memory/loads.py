@@ -26,10 +26,11 @@ class DeferredLoads:
         """Remember a tile, as long as anybody has it."""
         self._storages.add(storage)
 
-    def settle_readers(self, memory: npt.NDArray[Any]) -> None:
-        """Make every content that comes from what is in ``memory``, which is about to be overwritten."""
+    def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
+        """Make every content, of all storages but one, that comes from what is in ``memory``, which is about to be
+        overwritten."""
         for storage in self._storages:
-            if any(may_share(source, memory) for source in storage.deferred_sources):
+            if storage is not but and any(may_share(source, memory) for source in storage.deferred_sources):
                 storage.settle()
 
     def settle(self) -> None:

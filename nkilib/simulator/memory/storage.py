@@ -13,9 +13,10 @@ import numpy.typing as npt
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
-from .deferred import Deferred, Remainder
+from .deferred import Deferred, Part
 from .derived import Derived
 from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
+from .rectangles import Rectangle, rectangle_of
 from .written import WrittenMap
 
 _NUMBERS = count()
@@ -28,8 +29,8 @@ _PACKED_SENTINELS = {float8_e5m2_x4: 0x7E7E7E7E, float8_e4m3fn_x4: 0x7F7F7F7F, f
 # Which blocks of rows and columns were written is remembered of larger storages, which elements of smaller ones.
 _SMALLEST_IN_BLOCKS = 1 << 20
 
-# As many remainders of deferred contents are kept; each is looked at whenever memory in HBM is overwritten.
-_MOST_REMAINDERS = 2
+# As many deferred contents are kept; each is looked at whenever memory in HBM is overwritten.
+_MOST_PARTS = 16
 
 # For those who look for unwritten elements: else memory that is used again shows what was right there a moment ago.
 _POISON = 0xA5
@@ -51,7 +52,8 @@ class Storage:
         nbytes: bytes that all of it takes, as it is held here.
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: which elements have a value.
-        deferred: what the elements of a part of it are instead of what its memory holds; see deferred.py.
+        parts: what the elements of some blocks are instead of what its memory holds, the oldest first; no two of these
+            blocks meet; see deferred.py.
         derived: what holds of its elements until they change, or None; see derived.py.
         number: its own in this process; those who watch a core keep what they know of storages by their numbers.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
@@ -65,9 +67,7 @@ class Storage:
         "_bytes",
         "_describe_index",
         "_is_pooled",
-        "_remainders",
         "address",
-        "deferred",
         "derived",
         "dtype",
         "is_abstract",
@@ -78,6 +78,7 @@ class Storage:
         "numpy_dtype",
         "partition_bytes",
         "partition_elements",
+        "parts",
         "region",
         "scope",
         "shape",
@@ -123,9 +124,7 @@ class Storage:
         self.is_read_only = data is not None and not self._bytes.flags.writeable
         self.written = self._make_map(data is not None or is_abstract)
         self._accumulated: WrittenMap | None = None
-        self.deferred: Deferred | None = None
-        # Of the contents before it, the oldest first; empty where nothing is deferred.
-        self._remainders: list[Remainder] = []
+        self.parts: list[Part] = []
         self.derived: Derived | None = None
         self._describe_index: Callable[[int], str] | None = None
         self.scope = scope
@@ -137,8 +136,7 @@ class Storage:
 
     def __del__(self) -> None:
         if getattr(self, "_is_pooled", False):
-            self.deferred = None  # it may refer to the memory
-            self._remainders.clear()
+            self.parts = []  # they may refer to the memory
             ON_CHIP_POOL.give(self._bytes)
 
     @property
@@ -191,35 +189,50 @@ class Storage:
 
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
-        if self.deferred is not None:
-            self.settle()
+        if self.parts:
+            self.settle(rectangle_of(layout, numpy_type.itemsize, self.partition_bytes))
         return self.memory(layout, numpy_type)
 
+    def block_of(self, layout: Layout, dtype: DType) -> Rectangle | None:
+        """The block that a view is; None for one with gaps."""
+        return rectangle_of(layout, self.width_of(dtype), self.partition_bytes)
+
     def defer(self, content: Deferred) -> None:
-        """All elements of a view have a new content, which is made when somebody reads it.
+        """All elements of a block have a new content, which is made when somebody reads it.
 
-        So is what it leaves of the content before: often the next one covers that, as where chunks of two widths take
-        turns in a buffer.
+        What it leaves of the contents before it stays deferred: often the next one covers that, as where chunks of two
+        widths take turns in a buffer.
         """
-        before = self.deferred
-        if before is not None:
-            self._remainders = [each for each in self._remainders if not each.is_hidden_by(content)]
-            self._remainders += [Remainder(before, block) for block in before.outside(content)]
-            while len(self._remainders) > _MOST_REMAINDERS:
-                self._make(*self._remainders.pop(0))
-        self.deferred = content
+        place = self.block_of(content.layout, content.dtype)
+        assert place is not None, "only a block of a storage is deferred"
+        self._forget(place)
+        self.parts.append(Part(content, place, place, self.width_of(content.dtype)))
+        while len(self.parts) > _MOST_PARTS:
+            self._make(self.parts.pop(0))
 
-    def drop_deferred(self) -> None:
-        """All elements of the deferred content are about to be overwritten: it is not made any more."""
-        self._make_remainders()
-        self.deferred = None
+    def overwrite(self, layout: Layout, dtype: DType) -> None:
+        """All elements of a view are about to be overwritten: what was deferred of them is not made any more."""
+        block = self.block_of(layout, dtype)
+        if block is None or any(part.content.may_grow for part in self.parts):
+            self.settle()
+        else:
+            self._forget(block)
 
-    def settle(self) -> None:
-        """Make the deferred content, if there is one."""
-        self._make_remainders()
-        content, self.deferred = self.deferred, None
-        if content is not None:
-            self._make(content, content.everything)
+    def settle(self, block: Rectangle | None = None) -> None:
+        """Make the deferred contents: those that have an element in common with ``block``, or all of them."""
+        parts, self.parts = self.parts, []
+        for part in parts:
+            if block is None or part.content.may_grow or part.block.meets(block):
+                self._make(part)
+            else:
+                self.parts.append(part)
+
+    def part_with(self, block: Rectangle, dtype: DType) -> Part | None:
+        """The deferred content that has all elements of a block of that type."""
+        for part in self.parts:
+            if part.block.contains(block) and part.content.dtype == dtype and part.divides(block):
+                return part
+        return None
 
     def derive(self) -> Derived:
         """Where to keep what holds of its elements until they change."""
@@ -238,28 +251,36 @@ class Storage:
 
     def waits_for(self, operand: object) -> bool:
         """Whether something deferred is to be made of the elements of ``operand``."""
-        if self.deferred is None:
-            return False
-        contents = [self.deferred, *(each.content for each in self._remainders)]
-        return any(operand in content.operands for content in contents)
+        return any(operand in part.content.operands for part in self.parts)
 
     @property
     def deferred_sources(self) -> list[npt.NDArray[Any]]:
-        """The memory from which something deferred is to be made, which must not change before."""
-        if self.deferred is None:
-            return []
-        return [self.deferred.source, *(each.content.source for each in self._remainders)]
+        """The memory in HBM from which something deferred is to be made, which must not change before."""
+        return [source for part in self.parts for source in part.sources_within(part.block)]
 
-    def _make_remainders(self) -> None:
-        """In the order of their age: what is newer overwrites what is older."""
-        remainders, self._remainders = self._remainders, []
-        for each in remainders:
-            self._make(each.content, each.block)
+    def _forget(self, block: Rectangle) -> None:
+        """Nothing of a block is deferred any more."""
+        parts, self.parts = self.parts, []
+        for part in parts:
+            left = part.block.outside(block)
+            if all(map(part.divides, left)):
+                self.parts += [part._replace(block=rest) for rest in left]
+            else:
+                self._make(part)
 
-    def _make(self, content: Deferred, block: tuple[slice, slice]) -> None:
-        """Make a block of a deferred content."""
-        matrix = self.memory(content.matrix, self.numpy_type_of(content.dtype))
-        content.write(matrix[block], *block)
+    def _make(self, part: Part) -> None:
+        """Make what is left of a deferred content."""
+        content = part.content
+        if content.reads_itself:
+            self.change()  # the memory, of which others may wait to be made
+        content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
+
+    def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
+        """The memory of a block, as a matrix of elements of ``dtype``, whatever is deferred."""
+        width = self.width_of(dtype)
+        shape = (block.bottom - block.top, (block.right - block.left) // width)
+        offset = (block.top * self.partition_bytes + block.left) // width
+        return self.memory(Layout(shape, (self.partition_bytes // width, 1), offset), self.numpy_type_of(dtype))
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """As :meth:`array`, whatever is deferred."""

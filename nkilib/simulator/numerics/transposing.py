@@ -12,6 +12,19 @@ _ROWS = 16
 # Smaller ones stay in a cache anyway.
 _SMALLEST_BYTES = 1 << 17
 
+# Elements from which on a matrix is copied before it is transposed; the copy takes less than a microsecond.
+_SMALLEST_COPIED = 1 << 10
+
+
+def transposed(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``matrix.T``, to be read: where the rows are apart, of a dense copy.
+
+    Rows whose distance is a power of two share a few lines of a cache, and reading the columns takes six times as long
+    as from a copy.
+    """
+    is_apart = matrix.size >= _SMALLEST_COPIED and matrix.strides[0] != matrix.shape[1] * matrix.itemsize
+    return (matrix.copy() if is_apart else matrix).T
+
 
 def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
     """``destination[...] = values``, arrays of one shape and type.

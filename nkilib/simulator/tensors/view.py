@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..memory.deferred import Deferred
 from ..memory.storage import Storage
 from ..terms.description import describe, first_and_last
 from ..terms.dtypes import DType
@@ -178,8 +177,8 @@ class View(NKIObject):
         if self.indirect_access is not None:
             raise NkiValidationError(f"{self} is an indirect view: only an instruction can read it")
         storage = self.storage
-        if storage.deferred is not None:
-            storage.settle()
+        if storage.parts:
+            storage.settle(storage.block_of(self.layout, self.dtype))
         if self._array is None:
             if storage.is_abstract:
                 raise DataNeeded(repr(self))
@@ -189,8 +188,9 @@ class View(NKIObject):
     @property
     def flat_rows(self) -> npt.NDArray[Any] | None:
         """The elements as a view (partitions, elements per partition), or None where a partition is not dense."""
-        if self.storage.deferred is not None:
-            self.storage.settle()
+        storage = self.storage
+        if storage.parts:
+            storage.settle(storage.block_of(self.layout, self.dtype))
         if self._flat_rows is None and self.is_contiguous():
             array = self.array
             self._flat_rows = array if len(self.shape) == 2 else array.reshape(self.shape[0], self.free_size)
@@ -199,14 +199,13 @@ class View(NKIObject):
     @property
     def rows_to_read(self) -> npt.NDArray[Any] | None:
         """As :attr:`flat_rows`, only to be read: of a tile whose load is deferred the memory that it comes from."""
-        deferred = self.storage.deferred
-        if deferred is not None and deferred.is_copy and self.is_content_of(deferred):
-            return deferred.source
+        storage = self.storage
+        if storage.parts and self.indirect_access is None:
+            block = storage.block_of(self.layout, self.dtype)
+            part = None if block is None else storage.part_with(block, self.dtype)
+            if block is not None and part is not None and part.content.is_copy:
+                return part.sources_within(block)[0]
         return self.flat_rows
-
-    def is_content_of(self, deferred: Deferred) -> bool:
-        """Whether the elements of this view, all of them and no others, are what ``deferred`` says."""
-        return self.layout == deferred.layout and self.dtype == deferred.dtype and self.indirect_access is None
 
     def allow_access(self) -> None:
         """Remember that a compute engine can access this view."""

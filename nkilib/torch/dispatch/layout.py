@@ -39,3 +39,16 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
     """Whether ``as_rows`` gives the tensor's own memory. Decided from shape and strides."""
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
+
+
+def stored_order(tensor: Tensor) -> tuple[int, ...]:
+    """The order of dimensions in which a dense tensor lies in memory; that of the dimensions where it is not dense.
+
+    Functions of elements take tensors in this order: ``tensor.permute(order)`` is contiguous, and nothing is copied.
+    """
+    dims = tuple(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return dims
+    strides = tensor.stride()
+    order = tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
+    return order if tensor.permute(order).is_contiguous() else dims

@@ -105,7 +105,7 @@ class Output:
 
     Attributes:
         name: of the result.
-        dtype: None for that of the first input.
+        dtype: None for that of the first input; or from the call.
         shape: from the call.
         exists: what must hold beside ``with_<name>`` for it not to be empty.
         fill: what it holds where an input that is not optional has no elements, so that no kernel runs.
@@ -116,7 +116,7 @@ class Output:
     """
 
     name: str
-    dtype: torch.dtype | None = torch.float32
+    dtype: torch.dtype | Callable[[Call], torch.dtype] | None = torch.float32
     shape: Callable[[Call], Shape] = per_row
     exists: Callable[[Call], bool] | None = None
     fill: float | Callable[[Call], float] = 0.0
@@ -136,7 +136,8 @@ class Output:
     def new(self, call: Call, fill: float | Callable[[Call], float] | None = None) -> Tensor:
         """A tensor of its shape, type and device, uninitialized or filled."""
         shape = self.shape(call) if self.is_given(call) else (0,)
-        dtype = call.first.dtype if self.dtype is None else self.dtype
+        given = call.first.dtype if self.dtype is None else self.dtype
+        dtype = given if isinstance(given, torch.dtype) else given(call)
         if fill is None:
             return call.first.new_empty(shape, dtype=dtype)
         return call.first.new_full(shape, fill(call) if callable(fill) else fill, dtype=dtype)

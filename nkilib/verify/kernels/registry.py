@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nkilib.verify.kernels import extended, inlined, linear, plain
+from nkilib.verify.kernels import extended, inlined, linear, log_probabilities, plain
 from nkilib.verify.kernels.case import Case
 
 SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
@@ -13,6 +13,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     extended.cases,
     linear.cases,
     inlined.cases,
+    log_probabilities.cases,
 )
 
 

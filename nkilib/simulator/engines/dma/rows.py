@@ -16,8 +16,9 @@ from ...machine.core import Core
 from ...machine.levels import refuse
 from ...machine.operands import check_written
 from ...machine.partial_writes import PartialWrites, where_unwritten
-from ...memory.deferred import deferred_copy
+from ...memory.deferred import Part, deferred_copy
 from ...memory.loads import may_share
+from ...memory.rectangles import Rectangle
 from ...memory.storage import sentinel
 from ...numerics.casts import saturate_to_integer, store_float
 from ...numerics.transposing import copy_in_order
@@ -25,7 +26,7 @@ from ...tensors.tensor import NkiTensor
 from ...tensors.view import Indirect
 from ...terms.dtypes import DType, tfloat32
 from ...terms.errors import NkiValidationError, OutOfRangeError, UninitializedReadError, kernel_location
-from ...terms.layout import Layout, extent, is_dense
+from ...terms.layout import Layout, extent, is_dense, reshape_strides
 from ...terms.regions import HBM
 from ..blocks import is_worth_deferring
 
@@ -188,30 +189,108 @@ def move(core: Core, target: End, source: End) -> None:
     """
     if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
         if source.buffer in HBM and target.is_on_chip():
-            target.storage.defer(deferred_copy(target.layout, target.dtype, read(core, "src", source)))
-            target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
-            core.loads.add(target.storage)
-            return
-        content = source.storage.deferred
-        if content is not None and source.is_content_of(content) and not may_share(content.source, target.array):
-            check_written(core, "src", source)
-            core.loads.settle_readers(target.array)
-            content.write(target.array.reshape(target.shape[0], -1), *content.everything)
-            _note_written(core, target, target.array)
+            if target.storage.block_of(target.layout, target.dtype) is not None:
+                elements = _as_matrix(read(core, "src", source), target)
+                target.storage.defer(deferred_copy(target.layout, target.dtype, elements))
+                target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+                core.loads.add(target.storage)
+                return
+        elif source.storage.parts and _store_deferred(core, target, source):
             return
     write(core, target, read(core, "src", source), _base(source).dtype)
 
 
+def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
+    """Whether the elements of a tile, of which some are deferred, were made where they are stored.
+
+    From then on what was computed is what was stored, so that nothing is computed twice.
+    """
+    storage = source.storage
+    block = storage.block_of(source.layout, source.dtype)
+    if block is None or target.storage is storage:
+        return False
+    parts = [part for part in storage.parts if part.block.meets(block)]
+    matrix = _as_matrix(target.array, source)
+    if not all(part.content.dtype == source.dtype and part.divides(part.block.common(block)) for part in parts):
+        return False
+    if not all(_may_be_made_in(matrix, part, block) for part in storage.parts):
+        return False
+    results = [part for part in parts if not part.content.is_copy]
+    # Others may be made from what reads the memory of its tile: they wait for a change of that memory.
+    is_kept_in_hbm = bool(results) and target.buffer in HBM and not any(part.content.reads_itself for part in results)
+    if not is_kept_in_hbm and any(_shares(part, matrix) for part in results):
+        return False
+    check_written(core, "src", source)
+    core.loads.settle_readers(matrix, storage)
+    rest = [block]
+    for part in parts:
+        made = part.block.common(block)
+        part.content.write(matrix[_within(block, made, part.width)], *part.within(made))
+        rest = [smaller for larger in rest for smaller in larger.outside(part.block)]
+    for missing in rest:
+        width = storage.width_of(source.dtype)
+        matrix[_within(block, missing, width)] = storage.rows_of(missing, source.dtype)
+    _note_written(core, target, target.array)
+    if is_kept_in_hbm:
+        storage.defer(deferred_copy(source.layout, source.dtype, matrix))
+        core.loads.add(storage)
+    return True
+
+
+def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
+    """Rows and columns of a matrix of elements of ``width`` bytes, which holds ``block``, that a part of it takes."""
+    columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
+    return slice(part.top - block.top, part.bottom - block.top), columns
+
+
+def _may_be_made_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
+    """Whether what is deferred can be made after the block that holds it, or a part of it, was stored in ``matrix``, or
+    in the very course of it: its sources are elsewhere, or each element comes from the place where it goes."""
+    if not _shares(part, matrix):
+        return True
+    if not block.contains(part.block):
+        return False
+    into = matrix[_within(block, part.block, part.width)]
+    return all(
+        _is_same_memory(source, into) or not may_share(source, matrix) for source in part.sources_within(part.block)
+    )
+
+
+def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
+    """Whether something deferred is made from what is in ``memory``."""
+    return any(may_share(source, memory) for source in part.sources_within(part.block))
+
+
+def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
+    """Whether two matrices have the same elements at the same places."""
+    if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
+        return False
+    return bool(first.ctypes.data == second.ctypes.data)
+
+
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Whether both have the same elements in the same rows, as many as may be worth deferring."""
+    """Whether both have the same elements in the same rows, those of the one that is on chip, as many as may be worth
+    deferring."""
+    on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (
         is_worth_deferring(target)
-        and target.shape == source.shape
+        and on_chip.is_on_chip()
         and target.dtype == source.dtype
         and target.storage.is_widened == source.storage.is_widened
-        and is_dense(target.shape[1:], target.strides[1:])
-        and is_dense(source.shape[1:], source.strides[1:])
+        and is_dense(on_chip.shape[1:], on_chip.strides[1:])
+        and _has_dense_rows(other, on_chip)
     )
+
+
+def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
+    """Whether a view is a matrix with dense rows, as many as ``like`` has, also where its shape is another one."""
+    strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
+    return strides is not None and (like.free_size == 1 or strides[1] == 1)
+
+
+def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
+    """The elements in as many rows as ``like`` has; a view, where :func:`_has_dense_rows` holds."""
+    return elements.reshape(like.shape[0], like.free_size)
 
 
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:

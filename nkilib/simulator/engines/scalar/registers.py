@@ -99,12 +99,12 @@ class ScalarAccumulation:
         self._partial = np.empty(data.shape[0] if command in _REDUCING else 0, np.float32)
 
     @property
-    def is_reducing(self) -> bool:
+    def is_active(self) -> bool:
         return self._command in _REDUCING
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows along the free axis."""
-        if self.is_reducing:
+        if self.is_active:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self) -> None:

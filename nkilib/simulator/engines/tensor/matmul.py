@@ -16,6 +16,7 @@ from ...machine.core import Core
 from ...machine.issue import instruction
 from ...numerics.casts import FLOAT32, to_float32
 from ...numerics.products import transposed_product
+from ...numerics.transposing import transposed
 from ...target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ...tensors.partitions import partition_elements
 from ...tensors.tensor import NkiTensor
@@ -259,4 +260,4 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     if call.engine is Engine.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
         matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
-    dst.array[...] = matrix.T.reshape(dst.shape)
+    dst.array[...] = transposed(matrix).reshape(dst.shape)

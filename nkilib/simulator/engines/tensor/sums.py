@@ -31,21 +31,18 @@ from .psum import overwrites
 
 Float32s = npt.NDArray[np.float32]
 
-_NO_MEMORY = np.empty((0, 0), np.uint8)
-
 
 def leave_waiting(
     core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
 ) -> bool:
     """Whether the product of two tiles is left to who reads ``dst``; ``accumulate`` as in ``nc_matmul``.
 
-    That needs matrices with dense rows, and that all elements are overwritten or all are added to.
+    That needs matrices with elements and dense rows, and that all elements are overwritten or all are added to.
     """
     storage = dst.storage
-    if storage.is_abstract or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
+    if storage.is_abstract or dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
         return False
-    content = storage.deferred
-    waiting = None if content is None else content.write
+    waiting = storage.parts[-1].content.write if storage.parts else None
     if accumulate is not False and isinstance(waiting, SumOfProducts) and dst.layout == waiting.layout:
         waiting.add(stationary, moving)
         return True
@@ -57,7 +54,7 @@ def leave_waiting(
     else:
         return False
     waiting.add(stationary, moving)
-    storage.defer(Deferred(dst.layout, dst.dtype, _NO_MEMORY, False, waiting, waiting.operands))
+    storage.defer(Deferred(dst.layout, dst.dtype, waiting, operands=waiting.operands, may_grow=True))
     storage.accumulated.mark(dst.layout, dst.dtype.itemsize)
     return True
 

@@ -19,7 +19,8 @@ from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
 from ..accumulators import lanes_of, read_accumulators
-from ..blocks import ResultRows, SourceRows, column, row_blocks
+from ..blocks import ResultRows, SourceRows, column, row_blocks, rows_of
+from ..results import Float32s, compute
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
 
@@ -77,12 +78,12 @@ def tensor_scalar_reduce(
     reduction = RegisterReduction(call.core, data, reduce_cmd, _reduce_key(reduce_op), allowed, reduce_init)
     if (reduce_init is not None) != (reduce_cmd is commands.load_reduce):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
-    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, data, operand0):
-        values = result.open(rows)
-        step.apply_float(source.load(rows), step.load(rows), values)
-        reduction.add_rows(rows, values)
-        result.store(rows, values)
+    operand = step.load(slice(0, data.shape[0]))
+
+    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+        step.apply_float(tiles[0], rows_of(operand, rows), values)
+
+    compute(call.core, dst, (data,), apply, reduction)
     reduction.finish()
     read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
 
@@ -128,18 +129,17 @@ def scalar_tensor_tensor(
         raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
     is_plain = reduce_op is ... and reduce_res is None and reduce_cmd is _RESET_REDUCE
     reduction = None if is_plain else _reduction(call, data, reduce_cmd, reduce_op, reduce_res)
-    source, second = SourceRows(call.core, "source", data), SourceRows(call.core, "second", operand1)
-    result = ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
-        out, right = result.open(rows), second.load(rows)
+    function, scalar = ARITHMETIC[key], first.load(slice(0, data.shape[0]))
+
+    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+        left, right = tiles
         # op0's result must not land in dst before operand1 is read from it.
-        middle = call.core.scratch("middle", out.size).reshape(out.shape)
-        first.apply_float(source.load(rows), first.load(rows), middle)
-        left, right = (right, middle) if reverse1 else (middle, right)
-        ARITHMETIC[key](left, right, out)
-        if reduction is not None:
-            reduction.add_rows(rows, out)
-        result.store(rows, out)
+        is_apart = not np.may_share_memory(values, right)
+        middle = values if is_apart else call.core.scratch("middle", values.size).reshape(values.shape)
+        first.apply_float(left, rows_of(scalar, rows), middle)
+        function(*((right, middle) if reverse1 else (middle, right)), values)
+
+    compute(call.core, dst, (data, operand1), apply, reduction)
     if reduction is None:
         if not call.core.vector_accumulators.is_blank:
             call.core.vector_accumulators.forget(lanes_of(data))

@@ -36,8 +36,9 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
-from ..blocks import ResultRows, SourceRows, row_blocks
+from ..blocks import ResultRows, SourceRows, row_blocks, rows_of
 from ..integer_arithmetic import are_integers, compute_integers
+from ..results import Float32s, compute
 from .elementwise import ScalarOperator, require_bit_patterns
 
 
@@ -120,12 +121,8 @@ def tensor_tensor(
     if call.engine is Engine.gpsimd and are_integers(dst, data1, data2):
         compute_integers(key, dst, data1, data2)
         return
-    left, right = SourceRows(call.core, "left", data1), SourceRows(call.core, "right", data2)
-    result = ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, data1, data2):
-        values = result.open(rows)
-        ARITHMETIC[key](left.load(rows), right.load(rows), values)
-        result.store(rows, values)
+    function = ARITHMETIC[key]
+    compute(call.core, dst, (data1, data2), lambda tiles, _, values: function(tiles[0], tiles[1], values))
 
 
 def _tensor_scalar_engine(values: dict[str, Any]) -> Engine:
@@ -178,14 +175,16 @@ def tensor_scalar(
         return
     for number, step in enumerate(steps):
         step.require_float32_operand(f"operand{number}")
-    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, data, operand0, operand1):
-        values, out = source.load(rows), result.open(rows)
-        operands = [step.load(rows) for step in steps]
-        for step, operand in zip(steps, operands, strict=True):
-            step.apply_float(values, operand, out)
-            values = out
-        result.store(rows, out)
+    every_row = slice(0, data.shape[0])
+    operands = [(step, step.load(every_row)) for step in steps]
+
+    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+        (loaded,) = tiles
+        for step, operand in operands:
+            step.apply_float(loaded, rows_of(operand, rows), values)
+            loaded = values
+
+    compute(call.core, dst, (data,), apply)
 
 
 def _check_tensor_scalar_engine(engine: Engine, steps: list[ScalarOperator]) -> None:
@@ -297,8 +296,5 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
     """``1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
-    source, result = SourceRows(call.core, "source", data), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, data):
-        values = result.open(rows)
-        np.divide(np.float32(1.0), source.load(rows), out=values)
-        result.store(rows, values)
+    one = np.float32(1.0)
+    compute(call.core, dst, (data,), lambda tiles, _, values: np.divide(one, tiles[0], out=values))

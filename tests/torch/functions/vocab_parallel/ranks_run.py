@@ -153,9 +153,11 @@ def main(rank: int, directory: Path) -> None:
 
 
 def _compile_once() -> None:
-    """What the first graph loads and sets up, the others need not."""
-    x = torch.ones(2, requires_grad=True)
-    torch.compile(lambda x: (2.0 * x).logsumexp(0), backend="aot_eager", fullgraph=True)(x).backward()
+    """What the first graph loads and sets up, the others need not.
+
+    Without a gradient: where torch is built for CUDA, autograd starts threads, and refuses to work in forked processes.
+    """
+    torch.compile(lambda x: (2.0 * x).logsumexp(0), backend="aot_eager", fullgraph=True)(torch.ones(2))
 
 
 if __name__ == "__main__":

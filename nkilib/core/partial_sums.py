@@ -1,0 +1,87 @@
+"""Sums of many parts of a launch, with the same bits whatever the number of cores; NKI code may call everything here.
+
+A part of the work, which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the
+column of the part, and zeros in the columns of the parts of others. In the end the cores swap the tiles and add them: a
+number plus zero is exact. Both then add the same numbers in the same order, 32 at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nisa, nl
+
+# Numbers that are added one after the other; sums of so many are added likewise, and so on.
+LEAF = 32
+PARTITIONS = 128
+
+
+def levels(parts: int) -> int:
+    """How often sums of ``LEAF`` numbers are taken until one is left in each partition."""
+    count = 0
+    while parts > 1:
+        parts, count = div_ceil(parts, LEAF), count + 1
+    return count
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """A float32 number a partition and part.
+
+    Attributes:
+        sums_sbuf: [128, columns], of the parts of this core; columns are the parts, up to a multiple of ``LEAF``.
+    """
+
+    sums_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, parts: int) -> PartialSums:
+        """All zeros."""
+        columns = div_ceil(parts, LEAF) * LEAF
+        sums_sbuf = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=sums_sbuf, value=0.0)
+        return cls(sums_sbuf)
+
+    def of_part(self, part: int, rows: int) -> nl.NkiTensor:
+        """Where the numbers of a part go, [rows, 1]."""
+        return self.sums_sbuf[0:rows, part : part + 1]
+
+    def total(self, pipe: int) -> nl.NkiTensor:
+        """The sum of all numbers, [1, 1]; every core has it.
+
+        Args:
+            pipe: of the exchange; sums that are taken in one launch need different ones.
+        """
+        sums_sbuf = self._of_all_cores(pipe)
+        while sums_sbuf.shape[1] > 1:
+            sums_sbuf = _added(sums_sbuf)
+        turned_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned_psum, data=sums_sbuf)
+        total_sbuf = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=total_sbuf, src=turned_psum)
+        while total_sbuf.shape[1] > 1:
+            total_sbuf = _added(total_sbuf)
+        return total_sbuf
+
+    def _of_all_cores(self, pipe: int) -> nl.NkiTensor:
+        if nl.num_programs() == 1:
+            return self.sums_sbuf
+        other = 1 - nl.program_id(0)
+        received_sbuf = nl.ndarray(self.sums_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.sendrecv(src=self.sums_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
+        nisa.tensor_tensor(dst=received_sbuf, data1=received_sbuf, data2=self.sums_sbuf, op=nl.add)
+        return received_sbuf
+
+
+def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Sums of ``LEAF`` neighbours, or of all where there are fewer; then zeros up to a multiple where more are left."""
+    rows, columns = numbers_sbuf.shape
+    leaf = min(LEAF, columns)
+    sums = div_ceil(columns, leaf)
+    padded = sums if sums <= LEAF else div_ceil(sums, LEAF) * LEAF
+    sums_sbuf = nl.ndarray((rows, padded), dtype=nl.float32, buffer=nl.sbuf)
+    if padded > sums:
+        nisa.memset(dst=sums_sbuf[:, sums:padded], value=0.0)
+    nisa.tensor_reduce(dst=sums_sbuf[:, 0:sums], op=nl.add, data=numbers_sbuf.reshape((rows, sums, leaf)), axis=2)
+    return sums_sbuf

@@ -1,0 +1,1 @@
+"""Tiling, work, truth, bounds, profiles and guarantees of distillation: arithmetic and numpy, never traced."""

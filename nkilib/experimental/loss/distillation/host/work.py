@@ -1,0 +1,55 @@
+"""What the kernels work on, whatever the tiling: the least that has to cross HBM, and activation functions.
+
+For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+
+A KL takes two exponentials an element, forward and backward but for KL(student || teacher) backward, which takes the
+student's alone. Jensen-Shannon takes two for the log-sum-exps, and then those of both, of their ratio and a log.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from nkilib.core.cores import positions_of_core
+from nkilib.core.rows.recomputation import most_trips
+from nkilib.nki import nl
+from nkilib.work import Work
+
+_FLOAT32_BYTES = 4
+_RESULTS = 6
+
+
+def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
+    """The work of ``distillation_forward``, whose parameters it takes; Jensen-Shannon reads the logits twice."""
+    is_mixed = 0.0 < beta < 1.0
+    vectors = (_RESULTS + (labels_hbm is not None)) * _FLOAT32_BYTES * student_hbm.shape[0]
+    nbytes = (2 if is_mixed else 1) * (_bytes(student_hbm) + _bytes(teacher_hbm)) + vectors
+    return _work(student_hbm, nbytes, 6 if is_mixed else 2)
+
+
+def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
+    """The work of ``distillation_backward``, whose parameters it takes."""
+    functions = 2 if beta == 0.0 else 1 if beta == 1.0 else 3
+    vectors = (_RESULTS + (labels_hbm is not None)) * _FLOAT32_BYTES * student_hbm.shape[0]
+    return _work(student_hbm, 2 * _bytes(student_hbm) + _bytes(teacher_hbm) + vectors, functions)
+
+
+def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
+    """How often the loop of the forward runs at most: when every row of a core is computed anew.
+
+    To be asked while the kernel runs, which knows how many cores there are.
+    """
+    return {"recompute_rows": most_trips(positions_of_core(student_hbm.shape[0], nl.num_programs(), 0))}
+
+
+def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return Work(nbytes, exponentials=functions * prod(student_hbm.shape), dtype=as_dtype(student_hbm.dtype))
+
+
+def _bytes(tensor_hbm: Any) -> int:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return prod(tensor_hbm.shape) * as_dtype(tensor_hbm.dtype).itemsize

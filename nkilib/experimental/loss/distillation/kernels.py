@@ -1,0 +1,151 @@
+"""Divergence of a student's distribution from a teacher's, from the logits of both, and its gradient."""
+
+from __future__ import annotations
+
+from nkilib.core.rows.checks import require_flag
+from nkilib.experimental.loss.distillation.backward import backward_of_core
+from nkilib.experimental.loss.distillation.forward import forward_of_core
+from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
+from nkilib.experimental.loss.distillation.options import DistillationOptions, Launch
+from nkilib.experimental.loss.distillation.rows import Vectors
+from nkilib.experimental.loss.distillation.validation import validate, validate_vectors
+from nkilib.nki import nl
+
+
+def distillation_forward(
+    student_hbm: nl.NkiTensor,
+    teacher_hbm: nl.NkiTensor,
+    labels_hbm: nl.NkiTensor | None = None,
+    *,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    chunk_size: int | None = None,
+) -> tuple[nl.NkiTensor, ...]:
+    """Divergence between teacher and student at every position, from their logits.
+
+    With P = softmax(teacher / T), Q = softmax(student / T) and M = beta * P + (1 - beta) * Q it is
+
+    - beta = 0: KL(P || Q), ``F.kl_div(log_softmax(student / T), log_softmax(teacher / T), log_target=True,
+      reduction="none").sum(1)``;
+    - beta = 1: KL(Q || P);
+    - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
+
+    No factor T^2. A KL reads both logits once. Jensen-Shannon reads them twice: the mixture needs both log-sum-exps.
+
+    Dimensions:
+        N: positions, at most 32,768 a core.
+        V: vocabulary size.
+
+    Args:
+        student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. -inf is a class that
+            is masked: in both it adds nothing, in the student alone KL(P || Q) is infinite if P there is at least 2^-68.
+        labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None: every position counts.
+        beta: from 0 to 1.
+        temperature: T, from 1e-3 to 1e6.
+        ignore_index: an int32.
+        chunk_size: vocabulary entries that are worked on at a time, at most 4,096; None:
+            :func:`~nkilib.experimental.loss.distillation.host.tiling.choose_distillation_tiling`.
+
+    Returns:
+        float32 [N] each: loss in nats, never negative; moment, which the backward takes: KL(Q || M), or the loss; and
+        minus the shift and the sum of exp((x - shift) / T) of the student, and of the teacher. NaN where a row is -inf
+        alone, or has +inf or NaN.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    launch = _launch(
+        "distillation_forward",
+        student_hbm,
+        teacher_hbm,
+        labels_hbm,
+        DistillationOptions(beta, temperature, ignore_index),
+        chunk_size,
+    )
+    vectors = Vectors.make(launch.num_positions)
+    forward_of_core(launch, vectors)
+    return vectors.returned()
+
+
+def distillation_backward(
+    student_hbm: nl.NkiTensor,
+    teacher_hbm: nl.NkiTensor,
+    moment_hbm: nl.NkiTensor,
+    student_shift_hbm: nl.NkiTensor,
+    student_sum_hbm: nl.NkiTensor,
+    teacher_shift_hbm: nl.NkiTensor,
+    teacher_sum_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    labels_hbm: nl.NkiTensor | None = None,
+    *,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    chunk_size: int | None = None,
+    inplace: bool = False,
+) -> nl.NkiTensor:
+    """Gradient of :func:`distillation_forward` by the student's logits; the teacher gets none.
+
+    With r = log(P / Q) and L = log(beta * exp(r) + 1 - beta) it is, times the upstream gradient,
+
+    - beta = 0: (Q - P) / T;
+    - beta = 1: -Q * (r + KL(Q || P)) / T;
+    - between them: -(1 - beta) * Q * (L + KL(Q || M)) / T.
+
+    Both logits are read once, and the gradient is written once.
+
+    Args:
+        student_hbm, teacher_hbm, labels_hbm, beta, temperature, ignore_index, chunk_size: as in the forward.
+        moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm: float32 [N], from the
+            forward.
+        grad_loss_hbm: float32 [N], upstream.
+        inplace: write the gradient over ``student_hbm``; else into a new tensor of its type.
+
+    Returns:
+        grad_student_hbm: [N, V], of the student's type; 0 at positions that are ignored, whose logits must not be +inf
+        or NaN for that.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "distillation_backward"
+    options = DistillationOptions(beta, temperature, ignore_index)
+    launch = _launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size)
+    saved = Vectors(
+        moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm
+    )
+    validate_vectors(
+        launch,
+        {
+            "moment_hbm": moment_hbm,
+            "student_shift_hbm": student_shift_hbm,
+            "student_sum_hbm": student_sum_hbm,
+            "teacher_shift_hbm": teacher_shift_hbm,
+            "teacher_sum_hbm": teacher_sum_hbm,
+            "grad_loss_hbm": grad_loss_hbm,
+        },
+    )
+    require_flag(function, "inplace", inplace)
+    grad_hbm = student_hbm
+    if not inplace:
+        shape = student_hbm.shape
+        grad_hbm = nl.ndarray(shape, dtype=student_hbm.dtype, buffer=nl.shared_hbm, name="grad_student_hbm")
+    backward_of_core(launch, saved, grad_loss_hbm, grad_hbm)
+    return grad_hbm
+
+
+def _launch(
+    function: str,
+    student_hbm: nl.NkiTensor,
+    teacher_hbm: nl.NkiTensor,
+    labels_hbm: nl.NkiTensor | None,
+    options: DistillationOptions,
+    chunk_size: int | None,
+) -> Launch:
+    if chunk_size is None and len(student_hbm.shape) == 2 and student_hbm.shape[1] > 0:
+        chunk_size = choose_distillation_tiling(student_hbm.shape[1]).chunk_size
+    tiling = DistillationTiling(1 if chunk_size is None else chunk_size)
+    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, tiling)
+    validate(launch)
+    return launch

@@ -1,0 +1,190 @@
+"""Sums over the rows of a batch, gathered chunk by chunk, and what they say of all rows in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.experimental.loss.distillation.options import POSITIONS, Launch
+from nkilib.experimental.loss.distillation.rows import Exponentials, add_nan_of_empty, column, row_tile
+from nkilib.nki import nisa, nl
+
+# A larger mean of differences of logits counts as infinite: a student's -inf is LOWEST.
+INFINITE = 2.0**48
+# exp of it is the largest power that ``log`` is documented for, with the factor beta.
+RATIO_MOST = 44.0
+# How large a sum of exponentials may be under a shift, for the types of logits on chip: x - c is exact for bfloat16.
+_SUM_MOST = {False: 2.0**60, True: 2.0**24}
+_SUM_LEAST = 0.5
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Of one kind, for a batch at a time: a number for each part of a row.
+
+    Attributes:
+        parts_sbuf: [128, parts].
+    """
+
+    parts_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, parts: int) -> RowSums:
+        """For rows that are summed in so many parts."""
+        return cls(nl.ndarray((POSITIONS, parts), dtype=nl.float32, buffer=nl.sbuf))
+
+    def part(self, number: int, rows: int) -> nl.NkiTensor:
+        """Where the sum of a part goes, [rows, 1]."""
+        return column(self.parts_sbuf, number, rows)
+
+    def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
+        """The sum of so many parts, into [rows, 1]."""
+        rows = dst_sbuf.shape[0]
+        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the forward gathers of rows, float32 [128, batches].
+
+    Attributes:
+        student, teacher: shifts and sums of exponentials.
+        weighted_sbuf: sum of e * (d - c) for a Kullback-Leibler divergence; of e_t * (r - L) for Jensen-Shannon.
+        logs_sbuf: sum of e_s * L, for Jensen-Shannon.
+    """
+
+    student: Exponentials
+    teacher: Exponentials
+    weighted_sbuf: nl.NkiTensor
+    logs_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, batches: int, scale: float) -> Totals:
+        """Of so many batches."""
+        return cls(
+            Exponentials.make(batches, scale), Exponentials.make(batches, scale), row_tile(batches), row_tile(batches)
+        )
+
+    def of_batch(self, batch: int, rows: int) -> Totals:
+        """Views of one batch."""
+
+        def view(side: Exponentials) -> Exponentials:
+            return Exponentials(
+                side.scale,
+                column(side.neg_shift_sbuf, batch, rows),
+                column(side.bias_sbuf, batch, rows),
+                column(side.sums_sbuf, batch, rows),
+            )
+
+        return Totals(
+            view(self.student),
+            view(self.teacher),
+            column(self.weighted_sbuf, batch, rows),
+            column(self.logs_sbuf, batch, rows),
+        )
+
+    def tiles(self) -> tuple[nl.NkiTensor, ...]:
+        """Each of them once; those of biases follow from the shifts, and nothing takes them in the end."""
+        sides = (self.student, self.teacher)
+        of_sides = [tile_sbuf for side in sides for tile_sbuf in (side.neg_shift_sbuf, side.sums_sbuf)]
+        return (*of_sides, self.weighted_sbuf, self.logs_sbuf)
+
+    def weighting(self, launch: Launch) -> tuple[Exponentials, Exponentials]:
+        """That whose probabilities are the weights, and the other one."""
+        return (self.student, self.teacher) if launch.is_reverse else (self.teacher, self.student)
+
+    def doubtful(self, launch: Launch) -> nl.NkiTensor:
+        """1.0 where a sum of exponentials is not to be trusted: its shift is too far below the maximum, or NaN."""
+        flags = [
+            _outside(side.sums_sbuf, _SUM_MOST[tensor_hbm.dtype == nl.float32])
+            for side, tensor_hbm in ((self.student, launch.student_hbm), (self.teacher, launch.teacher_hbm))
+        ]
+        doubtful_sbuf = float32_like(flags[0])
+        nisa.tensor_tensor(dst=doubtful_sbuf, data1=flags[0], data2=flags[1], op=nl.maximum)
+        return doubtful_sbuf
+
+
+@dataclass(frozen=True)
+class Divergences:
+    """The results of rows: the divergence, and the one that the gradient needs, KL(student || mixture)."""
+
+    loss_sbuf: nl.NkiTensor
+    moment_sbuf: nl.NkiTensor
+
+
+def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
+    """log(S / S') of the two: the log of the ratio, whose error is that of a number near 0 where they are alike."""
+    ratio_sbuf, log_sbuf = float32_like(first.sums_sbuf), float32_like(first.sums_sbuf)
+    nisa.reciprocal(dst=ratio_sbuf, data=second.sums_sbuf)
+    nisa.tensor_tensor(dst=ratio_sbuf, data1=ratio_sbuf, data2=first.sums_sbuf, op=nl.multiply)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=ratio_sbuf)
+    return log_sbuf
+
+
+def center(first: Exponentials, second: Exponentials, temperature: float) -> nl.NkiTensor:
+    """T * (lse - lse') of logits: what is subtracted from the difference of two logits to give T * log(p / p')."""
+    center_sbuf = difference(second.neg_shift_sbuf, first.neg_shift_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=center_sbuf,
+        data=log_ratio(first, second),
+        op0=nl.multiply,
+        operand0=temperature,
+        op1=nl.add,
+        operand1=center_sbuf,
+    )
+    return center_sbuf
+
+
+def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
+    """E[d - c] / T - log(S / S') of the weighting distribution."""
+    weighting, other = totals.weighting(launch)
+    mean_sbuf = _mean(totals.weighted_sbuf, weighting.sums_sbuf, 1.0)
+    # Infinite beyond INFINITE, exact below it.
+    factor = 2.0**128 / INFINITE
+    nisa.tensor_scalar(
+        dst=mean_sbuf,
+        data=mean_sbuf,
+        op0=nl.multiply,
+        operand0=factor,
+        op1=nl.multiply,
+        operand1=launch.scale / factor,
+    )
+    loss_sbuf = difference(mean_sbuf, log_ratio(weighting, other))
+    _finish(loss_sbuf, totals)
+    return Divergences(loss_sbuf, loss_sbuf)
+
+
+def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
+    """beta * E_teacher[r - L] - (1 - beta) * E_student[L]."""
+    beta = launch.options.beta
+    moment_sbuf = _mean(totals.logs_sbuf, totals.student.sums_sbuf, -1.0)
+    loss_sbuf = _mean(totals.weighted_sbuf, totals.teacher.sums_sbuf, beta)
+    nisa.scalar_tensor_tensor(
+        dst=loss_sbuf, data=moment_sbuf, op0=nl.multiply, operand0=1.0 - beta, op1=nl.add, operand1=loss_sbuf
+    )
+    _finish(loss_sbuf, totals)
+    return Divergences(loss_sbuf, moment_sbuf)
+
+
+def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float) -> nl.NkiTensor:
+    inverse_sbuf = float32_like(exponentials_sbuf)
+    nisa.reciprocal(dst=inverse_sbuf, data=exponentials_sbuf)
+    mean_sbuf = product(sum_sbuf, inverse_sbuf)
+    return mean_sbuf if factor == 1.0 else scaled(mean_sbuf, factor)
+
+
+def _finish(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
+    """Never negative, as no divergence is, though rounding may make it so; NaN of rows without a distribution."""
+    nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
+    for side in (totals.student, totals.teacher):
+        add_nan_of_empty(loss_sbuf, side.neg_shift_sbuf)
+
+
+def _outside(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
+    """1.0 where a sum is outside of what is trusted or NaN, which equals nothing; else 0.0."""
+    trusted_sbuf, outside_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
+    nisa.tensor_scalar(
+        dst=trusted_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=_SUM_LEAST, op1=nl.minimum, operand1=most
+    )
+    nisa.tensor_tensor(dst=outside_sbuf, data1=sums_sbuf, data2=trusted_sbuf, op=nl.not_equal)
+    return outside_sbuf

@@ -1,0 +1,129 @@
+"""The losses of a core, stored or summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.partial_sums import PartialSums
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles, tiles_of_core
+from nkilib.experimental.loss.elementwise.kind import RUN_COLUMNS, Kind, Prepared
+from nkilib.experimental.loss.elementwise.launch import Launch
+from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece, ring_of
+from nkilib.nki import nisa, nl
+
+
+def forward_of_core(launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
+    """Store the losses, or their sum.
+
+    Args:
+        launch: tensors and tiling.
+        kind: the loss.
+        loss_hbm: of the shape of the tensors; or [1], float32.
+        factor: of the sum; None: the losses are stored.
+    """
+    tiles = flat_tiles(launch.elements, launch.tiling.columns)
+    own = tiles_of_core(tiles, nl.num_programs(), nl.program_id(0))
+    sink: _Losses | _Sum
+    if factor is None:
+        sink = _Losses.make(loss_hbm.reshape((launch.elements,)), launch)
+    else:
+        sink = _Sum.make(len(tiles), launch)
+    if own:
+        _run(launch, kind, own, sink)
+    if isinstance(sink, _Sum):
+        sink.store(loss_hbm, factor if factor is not None else 1.0)
+
+
+def _run(launch: Launch, kind: Kind, own: list[FlatTile], sink: _Losses | _Sum) -> None:
+    """What is prepared of a piece is issued before the piece before it is finished."""
+    stream = FlatStream.make(launch.flats(), own, launch.tiling.columns, launch.tiling.buffers, kind.scratch_tiles)
+    ready: tuple[PlacedPiece, Prepared] | None = None
+    for visit in range(len(own)):
+        for placed in stream.pieces(visit):
+            prepared = kind.prepare(placed.piece)
+            if ready is not None:
+                sink.take(ready[0], kind, ready[1])
+            ready = placed, prepared
+    if ready is not None:
+        sink.take(ready[0], kind, ready[1])
+    sink.finish()
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Losses that are stored.
+
+    Attributes:
+        loss_hbm: [elements].
+        buffers_sbuf: tiles that the tiles of losses take in turn.
+    """
+
+    loss_hbm: nl.NkiTensor
+    buffers_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, loss_hbm: nl.NkiTensor, launch: Launch) -> _Losses:
+        """Of a launch."""
+        return cls(loss_hbm, ring_of(launch.tiling.buffers, launch.tiling.columns, loss_hbm.dtype))
+
+    def take(self, placed: PlacedPiece, kind: Kind, prepared: Prepared) -> None:
+        """The losses of a piece; the last one of a tile stores them all."""
+        tile = placed.tile
+        losses_sbuf = self.buffers_sbuf[placed.visit % len(self.buffers_sbuf)][0 : tile.rows, 0 : tile.columns]
+        kind.losses(placed.piece, prepared, losses_sbuf[:, placed.start : placed.end])
+        if placed.is_last:
+            nisa.dma_copy(dst=tile.of(self.loss_hbm), src=losses_sbuf)
+
+    def finish(self) -> None:
+        """Nothing is left."""
+
+
+@dataclass
+class _Sum:
+    """Losses that are summed up: of runs of a tile, of the runs, and of all tiles of all cores.
+
+    Attributes:
+        sums: of the tiles.
+        runs_sbuf: sums of runs, float32 [128, runs], which tiles take in turn.
+        open: a tile whose runs are summed and not added, and its visit: Vector would wait for the last run.
+    """
+
+    sums: PartialSums
+    runs_sbuf: list[nl.NkiTensor]
+    open: PlacedPiece | None = None
+
+    @classmethod
+    def make(cls, tiles: int, launch: Launch) -> _Sum:
+        """Of a launch."""
+        return cls(PartialSums.make(tiles), ring_of(3, div_ceil(launch.tiling.columns, RUN_COLUMNS), nl.float32))
+
+    def take(self, placed: PlacedPiece, kind: Kind, prepared: Prepared) -> None:
+        """The losses of a piece."""
+        kind.sums(placed.piece, prepared, self._runs(placed)[:, placed.start // RUN_COLUMNS :])
+        if self.open is not None and self.open.visit != placed.visit:
+            self.finish()
+        if placed.is_last:
+            if self.open is not None:
+                self.finish()
+            self.open = placed
+
+    def finish(self) -> None:
+        """Add the runs of the open tile."""
+        if self.open is None:
+            return
+        tile = self.open.tile
+        nisa.tensor_reduce(dst=self.sums.of_part(tile.number, tile.rows), op=nl.add, data=self._runs(self.open), axis=1)
+        self.open = None
+
+    def store(self, loss_hbm: nl.NkiTensor, factor: float) -> None:
+        """The sum of all tiles times the factor; the first core stores it."""
+        total_sbuf = self.sums.total(pipe=0)
+        if factor != 1.0:
+            nisa.tensor_scalar(dst=total_sbuf, data=total_sbuf, op0=nl.multiply, operand0=factor)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=loss_hbm.reshape((1, 1)), src=total_sbuf)
+
+    def _runs(self, placed: PlacedPiece) -> nl.NkiTensor:
+        runs = div_ceil(placed.tile.columns, RUN_COLUMNS)
+        return self.runs_sbuf[placed.visit % len(self.runs_sbuf)][0 : placed.tile.rows, 0:runs]

@@ -1,0 +1,91 @@
+"""Tiles of several tensors, loaded ahead of the computation, and cut into pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.elementwise.flat import PARTITIONS, FlatTile
+from nkilib.experimental.loss.elementwise.kind import PIECE_COLUMNS, Piece, Scratch
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class PlacedPiece:
+    """A piece, and where it is.
+
+    Attributes:
+        tile: of which it is.
+        visit: how many tiles the core has taken before that.
+        start, end: its columns of the tile.
+        piece: its tensors.
+    """
+
+    tile: FlatTile
+    visit: int
+    start: int
+    end: int
+    piece: Piece
+
+    @property
+    def is_last(self) -> bool:
+        """Of its tile."""
+        return self.end == self.tile.columns
+
+
+def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
+    """So many tiles [128, columns]."""
+    return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class FlatStream:
+    """The tiles of a core.
+
+    Attributes:
+        flats_hbm: tensors [elements] by number.
+        tiles: of the core, in order.
+        buffers_sbuf: by number of the tensor, tiles [128, columns] that tiles of the stream take in turn.
+        scratch: of the pieces.
+    """
+
+    flats_hbm: dict[int, nl.NkiTensor]
+    tiles: list[FlatTile]
+    buffers_sbuf: dict[int, list[nl.NkiTensor]]
+    scratch: Scratch
+
+    @classmethod
+    def make(
+        cls, flats_hbm: dict[int, nl.NkiTensor], tiles: list[FlatTile], columns: int, buffers: int, scratch_tiles: int
+    ) -> FlatStream:
+        """With so many buffers of so many columns for each tensor, and scratch for two pieces at a time."""
+        rings = {number: ring_of(buffers, columns, flat_hbm.dtype) for number, flat_hbm in flats_hbm.items()}
+        scratch = Scratch.make(2 * scratch_tiles, min(columns, PIECE_COLUMNS))
+        return cls(flats_hbm, tiles, rings, scratch)
+
+    def pieces(self, visit: int) -> list[PlacedPiece]:
+        """Those of a tile of the core. Also issues loads of later tiles, for which there are buffers.
+
+        One buffer is left to the tile before, whose last piece is finished after the first one here is begun.
+        """
+        tile = self.tiles[visit]
+        in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
+        first = 0 if visit == 0 else visit + in_flight - 1
+        for number in range(first, min(visit + in_flight, len(self.tiles))):
+            self._load(number)
+        on_chip = {number: self._on_chip(number, visit) for number in self.flats_hbm}
+        return [
+            self._piece(tile, visit, start, min(start + PIECE_COLUMNS, tile.columns), on_chip)
+            for start in range(0, tile.columns, PIECE_COLUMNS)
+        ]
+
+    def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[int, nl.NkiTensor]) -> PlacedPiece:
+        tensors = {number: tile_sbuf[:, start:end] for number, tile_sbuf in on_chip.items()}
+        return PlacedPiece(tile, visit, start, end, Piece(tensors, self.scratch))
+
+    def _load(self, visit: int) -> None:
+        for number, flat_hbm in self.flats_hbm.items():
+            nisa.dma_copy(dst=self._on_chip(number, visit), src=self.tiles[visit].of(flat_hbm))
+
+    def _on_chip(self, number: int, visit: int) -> nl.NkiTensor:
+        tile, ring = self.tiles[visit], self.buffers_sbuf[number]
+        return ring[visit % len(ring)][0 : tile.rows, 0 : tile.columns]

@@ -1,0 +1,102 @@
+"""What kernels of losses of elements accept. Everything else is refused here, before the first instruction."""
+
+from __future__ import annotations
+
+from math import prod
+
+from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.core.partial_sums import LEAF
+from nkilib.core.rows.checks import FREE_AXIS_MAX, require
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.elementwise.flat import PARTITIONS
+from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
+from nkilib.experimental.loss.elementwise.kind import PIECE_COLUMNS, RUN_COLUMNS
+from nkilib.nki import nl
+
+FLOATS = (nl.bfloat16, nl.float16, nl.float32)
+# Of constants, upstream gradients and the last sums, with room for alignment.
+_SMALL_BYTES = 8 * 1024
+# Tiles of float32 that a piece takes, of any kind, for two pieces.
+_SCRATCH_TILES = 2 * 4
+_SUM_TURNS = 3
+
+
+def require_floats(function: str, name: str, dtype: nl.DType) -> None:
+    """One of the three types that tensors may have."""
+    require(
+        dtype in FLOATS,
+        f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
+    )
+
+
+def require_tensors(function: str, tensors: dict[str, nl.NkiTensor]) -> None:
+    """Floating tensors of one shape, with at least one element; the first one says which."""
+    first, *_ = tensors
+    shape = tuple(tensors[first].shape)
+    require(prod(shape) > 0, f"{function}: {first} must have at least one element, got shape {shape}; launch nothing")
+    for name, tensor_hbm in tensors.items():
+        require(
+            tuple(tensor_hbm.shape) == shape,
+            f"{function}: {name} must have the shape of {first}, {shape}, got {tuple(tensor_hbm.shape)}; expand it",
+        )
+        require_floats(function, f"{name}.dtype", tensor_hbm.dtype)
+
+
+def require_reduction(function: str, reduction: str, further: tuple[str, ...] = ()) -> None:
+    """One that a loss has."""
+    known = (*REDUCTIONS, *further)
+    require(reduction in known, f"{function}: reduction must be one of {', '.join(known)}, got {reduction}")
+
+
+def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
+    """A gradient of each loss, or float32 of their sum."""
+    if is_each:
+        require(
+            tuple(grad_hbm.shape) == shape,
+            f'{function}: grad_loss_hbm must have the shape of the losses, {shape}, for reduction="none", '
+            f"got {tuple(grad_hbm.shape)}; expand it",
+        )
+        require_floats(function, "grad_loss_hbm.dtype", grad_hbm.dtype)
+        return
+    require(
+        prod(grad_hbm.shape) == 1 and grad_hbm.dtype == nl.float32,
+        f"{function}: grad_loss_hbm must be one float32, the gradient of the reduced loss, "
+        f"got {grad_hbm.dtype} of shape {tuple(grad_hbm.shape)}; sum it up and cast it",
+    )
+
+
+def checked_tiling(
+    function: str, elements: int, dtypes: list[nl.DType], columns: int | None, buffers: int | None
+) -> ElementwiseTiling:
+    """The tiling that was asked for, with what is chosen where nothing was.
+
+    Args:
+        function: that is named in errors.
+        elements: of a tensor.
+        dtypes: of all tensors that are read or written, element by element.
+        columns, buffers: of the kernel; None: chosen.
+    """
+    bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
+    chosen = choose_elementwise_tiling(elements, bytes_of_element)
+    columns, buffers = chosen.columns if columns is None else columns, chosen.buffers if buffers is None else buffers
+    for name, value, least in (("columns", columns, PARTITIONS), ("buffers", buffers, 2)):
+        require(
+            isinstance(value, int) and value >= least,
+            f"{function}: {name} must be an integer of at least {least}, got {value}",
+        )
+    require(
+        columns <= FREE_AXIS_MAX,
+        f"{function}: columns must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, got {columns}",
+    )
+    sums = 2 * div_ceil(div_ceil(elements, PARTITIONS * columns) + 2, LEAF) * LEAF
+    runs = _SUM_TURNS * div_ceil(columns, RUN_COLUMNS)
+    float32s = _SCRATCH_TILES * min(columns, PIECE_COLUMNS) + sums + runs
+    taken = buffers * columns * bytes_of_element + dtype_bytes(nl.float32) * float32s + _SMALL_BYTES
+    available = nl.tile_size.sbuf_fmax_bytes
+    require(
+        taken <= available,
+        f"{function}: {buffers} buffers of {columns} columns take {taken} bytes of an SBUF partition with what stands "
+        f"beside them, which has {available}; pass columns={chosen.columns} and buffers={chosen.buffers}",
+    )
+    return ElementwiseTiling(columns, buffers)

@@ -1,0 +1,125 @@
+"""The gradient of a core's rows: zeros, and an element of each position over them.
+
+The zeros of a block of rows are stored from one tile, in long runs, and then the elements are scattered. The core that
+stores the zeros of a row is the one that scatters into it, and the scatter waits for the stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.tiles import cast, product, selected
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.elementwise.flat import flat_tiles
+from nkilib.experimental.loss.indexed.elements import ElementFinder, TargetElements
+from nkilib.experimental.loss.indexed.positions import (
+    PARTITIONS,
+    Block,
+    PositionBatch,
+    Shape,
+    batches_of_block,
+    blocks_of,
+)
+from nkilib.nki import nisa, nl
+
+# Columns of the tile of zeros: runs of 16 KiB in 16 bits, 32 KiB in float32.
+_ZERO_COLUMNS = 8192
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Gradients of the losses.
+
+    Attributes:
+        grad_hbm: one for each loss, [N, D]; or float32 [1].
+        total_weight_hbm: float32 [1], which divides the gradient of a mean; None for none.
+        is_each: one for each loss.
+    """
+
+    grad_hbm: nl.NkiTensor
+    total_weight_hbm: nl.NkiTensor | None
+    is_each: bool
+
+    def uniform(self) -> nl.NkiTensor | None:
+        """The gradient of each loss, float32 [128, 1]; None where they differ. No value is looked at by the host."""
+        if self.is_each:
+            return None
+        scale_sbuf = _in_all_partitions(self.grad_hbm)
+        if self.total_weight_hbm is None:
+            return scale_sbuf
+        weight_sbuf = _in_all_partitions(self.total_weight_hbm)
+        nisa.reciprocal(dst=weight_sbuf, data=weight_sbuf)
+        return product(scale_sbuf, weight_sbuf)
+
+    def of_batch(self, batch: PositionBatch, uniform_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+        """Of the positions of a batch, [positions, 1]."""
+        if uniform_sbuf is not None:
+            return uniform_sbuf[0 : batch.positions, :]
+        grad_sbuf = nl.ndarray((batch.positions, 1), dtype=self.grad_hbm.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=grad_sbuf, src=batch.of(self.grad_hbm))
+        return grad_sbuf
+
+
+def _in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    number_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, PARTITIONS))
+    return number_sbuf
+
+
+def backward_of_core(grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: Upstream) -> None:
+    """The gradient [N, C * D] of the rows of this core."""
+    blocks = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
+    if not blocks:
+        return
+    columns = min(_ZERO_COLUMNS, div_ceil(blocks[0].rows * shape.row_size, PARTITIONS))
+    zeros_sbuf = nl.ndarray((PARTITIONS, max(columns, PARTITIONS)), dtype=grad_input_hbm.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=zeros_sbuf, value=0.0)
+    uniform_sbuf = upstream.uniform()
+    previous: tuple[Block, list[nisa.NkiInstruction]] | None = None
+    for block in blocks:
+        stores = _store_zeros(block.of(grad_input_hbm), zeros_sbuf)
+        if previous is not None:  # a block later, so that the scatters need not wait for the zeros
+            _scatter_block(grad_input_hbm, shape, finder, upstream, uniform_sbuf, *previous)
+        previous = block, stores
+    if previous is not None:
+        _scatter_block(grad_input_hbm, shape, finder, upstream, uniform_sbuf, *previous)
+
+
+def _store_zeros(block_hbm: nl.NkiTensor, zeros_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
+    return [
+        nisa.dma_copy(dst=tile.of(block_hbm), src=zeros_sbuf[0 : tile.rows, 0 : tile.columns])
+        for tile in flat_tiles(block_hbm.shape[0], zeros_sbuf.shape[1])
+    ]
+
+
+def _scatter_block(
+    grad_input_hbm: nl.NkiTensor,
+    shape: Shape,
+    finder: ElementFinder,
+    upstream: Upstream,
+    uniform_sbuf: nl.NkiTensor | None,
+    block: Block,
+    stores: list[nisa.NkiInstruction],
+) -> None:
+    block_hbm = block.of(grad_input_hbm)
+    batches = batches_of_block(shape, block)
+    for batch, elements in zip(batches, finder.find(batches), strict=True):
+        gradient_sbuf = _gradients(elements, upstream.of_batch(batch, uniform_sbuf), grad_input_hbm.dtype)
+        scatter = nisa.dma_copy(dst=vector_elements(block_hbm, elements.index_sbuf), src=gradient_sbuf)
+        for store in stores:
+            scatter.depends_on(store, kind=nisa.dependency.runtime)
+
+
+def _gradients(elements: TargetElements, grad_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+    """-w times the upstream gradient, and 0 of an ignored target, whatever the gradient."""
+    float32_sbuf = nl.ndarray(grad_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=float32_sbuf,
+        data=grad_sbuf,
+        op0=nl.multiply,
+        operand0=-1.0,
+        op1=nl.multiply,
+        operand1=elements.weight_sbuf,
+    )
+    return cast(selected(float32_sbuf, elements.counts_sbuf), dtype)

@@ -1,0 +1,35 @@
+"""What the kernels work on: the forward reads an element a position, the backward writes the whole gradient once.
+
+For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from nkilib.work import Work
+
+_INDEX_BYTES, _FLOAT32_BYTES = 4, 4
+
+
+def nll_loss_forward_work(input_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, reduction: str, **_: Any) -> Work:
+    """The work of ``nll_loss_forward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    element = as_dtype(input_hbm.dtype).itemsize
+    of_position = _INDEX_BYTES + element + (element if reduction == "none" else 0)
+    of_position += 0 if class_weight_hbm is None else _FLOAT32_BYTES
+    return Work(prod(targets_hbm.shape) * of_position, dtype=as_dtype(input_hbm.dtype))
+
+
+def nll_loss_backward_work(
+    input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, class_weight_hbm: Any, **_: Any
+) -> Work:
+    """The work of ``nll_loss_backward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    gradient = prod(input_hbm.shape) * as_dtype(input_hbm.dtype).itemsize
+    upstream = prod(grad_loss_hbm.shape) * as_dtype(grad_loss_hbm.dtype).itemsize
+    of_position = _INDEX_BYTES + (0 if class_weight_hbm is None else _FLOAT32_BYTES)
+    return Work(gradient + upstream + prod(targets_hbm.shape) * of_position, dtype=as_dtype(input_hbm.dtype))

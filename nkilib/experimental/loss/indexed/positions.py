@@ -1,0 +1,122 @@
+"""How the positions of [N, C, D] are divided: D are the elements of all dimensions after the classes, 1 where none are.
+
+A batch is worked on at a time, one position a partition. Its positions lie along N, for one place of D, or along D, for
+one row of N, whichever is longer: the index of an element is then affine in the partition, but for its class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
+
+PARTITIONS = 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows, classes, and places of each row: [N, C, D]."""
+
+    rows: int
+    classes: int
+    places: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> Shape:
+        """Of [N, C] or [N, C, d1, ...]."""
+        places = 1
+        for size in shape[2:]:
+            places *= size
+        return cls(shape[0], shape[1], places)
+
+    @property
+    def row_size(self) -> int:
+        """Elements of a row."""
+        return self.classes * self.places
+
+    @property
+    def is_along_rows(self) -> bool:
+        """Whether the positions of a batch lie along N."""
+        return self.rows >= min(self.places, PARTITIONS)
+
+    @property
+    def rows_of_block(self) -> int:
+        """Rows of which a core works on all positions: as many as their elements have int32 indices."""
+        if not self.is_along_rows:
+            return 1
+        return max(1, min(PARTITIONS, self.rows, INDEX_LIMIT // self.row_size))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows next to each other, all of whose positions one core works on.
+
+    Attributes:
+        number: among all blocks.
+        first, rows: of N.
+    """
+
+    number: int
+    first: int
+    rows: int
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """The rows of a tensor [N, elements of a row], a view [rows * elements of a row]."""
+        size = tensor_hbm.shape[1]
+        return tensor_hbm[self.first : self.first + self.rows].reshape((self.rows * size,))
+
+
+@dataclass(frozen=True)
+class PositionBatch:
+    """Positions that are worked on at a time.
+
+    Attributes:
+        number: among all batches of the launch.
+        block: of which they are.
+        row, place: of the first one, counted in the block.
+        positions: how many.
+        is_along_rows: whether the next one is in the next row.
+    """
+
+    number: int
+    block: Block
+    row: int
+    place: int
+    positions: int
+    is_along_rows: bool
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """The positions of a tensor [N, D], a view [positions, 1]."""
+        first = self.block.first + self.row
+        if self.is_along_rows:
+            return tensor_hbm[first : first + self.positions, self.place : self.place + 1]
+        view_hbm = tensor_hbm[first : first + 1, self.place : self.place + self.positions]
+        return view_hbm.reshape((self.positions, 1))
+
+
+def blocks_of(shape: Shape) -> list[Block]:
+    """All blocks, in the order of their rows."""
+    size = shape.rows_of_block
+    starts = range(0, shape.rows, size)
+    return [Block(number, start, min(size, shape.rows - start)) for number, start in enumerate(starts)]
+
+
+def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
+    """All batches of a block; their numbers go on from those of the block before."""
+    if shape.is_along_rows:
+        first = block.number * shape.places
+        return [PositionBatch(first + place, block, 0, place, block.rows, True) for place in range(shape.places)]
+    starts = range(0, shape.places, PARTITIONS)
+    first = block.number * len(starts)
+    return [
+        PositionBatch(first + number, block, 0, start, min(PARTITIONS, shape.places - start), False)
+        for number, start in enumerate(starts)
+    ]
+
+
+def number_of_batches(shape: Shape) -> int:
+    """Of all blocks."""
+    of_block = shape.places if shape.is_along_rows else div_ceil(shape.places, PARTITIONS)
+    return len(blocks_of(shape)) * of_block

@@ -1,0 +1,173 @@
+"""The backward's arithmetic on items [columns, elements]: a column is what a partition has.
+
+With s the sum over a column of dy, or of y dy, in float32: the sums of the segments, added up,
+
+    log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
+
+Tensor turns dy and y into PSUM, of which an instruction reads one: the other one goes through SBUF, as exp(y) or as it
+is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.softmax.column_geometry import Item, Window
+from nkilib.experimental.softmax.column_steps import Group
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.nki import nisa, nl
+
+
+# Tiles of copies for each pass: one is written while another is read, and one may wait.
+_COPIES = 3
+
+
+@dataclass(frozen=True)
+class WindowSums:
+    """Of the columns of a window, float32.
+
+    Attributes:
+        sums_sbuf: of segments, negative for log-softmax, [columns, turns, segments].
+        row_sum_sbuf: s, likewise, [columns, turns]; of one segment, a view of the sums.
+    """
+
+    sums_sbuf: nl.NkiTensor
+    row_sum_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, turns: int, segments: int) -> WindowSums:
+        """For so many turns. Partitions without a column hold what does no harm."""
+        partitions = nl.tile_size.pmax
+        sums_sbuf = nl.ndarray((partitions, turns, segments), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
+        if segments == 1:
+            return cls(sums_sbuf, sums_sbuf[:, :, 0])
+        return cls(sums_sbuf, nl.ndarray((partitions, turns), dtype=nl.float32, buffer=nl.sbuf))
+
+
+@dataclass
+class BackwardArithmetic:
+    """Both passes of the backward; views are those of dy and of y.
+
+    Attributes:
+        kind: which function.
+        segments: of a column.
+        in_psum: whether the views are.
+        kept: copies of y in SBUF that wait for the second pass, taken in turn; empty if that makes them anew.
+        copies_sbuf: exp(y), or y where nothing is kept, of the first pass and of the second, in turn.
+        scratch_sbuf: takes what only the sum of counts.
+        windows: sums of those in flight.
+        taken: tiles so far, by each phase.
+    """
+
+    kind: Kind
+    segments: int
+    in_psum: bool
+    kept: list[nl.NkiTensor]
+    copies_sbuf: list[nl.NkiTensor]
+    scratch_sbuf: nl.NkiTensor
+    windows: dict[int, WindowSums]
+    taken: list[int]
+
+    @classmethod
+    def make(
+        cls, kind: Kind, segments: int, longest: int, dtype: nl.DType, in_psum: bool, kept: int
+    ) -> BackwardArithmetic:
+        """For segments of at most ``longest`` elements; ``dtype`` is that of y."""
+        shape = (nl.tile_size.pmax, longest)
+        copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
+        waiting = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(kept)]
+        copies = [nl.ndarray(shape, dtype=copy_type, buffer=nl.sbuf) for _ in range(2 * _COPIES)]
+        scratch_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+        return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
+
+    def begin(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """y of softmax to SBUF."""
+        if self.kind is Kind.SOFTMAX and self.in_psum:
+            tiles = self.kept or self.copies_sbuf[:_COPIES]
+            nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
+
+    def gather(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """The sum of an item."""
+        columns, number = item.turn.columns, item.segment.number
+        sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.turn.number, number : number + 1]
+        scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
+        if self.kind is Kind.LOG_SOFTMAX:
+            nisa.activation(
+                dst=scratch_sbuf,
+                op=nl.copy,
+                data=views[0],
+                scale=-1.0,
+                reduce_op=nl.add,
+                reduce_res=sum_sbuf,
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+            return
+        nisa.scalar_tensor_tensor(
+            dst=scratch_sbuf,
+            data=views[0],
+            op0=nl.multiply,
+            operand0=1.0,
+            op1=nl.multiply,
+            operand1=self._next(self.kept or self.copies_sbuf[:_COPIES], 1, item) if self.in_psum else views[1],
+            reduce_op=nl.add,
+            reduce_res=sum_sbuf,
+        )
+
+    @property
+    def stages(self) -> int:
+        """Of :meth:`combine`."""
+        return 1
+
+    def combine(self, group: Group, stage: int) -> None:
+        """s of all turns of a group."""
+        if self.segments == 1:
+            return
+        of_window = self._of_window(group.window)
+        sums_sbuf = of_window.sums_sbuf[0 : group.rows, group.first : group.end]
+        row_sum_sbuf = of_window.row_sum_sbuf[0 : group.rows, group.first : group.end]
+        nisa.tensor_reduce(
+            dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2
+        )
+
+    def prepare(self, item: Item, views: list[nl.NkiTensor]) -> None:
+        """exp(y); or y to SBUF, unless it was kept."""
+        if self.kind is Kind.LOG_SOFTMAX:
+            nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
+        elif self.in_psum and not self.kept:
+            nisa.activation(dst=self._next(self.copies_sbuf[_COPIES:], 2, item), op=nl.copy, data=views[1])
+
+    def result(self, item: Item, views: list[nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
+        """The gradient of an item; it may be written over dy."""
+        turn = item.turn.number
+        row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.turn.columns, turn : turn + 1]
+        if self.kind is Kind.LOG_SOFTMAX:
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf,
+                data=self._next(self.copies_sbuf, 3, item),
+                op0=nl.multiply,
+                operand0=row_sum_sbuf,
+                op1=nl.add,
+                operand1=views[0],
+            )
+        else:
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf,
+                data=views[0],
+                op0=nl.subtract,
+                operand0=row_sum_sbuf,
+                op1=nl.multiply,
+                operand1=self._next(self.kept or self.copies_sbuf[_COPIES:], 3, item) if self.in_psum else views[1],
+            )
+        if item.ends_part and item.segment.number == self.segments - 1:
+            self.windows.pop(item.window.number)
+
+    def _next(self, tiles: list[nl.NkiTensor], phase: int, item: Item) -> nl.NkiTensor:
+        """The tile that a phase writes or reads."""
+        self.taken[phase] += 1
+        return tiles[self.taken[phase] % len(tiles)][0 : item.turn.columns, 0 : item.segment.size]
+
+    def _of_window(self, window: Window) -> WindowSums:
+        if window.number not in self.windows:
+            self.windows[window.number] = WindowSums.make(len(window.turns()), self.segments)
+        return self.windows[window.number]

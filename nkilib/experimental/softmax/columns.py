@@ -1,0 +1,54 @@
+"""The forward along an axis that is not the last one: columns of tensors [O, C, I].
+
+Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, worked on as rows are, and turned back. Columns
+that do not fit on chip are read twice.
+"""
+
+from __future__ import annotations
+
+from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic
+from nkilib.experimental.softmax.column_layouts import results_of, source_of
+from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_steps import Phase, steps_of
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nl
+
+_FLOAT32_BYTES = 4
+# Scalar's part of the copies out of PSUM for log-softmax: what it has time for beside its exponentials.
+_SCALAR_SHARES = {Layout.TURNED: 0.65, Layout.TRANSPOSED: 0.5, Layout.STRIDED: 0.0}
+
+# Of PSUM: what is turned in one step and read in the next one takes two, in the next two three.
+_BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
+
+
+def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The columns of this core.
+
+    Args:
+        x_hbm: [O, C, I], with I at least 2.
+        y_hbm: likewise; its type is that of the result.
+        kind: which function.
+        tiling: ``chunk_size`` bounds the elements of a segment.
+    """
+    tensors = ColumnTensors(x_hbm.shape, (x_hbm.dtype,), y_hbm.dtype, True, kind is Kind.LOG_SOFTMAX)
+    plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    if not plan.windows:
+        return
+    # A log needs another activation table: one for all turns of a window.
+    whole_windows = kind is Kind.LOG_SOFTMAX or plan.is_read_twice
+    kept = 2 * len(plan.segments) + MOST_STAGES + 1
+    if kind is Kind.LOG_SOFTMAX or whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
+        kept = 0
+    arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, kept)
+    phases: tuple[Phase, ...] = (Phase.BEGIN,)
+    if kind is Kind.LOG_SOFTMAX:
+        phases = (Phase.BEGIN, Phase.RESULT)
+    elif not kept:
+        phases = (Phase.BEGIN, Phase.PREPARE)
+    source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in phases})
+    overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
+    results = results_of(y_hbm, plan, source if overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout])
+    steps = steps_of(plan.windows, plan.parts, whole_windows, arithmetic.stages)
+    Pipeline(steps, [Reader(source, phases)], arithmetic, results, overwrites).run()

@@ -1,0 +1,60 @@
+"""The backward along an axis that is not the last one: columns of tensors [O, C, I], as the forward takes them."""
+
+from __future__ import annotations
+
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.softmax.column_backward import BackwardArithmetic
+from nkilib.experimental.softmax.column_layouts import results_of, source_of
+from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, plan_columns
+from nkilib.experimental.softmax.column_steps import Phase, steps_of
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nl
+
+# Scalar's part of the copies out of PSUM: what it has time for beside exponentials, sums and copies of y.
+TRANSPOSED_KINDS = (Kind.SOFTMAX,)
+_SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.0, Kind.SOFTMAX: 1.0}
+
+# Of PSUM: what is turned in one step is read in the next one. Where both passes turn y, it has one for each.
+_BANKS = 2
+
+
+def backward_of_columns(
+    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
+) -> None:
+    """The columns of this core.
+
+    Args:
+        grad_hbm: dy, [O, C, I], with I at least 2.
+        output_hbm: y, likewise.
+        grad_x_hbm: dx, likewise; it may be ``grad_hbm``.
+        kind: which function.
+        tiling: ``chunk_size`` bounds the elements of a segment.
+    """
+    dtypes = (grad_hbm.dtype, output_hbm.dtype)
+    tensors = ColumnTensors(grad_hbm.shape, dtypes, grad_x_hbm.dtype, kind in TRANSPOSED_KINDS, keeps_windows=False)
+    plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    if not plan.windows:
+        return
+    in_psum = plan.layout is Layout.TURNED
+    kept = 2 * len(plan.segments) + 4
+    kept_bytes = kept * plan.longest * dtype_bytes(output_hbm.dtype)
+    if kind is Kind.LOG_SOFTMAX or plan.is_read_twice or not in_psum or kept_bytes > KEPT_BYTES:
+        kept = 0
+    arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, kept)
+    grad_phases: tuple[Phase, ...] = (Phase.GATHER, Phase.RESULT)
+    output_phases: tuple[Phase, ...] = (Phase.BEGIN, Phase.PREPARE)
+    if kind is Kind.LOG_SOFTMAX:
+        output_phases = (Phase.PREPARE,)
+    elif kept:
+        output_phases = (Phase.BEGIN,)
+    elif not in_psum:
+        output_phases = (Phase.GATHER, Phase.RESULT)
+    grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
+    output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
+    overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
+    results = results_of(grad_x_hbm, plan, grad if overwrites else None, _SCALAR_SHARES[kind])
+    steps = steps_of(plan.windows, plan.parts, plan.is_read_twice, arithmetic.stages)
+    readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
+    Pipeline(steps, readers, arithmetic, results, overwrites).run()

@@ -1,0 +1,182 @@
+"""Softmax and log-softmax along any axis, and their gradients from the saved output.
+
+Every tensor is seen as [O, C, I]: C elements along the axis, O before and I after it. Where I is 1 the loops of
+:mod:`.rows` take one or more rows a partition, else those of :mod:`.columns` put the axis on partitions.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from nkilib.experimental.softmax.columns import forward_of_columns
+from nkilib.experimental.softmax.columns_backward import backward_of_columns
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.rows import forward_of_rows
+from nkilib.experimental.softmax.rows_backward import backward_of_rows
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.experimental.softmax.validation import (
+    require_chunk_size,
+    require_softmax_type,
+    validate_inplace,
+    validate_pair,
+    validated_axis,
+)
+from nkilib.nki import nl
+
+
+def softmax_forward(
+    x_hbm: nl.NkiTensor,
+    axis: int = -1,
+    *,
+    dtype: nl.DType | None = None,
+    chunk_size: int | None = None,
+) -> nl.NkiTensor:
+    """Softmax along an axis: ``exp(x - m) / sum(exp(x - m))`` with m the maximum.
+
+    Equivalent to ``torch.softmax(x, axis)``, computed in float32 and rounded once; with ``dtype`` to that type, where
+    PyTorch would first cast x. Launch with ``softmax_forward[2](...)`` on a logical NeuronCore of two cores; without
+    ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+
+    Args:
+        x_hbm: any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM; a view is read where it lies.
+        axis: along which elements add up to 1; a negative one counts from the end.
+        dtype: of the result; None means that of ``x_hbm``.
+        chunk_size: elements of a partition that an instruction takes at most; None is what is modelled to be fastest.
+            The bits of a result may depend on it, beside the size of the axis and the types, and on nothing else.
+
+    Returns:
+        y_hbm: the shape of ``x_hbm``, ``dtype``. NaN where a row has a NaN, +inf, or nothing but -inf, as in PyTorch.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    return _forward("softmax_forward", Kind.SOFTMAX, x_hbm, axis, dtype, chunk_size)
+
+
+def log_softmax_forward(
+    x_hbm: nl.NkiTensor,
+    axis: int = -1,
+    *,
+    dtype: nl.DType | None = None,
+    chunk_size: int | None = None,
+) -> nl.NkiTensor:
+    """Log-softmax along an axis: ``(x - m) - log(sum(exp(x - m)))`` with m the maximum.
+
+    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once; arguments and result as those of
+    :func:`softmax_forward`.
+
+    Args:
+        x_hbm, axis, dtype, chunk_size: as in :func:`softmax_forward`.
+
+    Returns:
+        y_hbm: the shape of ``x_hbm``, ``dtype``, nats.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    return _forward("log_softmax_forward", Kind.LOG_SOFTMAX, x_hbm, axis, dtype, chunk_size)
+
+
+def softmax_backward(
+    grad_hbm: nl.NkiTensor,
+    output_hbm: nl.NkiTensor,
+    axis: int = -1,
+    *,
+    dtype: nl.DType | None = None,
+    inplace: bool = False,
+    chunk_size: int | None = None,
+) -> nl.NkiTensor:
+    """Gradient of softmax from the saved output: ``y * (dy - sum(y * dy))``.
+
+    Equivalent to ``torch.ops.aten._softmax_backward_data(dy, y, axis, dtype)``. Launch as the forward.
+
+    Args:
+        grad_hbm: dy, any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM.
+        output_hbm: y, the result of the forward, of the same shape; its type may be another one.
+        axis: of the forward.
+        dtype: of the result; None means that of ``grad_hbm``.
+        inplace: write the result over ``grad_hbm``, in its type; else into a new tensor.
+        chunk_size: as in :func:`softmax_forward`.
+
+    Returns:
+        grad_x_hbm: the shape of ``grad_hbm``, ``dtype``; with ``inplace``, ``grad_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    return _backward("softmax_backward", Kind.SOFTMAX, grad_hbm, output_hbm, axis, dtype, inplace, chunk_size)
+
+
+def log_softmax_backward(
+    grad_hbm: nl.NkiTensor,
+    output_hbm: nl.NkiTensor,
+    axis: int = -1,
+    *,
+    dtype: nl.DType | None = None,
+    inplace: bool = False,
+    chunk_size: int | None = None,
+) -> nl.NkiTensor:
+    """Gradient of log-softmax from the saved output: ``dy - exp(y) * sum(dy)``.
+
+    Equivalent to ``torch.ops.aten._log_softmax_backward_data(dy, y, axis, dtype)``. Launch as the forward.
+
+    Args:
+        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size: as in :func:`softmax_backward`.
+
+    Returns:
+        grad_x_hbm: the shape of ``grad_hbm``, ``dtype``; with ``inplace``, ``grad_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    return _backward("log_softmax_backward", Kind.LOG_SOFTMAX, grad_hbm, output_hbm, axis, dtype, inplace, chunk_size)
+
+
+def _forward(
+    function: str, kind: Kind, x_hbm: nl.NkiTensor, axis: int, dtype: nl.DType | None, chunk_size: int | None
+) -> nl.NkiTensor:
+    axis = validated_axis(function, "x_hbm", x_hbm, axis)
+    require_softmax_type(function, "x_hbm.dtype", x_hbm.dtype)
+    dtype = x_hbm.dtype if dtype is None else dtype
+    require_softmax_type(function, "dtype", dtype)
+    require_chunk_size(function, chunk_size)
+    y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
+    if prod(x_hbm.shape) == 0:
+        return y_hbm
+    x_view, y_view = _around_axis(x_hbm, axis), _around_axis(y_hbm, axis)
+    run = forward_of_rows if x_view.shape[2] == 1 else forward_of_columns
+    run(x_view, y_view, kind, SoftmaxTiling(chunk_size))
+    return y_hbm
+
+
+def _backward(
+    function: str,
+    kind: Kind,
+    grad_hbm: nl.NkiTensor,
+    output_hbm: nl.NkiTensor,
+    axis: int,
+    dtype: nl.DType | None,
+    inplace: bool,
+    chunk_size: int | None,
+) -> nl.NkiTensor:
+    axis = validated_axis(function, "grad_hbm", grad_hbm, axis)
+    validate_pair(function, grad_hbm, output_hbm)
+    dtype = grad_hbm.dtype if dtype is None else dtype
+    require_softmax_type(function, "dtype", dtype)
+    validate_inplace(function, inplace, grad_hbm, dtype)
+    require_chunk_size(function, chunk_size)
+    grad_x_hbm = grad_hbm
+    if not inplace:
+        grad_x_hbm = nl.ndarray(grad_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="grad_x_hbm")
+    if prod(grad_hbm.shape) == 0:
+        return grad_x_hbm
+    views = [_around_axis(tensor_hbm, axis) for tensor_hbm in (grad_hbm, output_hbm, grad_x_hbm)]
+    run = backward_of_rows if views[0].shape[2] == 1 else backward_of_columns
+    run(views[0], views[1], views[2], kind, SoftmaxTiling(chunk_size))
+    return grad_x_hbm
+
+
+def _around_axis(tensor_hbm: nl.NkiTensor, axis: int) -> nl.NkiTensor:
+    """The tensor as [O, C, I]."""
+    shape = tensor_hbm.shape
+    return tensor_hbm.reshape((prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])))

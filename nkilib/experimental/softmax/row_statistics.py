@@ -1,0 +1,205 @@
+"""Maximum and sum of exponentials of the rows of a batch: of pieces, of partitions, of rows.
+
+For piece k of a row let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). With m = max over k of m_k,
+
+    d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m)
+
+(Milakov and Gimelshein, arXiv 1805.02867, in its parallel form); the same holds of the partitions that a row lies on.
+The tiles hold -m_k, which is what the ``bias`` of an activation wants, clamped to the finite range from above: a piece
+of -inf alone then gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf alone d = 0, from which NaN
+follows as in PyTorch. A +inf stays: it makes NaN of its row at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.row_batches import RowBatch
+from nkilib.experimental.softmax.row_plan import Piece, RowPlan
+from nkilib.nki import nisa, nl
+
+
+def combining_stages(plan: RowPlan) -> int:
+    """How many stages it takes until a row's statistics are there."""
+    return len(_stages(plan))
+
+
+@dataclass
+class RowStatistics:
+    """Of the rows of a batch, float32.
+
+    Attributes:
+        kind: of what the last stage makes.
+        batch: its rows.
+        neg_max_sbuf, sums_sbuf: -m_k and s_k, [partitions, rows of each, pieces of a row].
+        row_neg_max_sbuf: -m, [partitions, rows of each].
+        divisor_sbuf: log d, or 1 / d for softmax, likewise.
+        total_sbuf: d of the partition, likewise.
+        lines: of rows on several partitions, while these are combined.
+    """
+
+    kind: Kind
+    batch: RowBatch
+    neg_max_sbuf: nl.NkiTensor
+    sums_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    divisor_sbuf: nl.NkiTensor
+    total_sbuf: nl.NkiTensor
+    lines: Lines | None = None
+
+    @classmethod
+    def make(cls, kind: Kind, batch: RowBatch) -> RowStatistics:
+        """Tiles of a batch, in which nothing stands yet."""
+        rows = (batch.partitions, batch.each)
+        pieces = (*rows, batch.plan.chunks)
+        neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
+        is_single = batch.plan.chunks == 1
+        row_neg_max_sbuf = neg_max_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
+        total_sbuf = sums_sbuf.reshape(rows) if is_single and batch.plan.parts == 1 else _float32(rows)
+        return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
+
+    def neg_max_of(self, piece: Piece) -> nl.NkiTensor:
+        """Where -m_k of a piece stand, [partitions, rows, 1]."""
+        return self.neg_max_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
+
+    def sums_of(self, piece: Piece) -> nl.NkiTensor:
+        """Where s_k of a piece stand, [partitions, rows, 1]."""
+        return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
+
+    def combine(self, stage: int) -> None:
+        """A stage: each engine finds the results of the others there, if the stages are not issued at once."""
+        _stages(self.batch.plan)[stage](self)
+
+    def divide(self) -> None:
+        """log d, or 1 / d."""
+        _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
+
+    def take_distances(self) -> None:
+        """-m of the partition, and m_k - m in the place of -m_k."""
+        neg_max_sbuf = self.neg_max_sbuf
+        nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
+        every_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
+        nisa.tensor_tensor(dst=neg_max_sbuf, data1=every_sbuf, data2=neg_max_sbuf, op=nl.subtract)
+
+    def take_weights(self) -> None:
+        """exp(m_k - m) in their place."""
+        nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
+
+    def sum_pieces(self) -> None:
+        """d of the partition; of rows on several partitions, it and -m as lines on one partition."""
+        nisa.tensor_tensor(dst=self.sums_sbuf, data1=self.sums_sbuf, data2=self.neg_max_sbuf, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.sums_sbuf, axis=2)
+        if self.batch.plan.parts > 1:
+            self.lines = Lines.make(self.kind, self.batch, self.row_neg_max_sbuf, self.total_sbuf)
+
+    def with_lines(self, stage: Callable[[Lines], None]) -> None:
+        """A stage of combining partitions."""
+        if self.lines is not None:
+            stage(self.lines)
+
+    def bring_back(self) -> None:
+        """-m and log d or 1 / d of rows, from the lines."""
+        if self.lines is not None and self.lines.back_psum:
+            neg_max_psum, divisor_psum = self.lines.back_psum
+            nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=neg_max_psum)
+            nisa.tensor_copy(dst=self.divisor_sbuf, src=divisor_psum)
+
+
+@dataclass
+class Lines:
+    """Statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
+
+    Attributes:
+        kind: of the divisor.
+        neg_max_psum, sums_psum: -m and d of partitions.
+        weights_sbuf: exp(m of a partition - m).
+        row_neg_max_sbuf: -m of rows.
+        divisor_sbuf: d of rows, and then log d or 1 / d.
+        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until they are there.
+    """
+
+    kind: Kind
+    neg_max_psum: nl.NkiTensor
+    sums_psum: nl.NkiTensor
+    weights_sbuf: nl.NkiTensor
+    row_neg_max_sbuf: nl.NkiTensor
+    divisor_sbuf: nl.NkiTensor
+    back_psum: list[nl.NkiTensor] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, kind: Kind, batch: RowBatch, neg_max_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> Lines:
+        """Bring -m and d of partitions, [partitions, 1], to one partition."""
+        shape = (1, batch.lines, batch.plan.parts)
+        neg_max_psum, sums_psum = on_line(neg_max_sbuf).reshape(shape), on_line(sums_sbuf).reshape(shape)
+        row = (1, batch.lines)
+        return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
+
+    def take_distances(self) -> None:
+        """-m of rows, and m of a partition - m in the place of the weights."""
+        nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
+        every_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=every_sbuf, data2=self.neg_max_psum, op=nl.subtract)
+
+    def take_weights(self) -> None:
+        """Their exponentials."""
+        nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
+
+    def sum_parts(self) -> None:
+        """d of rows."""
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
+        nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
+
+    def divide(self) -> None:
+        """log d, or 1 / d, of rows."""
+        _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
+
+    def spread(self) -> None:
+        """Bring -m and the divisor back to the partitions of each row."""
+        parts = self.weights_sbuf.shape[2]
+        self.back_psum = [off_line(line_sbuf, parts) for line_sbuf in (self.row_neg_max_sbuf, self.divisor_sbuf)]
+
+
+def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
+    """What is issued one after the other: no engine waits for another one within a stage, but Tensor."""
+    if plan.parts == 1 and plan.chunks == 1:
+        return [RowStatistics.divide]
+    of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
+    if plan.parts == 1:
+        return [*of_pieces, RowStatistics.divide]
+    of_lines = (Lines.take_distances, Lines.take_weights, Lines.sum_parts, Lines.divide, Lines.spread)
+    return [
+        *of_pieces,
+        *(partial(RowStatistics.with_lines, stage=stage) for stage in of_lines),
+        RowStatistics.bring_back,
+    ]
+
+
+def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
+    if kind is Kind.LOG_SOFTMAX:
+        nisa.activation(dst=dst_sbuf, op=nl.log, data=sums_sbuf)
+    else:
+        nisa.reciprocal(dst=dst_sbuf, data=sums_sbuf)
+
+
+def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """[partitions, 1] as [1, partitions] in PSUM: what stands on the partitions of a row lies side by side."""
+    line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=line_psum, data=column_sbuf)
+    return line_psum
+
+
+def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
+    """What stands on a line, [1, rows], on the partitions of the rows, [rows * parts, 1] in PSUM."""
+    rows = line_sbuf.shape[1]
+    spread_sbuf = _float32((1, rows, parts))
+    nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))
+    column_psum = nl.ndarray((rows * parts, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=column_psum, data=spread_sbuf.reshape((1, rows * parts)))
+    return column_psum
+
+
+def _float32(shape: tuple[int, ...]) -> nl.NkiTensor:
+    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -1,0 +1,309 @@
+"""The forward along the last axis: rows stay in SBUF between their statistics and their results.
+
+How a row is computed depends on its length and type:
+
+- log-softmax keeps x, and takes ``(x - m) - log d`` of it;
+- softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
+- softmax of longer rows keeps x, and takes exp(x - m) again: Scalar goes over it twice;
+- tiny rows keep x - m, or its exponentials, in float32: many rows go through an instruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.layout import Matrices
+from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
+from nkilib.experimental.softmax.row_plan import (
+    PARTITIONS,
+    Piece,
+    RowPlan,
+    Streams,
+    element_bytes,
+    row_plan,
+)
+from nkilib.experimental.softmax.row_statistics import RowStatistics, combining_stages
+from nkilib.experimental.softmax.row_tiles import Ring, buffers, halved, negated_maximum
+from nkilib.experimental.softmax.schedule import run
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nisa, nl
+
+# Tiles of a piece's results, where these have a type of their own.
+RING = 3
+# Longest row of which softmax keeps exponentials in float32: of longer ones too few would fit.
+_KEPT_ROW = 2048
+# Tiles of halves of a piece, for maxima.
+_HALVES = 3
+_FLOAT32_BYTES = 4
+# Share of the products of softmax that Scalar takes from Vector.
+_SCALAR_SHARE = 0.35
+
+
+def forward_of_rows(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The results of the rows of this core; tensors [O, C, 1].
+
+    Args:
+        x_hbm, y_hbm: of the kernel.
+        kind: of what.
+        tiling: as the kernel's arguments say.
+    """
+    forward_of_matrices([Matrices((x_hbm[:, :, 0], y_hbm[:, :, 0]))], kind, tiling)
+
+
+def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The results of the rows of this core, of pairs of x and y, [rows, C]."""
+    x_hbm, y_hbm = matrices[0].tensors
+    plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size)
+    batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
+    if batches:
+        run(_Forward.make(matrices, kind, plan, batches))
+
+
+def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None) -> RowPlan:
+    """How the forward cuts up rows."""
+    of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
+    scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
+    again = 2 if kind is Kind.LOG_SOFTMAX else 2 * _FLOAT32_BYTES  # exponentials
+    plan = row_plan(row_size, Streams(of_x, scratch + again, max(of_x, of_y)), chunk_size)
+    if _keeps_float32(plan, kind) and x_dtype != nl.float32:
+        kept = Streams(of_x + _FLOAT32_BYTES, scratch + _FLOAT32_BYTES, _FLOAT32_BYTES)
+        return row_plan(row_size, kept, chunk_size)
+    return plan
+
+
+def _keeps_float32(plan: RowPlan, kind: Kind) -> bool:
+    """Whether what the second pass takes is computed by the first one, in float32."""
+    is_single = plan.parts == 1 and plan.chunks == 1
+    return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
+
+
+@dataclass
+class _Forward:
+    """A core's loop; see :class:`.schedule.Stages`.
+
+    Attributes:
+        matrices: pairs of x and y.
+        kind: of what.
+        plan: of the rows.
+        batches: of the core.
+        x_buffers_sbuf: for x, and results of its type.
+        kept_buffers_sbuf: for what is kept in float32; those of x where it is float32; empty if nothing is.
+        results: for results that have another type than what stays on chip.
+        junk: exponentials that only their sums are wanted of.
+        halves: of maxima.
+        exponentials: of the second pass.
+        ceiling_sbuf: the largest finite number, [128, 1].
+        statistics: of the batches that are under way, by number.
+        halved_sbuf: of pieces whose maxima are not taken yet.
+        results_sbuf: of pieces that are not stored yet.
+    """
+
+    matrices: list[Matrices]
+    kind: Kind
+    plan: RowPlan
+    batches: list[RowBatch]
+    x_buffers_sbuf: list[nl.NkiTensor]
+    kept_buffers_sbuf: list[nl.NkiTensor]
+    results: Ring
+    junk: Ring
+    halves: Ring
+    exponentials: Ring
+    ceiling_sbuf: nl.NkiTensor
+    statistics: dict[int, RowStatistics] = field(default_factory=dict)
+    halved_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+    results_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, matrices: list[Matrices], kind: Kind, plan: RowPlan, batches: list[RowBatch]) -> _Forward:
+        x_hbm, y_hbm = matrices[0].tensors
+        count = min(plan.batches_on_chip, len(batches))
+        size = max(batch.each for batch in batches) * plan.columns
+        of_piece = max(piece.size for batch in batches for piece in batch.pieces)
+        keeps = _keeps_float32(plan, kind)
+        x_buffers_sbuf = buffers(count, size, x_hbm.dtype)
+        kept_buffers_sbuf = []
+        if keeps:
+            is_float32 = x_hbm.dtype == nl.float32
+            kept_buffers_sbuf = x_buffers_sbuf if is_float32 else buffers(count, size, nl.float32)
+        is_stored_from_chip = y_hbm.dtype == x_hbm.dtype or (keeps and y_hbm.dtype == nl.float32)
+        junk_dtype = nl.float32 if plan.is_tiny else nl.bfloat16
+        has_junk = kind is Kind.LOG_SOFTMAX or not keeps
+        ceiling_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
+        second_pass = not keeps and kind is Kind.SOFTMAX
+        return cls(
+            matrices,
+            kind,
+            plan,
+            batches,
+            x_buffers_sbuf,
+            kept_buffers_sbuf,
+            results=Ring.make(0 if is_stored_from_chip else RING, of_piece, y_hbm.dtype),
+            junk=Ring.make(1 if has_junk else 0, of_piece, junk_dtype),
+            halves=Ring.make(_HALVES, of_piece // 2 + PARTITIONS, x_hbm.dtype),
+            exponentials=Ring.make(2 if second_pass else 0, of_piece, nl.float32),
+            ceiling_sbuf=ceiling_sbuf,
+        )
+
+    @property
+    def batches_on_chip(self) -> int:
+        return self.plan.batches_on_chip
+
+    @property
+    def combining_stages(self) -> int:
+        return combining_stages(self.plan)
+
+    def load(self, number: int, piece: Piece) -> None:
+        x_hbm = self.matrices[self.batches[number].matrix].tensors[0]
+        self.batches[number].load(x_hbm, piece, self._x(number, piece), float("-inf"))
+
+    @property
+    def loads_again(self) -> bool:
+        return False
+
+    def load_again(self, number: int, piece: Piece) -> None:
+        """Nothing is."""
+
+    def prepare(self, number: int, piece: Piece) -> None:
+        rows = self._halved_rows(piece)
+        if rows > 0:
+            self.halved_sbuf[number, piece] = halved(self._x(number, piece)[:, 0:rows], self.halves)
+
+    def open(self, number: int, piece: Piece) -> None:
+        if number not in self.statistics:
+            self.statistics[number] = RowStatistics.make(self.kind, self.batches[number])
+        neg_max_sbuf = self.statistics[number].neg_max_of(piece)
+        x_sbuf = self._x(number, piece)
+        negated_maximum(neg_max_sbuf, x_sbuf, self.halved_sbuf.pop((number, piece), None))
+        ceiling_sbuf = self.ceiling_sbuf[0 : x_sbuf.shape[0]].expand_dim(1).broadcast(1, piece.rows)
+        nisa.tensor_tensor(
+            dst=neg_max_sbuf, data1=neg_max_sbuf, data2=ceiling_sbuf, op=nl.minimum, engine=nisa.engine.gpsimd
+        )
+
+    def take(self, number: int, piece: Piece) -> None:
+        statistics = self.statistics[number]
+        neg_max_sbuf, sums_sbuf = statistics.neg_max_of(piece), statistics.sums_of(piece)
+        x_sbuf = self._x(number, piece)
+        kept_sbuf = self._kept(number, piece)
+        if self.plan.is_tiny and kept_sbuf is not None:
+            self._take_tiny(number, piece, x_sbuf, kept_sbuf)
+            return
+        dst_sbuf = self.junk.next(x_sbuf.shape) if kept_sbuf is None else kept_sbuf
+        for row in range(piece.rows):
+            nisa.activation(
+                dst=dst_sbuf[:, row],
+                op=nl.exp,
+                data=x_sbuf[:, row],
+                bias=neg_max_sbuf[:, row],
+                reduce_op=nl.add,
+                reduce_res=sums_sbuf[:, row],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+
+    def _take_tiny(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor) -> None:
+        statistics = self.statistics[number]
+        neg_max_sbuf = statistics.neg_max_of(piece).broadcast(2, piece.columns)
+        nisa.tensor_tensor(dst=kept_sbuf, data1=x_sbuf, data2=neg_max_sbuf, op=nl.add)
+        is_log = self.kind is Kind.LOG_SOFTMAX
+        exponentials_sbuf = self.junk.next(x_sbuf.shape) if is_log else kept_sbuf
+        nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=kept_sbuf)
+        nisa.tensor_reduce(dst=statistics.sums_of(piece), op=nl.add, data=exponentials_sbuf, axis=2, keepdims=True)
+
+    def combine(self, number: int, stage: int) -> None:
+        self.statistics[number].combine(stage)
+
+    def finish(self, number: int, piece: Piece) -> None:
+        statistics = self.statistics[number]
+        x_sbuf, kept_sbuf = self._x(number, piece), self._kept(number, piece)
+        result_sbuf = self._result(number, piece, x_sbuf, kept_sbuf)
+        neg_max_sbuf = statistics.row_neg_max_sbuf[:, piece.first : piece.end]
+        divisor_sbuf = statistics.divisor_sbuf[:, piece.first : piece.end]
+        if kept_sbuf is not None and (self.plan.is_short or self.kind is Kind.LOG_SOFTMAX):
+            self._finish_rows_at_once(result_sbuf, kept_sbuf, divisor_sbuf)
+        elif kept_sbuf is not None:
+            self._multiply(result_sbuf, kept_sbuf, divisor_sbuf)
+        elif self.kind is Kind.LOG_SOFTMAX:
+            for row in range(piece.rows):
+                nisa.tensor_scalar(
+                    dst=result_sbuf[:, row],
+                    data=x_sbuf[:, row],
+                    op0=nl.add,
+                    operand0=neg_max_sbuf[:, row : row + 1],
+                    op1=nl.subtract,
+                    operand1=divisor_sbuf[:, row : row + 1],
+                )
+        else:
+            self._exponentials_again(result_sbuf, x_sbuf, neg_max_sbuf, divisor_sbuf)
+        self.results_sbuf[number, piece] = result_sbuf
+        if piece == self.batches[number].pieces[-1]:
+            del self.statistics[number]
+
+    def _finish_rows_at_once(
+        self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor
+    ) -> None:
+        op = nl.subtract if self.kind is Kind.LOG_SOFTMAX else nl.multiply
+        divisor_psum = nl.ndarray(divisor_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
+        nisa.tensor_copy(dst=divisor_psum, src=divisor_sbuf)
+        every_psum = divisor_psum.expand_dim(2).broadcast(2, kept_sbuf.shape[2])
+        nisa.tensor_tensor(dst=result_sbuf, data1=kept_sbuf, data2=every_psum, op=op)
+
+    def _multiply(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor) -> None:
+        """Exponentials times 1 / d: Scalar takes some of the elements, Vector the others; both round alike."""
+        for row in range(kept_sbuf.shape[1]):
+            split = int(kept_sbuf.shape[2] * _SCALAR_SHARE)
+            scale_sbuf = divisor_sbuf[:, row : row + 1]
+            nisa.activation(
+                dst=result_sbuf[:, row, 0:split], op=nl.copy, data=kept_sbuf[:, row, 0:split], scale=scale_sbuf
+            )
+            nisa.tensor_scalar(
+                dst=result_sbuf[:, row, split:], data=kept_sbuf[:, row, split:], op0=nl.multiply, operand0=scale_sbuf
+            )
+
+    def _exponentials_again(
+        self,
+        result_sbuf: nl.NkiTensor,
+        x_sbuf: nl.NkiTensor,
+        neg_max_sbuf: nl.NkiTensor,
+        divisor_sbuf: nl.NkiTensor,
+    ) -> None:
+        exponentials_sbuf = self.exponentials.next(x_sbuf.shape)
+        for row in range(x_sbuf.shape[1]):
+            of_row_sbuf = exponentials_sbuf[:, row]
+            bias_sbuf = neg_max_sbuf[:, row : row + 1]
+            nisa.activation(dst=of_row_sbuf, op=nl.exp, data=x_sbuf[:, row], bias=bias_sbuf)
+            scale_sbuf = divisor_sbuf[:, row : row + 1]
+            nisa.tensor_scalar(dst=result_sbuf[:, row], data=of_row_sbuf, op0=nl.multiply, operand0=scale_sbuf)
+
+    def store(self, number: int, piece: Piece) -> None:
+        y_hbm = self.matrices[self.batches[number].matrix].tensors[1]
+        self.batches[number].store(y_hbm, piece, self.results_sbuf.pop((number, piece)))
+
+    def _halved_rows(self, piece: Piece) -> int:
+        """Rows of a piece of which GpSimd takes the larger one of each two elements before Vector takes the maximum."""
+        if self.plan.is_tiny:
+            return 0
+        if self.plan.is_short or self.kind is Kind.SOFTMAX or self.plan.parts > 1:
+            return piece.rows
+        return piece.rows // 2 if self.plan.chunks == 1 else piece.column % 2
+
+    def _x(self, number: int, piece: Piece) -> nl.NkiTensor:
+        """x of a piece on chip, [partitions, rows, columns]."""
+        return self._of_piece(self.x_buffers_sbuf, number, piece)
+
+    def _kept(self, number: int, piece: Piece) -> nl.NkiTensor | None:
+        """What is kept of a piece in float32; None if nothing is."""
+        return self._of_piece(self.kept_buffers_sbuf, number, piece) if self.kept_buffers_sbuf else None
+
+    def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: Piece) -> nl.NkiTensor:
+        tile_sbuf = self.batches[number].tile_of(buffers_sbuf[number % self.plan.batches_on_chip])
+        return tile_sbuf[:, piece.first : piece.end, piece.start : piece.stop]
+
+    def _result(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+        dtype = self.matrices[self.batches[number].matrix].tensors[1].dtype
+        if x_sbuf.dtype == dtype:
+            return x_sbuf
+        if kept_sbuf is not None and kept_sbuf.dtype == dtype:
+            return kept_sbuf
+        return self.results.next(x_sbuf.shape)

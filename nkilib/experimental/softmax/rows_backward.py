@@ -1,0 +1,330 @@
+"""The backward along the last axis, from the saved output: dy stays in SBUF between its sum and the result.
+
+- log-softmax: dx = dy - exp(y) * s with s = sum(dy); y is loaded when s is there.
+- softmax: dx = (dy - s) * y with s = sum(dy * y); y stays on chip too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.layout import Matrices, around_axis
+from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
+from nkilib.experimental.softmax.row_plan import Piece, RowPlan, Streams, element_bytes, row_plan
+from nkilib.experimental.softmax.row_statistics import off_line, on_line
+from nkilib.experimental.softmax.row_tiles import Ring, buffers
+from nkilib.experimental.softmax.schedule import LOADS_AGAIN_AHEAD, run
+from nkilib.experimental.softmax.tiling import SoftmaxTiling
+from nkilib.nki import nisa, nl
+
+_FLOAT32_BYTES = 4
+# Tiles of a piece's results, where these have a type of their own.
+_RESULTS = 3
+# Tiles of a piece's products or exponentials.
+_PRODUCTS = 2
+# Tiles of y that are loaded for the second pass.
+_OUTPUTS = LOADS_AGAIN_AHEAD + 1
+_JUNK_BYTES = 2
+
+
+def backward_of_rows(
+    grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
+) -> None:
+    """The gradient of the rows of this core; tensors [O, C, 1].
+
+    Args:
+        grad_hbm, output_hbm, grad_x_hbm: of the kernel; the last one may be the first one.
+        kind: of what.
+        tiling: as the kernel's arguments say.
+    """
+    backward_of_matrices(around_axis((grad_hbm, output_hbm, grad_x_hbm), 1), kind, tiling)
+
+
+def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
+    """The gradient of the rows of this core, of triples of dy, y and dx, [rows, C]."""
+    grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
+    dtypes = (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    plan = backward_plan(grad_hbm.shape[1], kind, dtypes, tiling.chunk_size)
+    batches = batches_of_core(plan, len(matrices), grad_hbm.shape[0], nl.num_programs(), nl.program_id())
+    if batches:
+        run(_Backward.make(matrices, kind, plan, batches))
+
+
+def backward_streams(kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType]) -> Streams:
+    """What the backward keeps of rows of dy, y and dx of these types."""
+    of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
+    scratch = _JUNK_BYTES + _PRODUCTS * _FLOAT32_BYTES
+    scratch += _RESULTS * of_grad_x if _has_results(kind, dtypes) else 0
+    widest = max(of_grad, of_output, of_grad_x)
+    if kind is Kind.SOFTMAX:
+        return Streams(of_grad + of_output, scratch, widest)
+    scratch += _PRODUCTS * _FLOAT32_BYTES // 2  # halves of short rows
+    return Streams(of_grad, scratch + _OUTPUTS * of_output, widest)
+
+
+def _has_results(kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType]) -> bool:
+    """Whether no tile that stays on chip has the type of the results."""
+    return dtypes[2] != dtypes[0] and (kind is Kind.LOG_SOFTMAX or dtypes[2] != dtypes[1])
+
+
+def backward_plan(
+    row_size: int, kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType], chunk_size: int | None
+) -> RowPlan:
+    """How the backward cuts up rows."""
+    return row_plan(row_size, backward_streams(kind, dtypes), chunk_size)
+
+
+@dataclass
+class RowSums:
+    """Sums of the rows of a batch, float32.
+
+    Attributes:
+        batch: its rows.
+        sums_sbuf: of pieces, [partitions, rows of each, pieces of a row].
+        row_sum_sbuf: of rows, [partitions, rows of each]; negated for log-softmax.
+        negates: whether it is.
+        line_psum, back_psum: while partitions are combined.
+    """
+
+    batch: RowBatch
+    sums_sbuf: nl.NkiTensor
+    row_sum_sbuf: nl.NkiTensor
+    negates: bool
+    line_psum: nl.NkiTensor | None = None
+    back_psum: nl.NkiTensor | None = None
+
+    @classmethod
+    def make(cls, kind: Kind, batch: RowBatch) -> RowSums:
+        """Tiles of a batch, in which nothing stands yet."""
+        rows = (batch.partitions, batch.each)
+        sums_sbuf = nl.ndarray((*rows, batch.plan.chunks), dtype=nl.float32, buffer=nl.sbuf)
+        row_sum_sbuf = nl.ndarray(rows, dtype=nl.float32, buffer=nl.sbuf)
+        return cls(batch, sums_sbuf, row_sum_sbuf, kind is Kind.LOG_SOFTMAX)
+
+    def of_piece(self, piece: Piece) -> nl.NkiTensor:
+        """Where the sums of a piece stand, [partitions, rows, 1]."""
+        return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
+
+    def sum_pieces(self) -> None:
+        """Sums of rows, or of what a partition has of one, then brought to a line."""
+        nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
+        if self.batch.plan.parts > 1:
+            self.line_psum = on_line(self.row_sum_sbuf)
+
+    def sum_parts(self) -> None:
+        """Sums of rows from the line, brought back to their partitions."""
+        if self.line_psum is None:
+            return
+        lines, parts = self.batch.lines, self.batch.plan.parts
+        line_sbuf = nl.ndarray((1, lines), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=line_sbuf, op=nl.add, data=self.line_psum.reshape((1, lines, parts)), axis=2)
+        self.back_psum = off_line(line_sbuf, parts)
+
+    def bring_back(self) -> None:
+        """Out of PSUM."""
+        if self.back_psum is not None:
+            nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
+
+
+def _stages(plan: RowPlan) -> list[Callable[[RowSums], None]]:
+    if plan.parts == 1:
+        return [RowSums.sum_pieces]
+    return [RowSums.sum_pieces, RowSums.sum_parts, RowSums.bring_back]
+
+
+@dataclass
+class _Backward:
+    """A core's loop; see :class:`.schedule.Stages`.
+
+    Attributes:
+        matrices: triples of dy, y and dx.
+        kind: of what.
+        plan: of the rows.
+        batches: of the core.
+        grad_buffers_sbuf: for dy, and results of its type.
+        output_buffers_sbuf: for y of softmax; empty for log-softmax.
+        outputs: for pieces of y of log-softmax.
+        products: for dy * y, or exp(y), in float32.
+        halves: for sums of two elements each of short rows, in float32.
+        junk: for copies of which only the sums are wanted.
+        results: for results that have another type than dy and y.
+        sums: of the batches that are under way, by number.
+        products_sbuf, outputs_sbuf, results_sbuf: of pieces that are under way.
+    """
+
+    matrices: list[Matrices]
+    kind: Kind
+    plan: RowPlan
+    batches: list[RowBatch]
+    grad_buffers_sbuf: list[nl.NkiTensor]
+    output_buffers_sbuf: list[nl.NkiTensor]
+    outputs: Ring
+    products: Ring
+    halves: Ring
+    junk: Ring
+    results: Ring
+    sums: dict[int, RowSums] = field(default_factory=dict)
+    products_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+    outputs_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+    results_sbuf: dict[tuple[int, Piece], nl.NkiTensor] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, matrices: list[Matrices], kind: Kind, plan: RowPlan, batches: list[RowBatch]) -> _Backward:
+        grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
+        count = min(plan.batches_on_chip, len(batches))
+        size = max(batch.each for batch in batches) * plan.columns
+        of_piece = max(piece.size for batch in batches for piece in batch.pieces)
+        is_log = kind is Kind.LOG_SOFTMAX
+        has_results = _has_results(kind, (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype))
+        return cls(
+            matrices,
+            kind,
+            plan,
+            batches,
+            buffers(count, size, grad_hbm.dtype),
+            [] if is_log else buffers(count, size, output_hbm.dtype),
+            outputs=Ring.make(_OUTPUTS if is_log else 0, of_piece, output_hbm.dtype),
+            products=Ring.make(_PRODUCTS, of_piece, nl.float32),
+            halves=Ring.make(_PRODUCTS if is_log and plan.is_short else 0, of_piece // 2, nl.float32),
+            junk=Ring.make(1, of_piece, nl.bfloat16),
+            results=Ring.make(_RESULTS if has_results else 0, of_piece, grad_x_hbm.dtype),
+        )
+
+    @property
+    def batches_on_chip(self) -> int:
+        return self.plan.batches_on_chip
+
+    @property
+    def combining_stages(self) -> int:
+        return len(_stages(self.plan))
+
+    @property
+    def loads_again(self) -> bool:
+        """y of log-softmax is loaded for the second pass."""
+        return self.kind is Kind.LOG_SOFTMAX
+
+    def load(self, number: int, piece: Piece) -> None:
+        batch = self.batches[number]
+        grad_hbm, output_hbm, _ = self.matrices[batch.matrix].tensors
+        batch.load(grad_hbm, piece, self._grad(number, piece), 0.0)
+        if self.kind is Kind.SOFTMAX:
+            batch.load(output_hbm, piece, self._output(number, piece), 0.0)
+
+    def load_again(self, number: int, piece: Piece) -> None:
+        """y of a piece of log-softmax."""
+        batch = self.batches[number]
+        output_sbuf = self.outputs.next((batch.partitions, piece.rows, piece.columns))
+        batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)
+        self.outputs_sbuf[number, piece] = output_sbuf
+
+    def prepare(self, number: int, piece: Piece) -> None:
+        """Nothing comes so early."""
+
+    def open(self, number: int, piece: Piece) -> None:
+        if number not in self.sums:
+            self.sums[number] = RowSums.make(self.kind, self.batches[number])
+        grad_sbuf = self._grad(number, piece)
+        if self.kind is Kind.LOG_SOFTMAX:
+            if self._sums_halves(piece):
+                self.products_sbuf[number, piece] = self._sums_of_halves(grad_sbuf)
+            return
+        products_sbuf = self.products.next(grad_sbuf.shape)
+        nisa.tensor_tensor(
+            dst=products_sbuf,
+            data1=grad_sbuf,
+            data2=self._output(number, piece),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
+        )
+        self.products_sbuf[number, piece] = products_sbuf
+
+    def _sums_halves(self, piece: Piece) -> bool:
+        """Whether GpSimd adds the halves of short rows, so that Vector, which sums many rows at once, has less to do."""
+        return self.plan.is_short and piece.columns % 2 == 0
+
+    def _sums_of_halves(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        partitions, rows, columns = grad_sbuf.shape
+        half = columns // 2
+        halves_sbuf = self.halves.next((partitions, rows, half))
+        nisa.tensor_tensor(
+            dst=halves_sbuf,
+            data1=grad_sbuf[:, :, 0:half],
+            data2=grad_sbuf[:, :, half:columns],
+            op=nl.add,
+            engine=nisa.engine.gpsimd,
+        )
+        return halves_sbuf
+
+    def take(self, number: int, piece: Piece) -> None:
+        sums_sbuf = self.sums[number].of_piece(piece)
+        summed_sbuf = self.products_sbuf.pop((number, piece), None)
+        if summed_sbuf is None:
+            summed_sbuf = self._grad(number, piece)
+        if self.plan.is_short and (self.loads_again or self.plan.is_tiny):
+            nisa.tensor_reduce(dst=sums_sbuf, op=nl.add, data=summed_sbuf, axis=2, keepdims=True)
+            return
+        junk_sbuf = self.junk.next(summed_sbuf.shape)
+        for row in range(piece.rows):
+            nisa.activation(
+                dst=junk_sbuf[:, row],
+                op=nl.copy,
+                data=summed_sbuf[:, row],
+                reduce_op=nl.add,
+                reduce_res=sums_sbuf[:, row],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+
+    def combine(self, number: int, stage: int) -> None:
+        _stages(self.plan)[stage](self.sums[number])
+
+    def finish(self, number: int, piece: Piece) -> None:
+        grad_sbuf, output_sbuf = self._grad(number, piece), self._output(number, piece)
+        result_sbuf = self._result(number, grad_sbuf, output_sbuf)
+        sum_sbuf = self.sums[number].row_sum_sbuf[:, piece.first : piece.end]
+        if self.kind is Kind.LOG_SOFTMAX:
+            first_sbuf, second_sbuf, op0, op1 = output_sbuf, grad_sbuf, nl.multiply, nl.add
+            first_sbuf = self.products.next(output_sbuf.shape)
+            nisa.activation(dst=first_sbuf, op=nl.exp, data=output_sbuf)
+        else:
+            first_sbuf, second_sbuf, op0, op1 = grad_sbuf, output_sbuf, nl.subtract, nl.multiply
+        for row in range(piece.rows):
+            nisa.scalar_tensor_tensor(
+                dst=result_sbuf[:, row],
+                data=first_sbuf[:, row],
+                op0=op0,
+                operand0=sum_sbuf[:, row : row + 1],
+                op1=op1,
+                operand1=second_sbuf[:, row],
+            )
+        self.results_sbuf[number, piece] = result_sbuf
+        self.outputs_sbuf.pop((number, piece), None)
+        if piece == self.batches[number].pieces[-1]:
+            del self.sums[number]
+
+    def store(self, number: int, piece: Piece) -> None:
+        grad_x_hbm = self.matrices[self.batches[number].matrix].tensors[2]
+        self.batches[number].store(grad_x_hbm, piece, self.results_sbuf.pop((number, piece)))
+
+    def _grad(self, number: int, piece: Piece) -> nl.NkiTensor:
+        """dy of a piece on chip, [partitions, rows, columns]."""
+        return self._of_piece(self.grad_buffers_sbuf, number, piece)
+
+    def _output(self, number: int, piece: Piece) -> nl.NkiTensor:
+        """y of a piece on chip."""
+        if self.kind is Kind.LOG_SOFTMAX:
+            return self.outputs_sbuf[number, piece]
+        return self._of_piece(self.output_buffers_sbuf, number, piece)
+
+    def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: Piece) -> nl.NkiTensor:
+        tile_sbuf = self.batches[number].tile_of(buffers_sbuf[number % self.plan.batches_on_chip])
+        return tile_sbuf[:, piece.first : piece.end, piece.start : piece.stop]
+
+    def _result(self, number: int, grad_sbuf: nl.NkiTensor, output_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        dtype = self.matrices[self.batches[number].matrix].tensors[2].dtype
+        if grad_sbuf.dtype == dtype:
+            return grad_sbuf
+        if output_sbuf.dtype == dtype and self.kind is Kind.SOFTMAX:
+            return output_sbuf
+        return self.results.next(grad_sbuf.shape)

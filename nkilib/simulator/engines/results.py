@@ -1,0 +1,249 @@
+"""Instructions that compute element by element: at once, a few rows after the other, or when somebody reads them.
+
+Large results are left to who reads them; see memory/deferred.py. A store to HBM has them written there. An instruction
+that computes with them has each block of rows computed when it comes to that block, in a buffer that stays in a cache,
+so that of a chain of instructions only the last results go to memory. The operations on an element and their order are
+the same as at once, and so are its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.core import Core
+from ..memory.deferred import Block, Deferred
+from ..memory.rectangles import Rectangle
+from ..memory.storage import Storage
+from ..numerics.casts import FLOAT32, copy_as_float32, store_float
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import DType, tfloat32
+from .blocks import ResultRows, SourceRows, blocks_of_rows, is_worth_deferring, row_blocks
+
+Float32s = npt.NDArray[np.float32]
+# Computes the results of some rows from the elements of the tiles there. The array for the results may be the first of
+# these, and in place any of them.
+Apply = Callable[[list[Float32s], slice, Float32s], object]
+
+# A content that is made from so many others, one in the other, is made before anything else is computed from it.
+_DEEPEST = 4
+
+
+class Reduction(Protocol):
+    """What an instruction does with its results besides."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def add_rows(self, rows: slice, values: Float32s, /) -> None: ...
+
+
+def compute(
+    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Apply, reduction: Reduction | None = None
+) -> None:
+    """Put what ``apply`` computes from ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
+
+    Args:
+        core: that runs the instruction.
+        dst: the tile of the results.
+        tiles: what is read. ``apply`` has copies of all else that it needs.
+        apply: computes some rows.
+        reduction: takes the results, before they are cast, whatever becomes of them.
+    """
+    if core.defers_results and is_worth_deferring(dst):
+        inputs = _inputs(dst, tiles)
+        if inputs is not None:
+            _leave(core, dst, inputs, apply, reduction)
+            return
+    sources = [SourceRows(core, f"source {number}", tile) for number, tile in enumerate(tiles)]
+    if dst.storage.parts:
+        dst.storage.overwrite(dst.layout, dst.dtype)
+    result = ResultRows(core, "result", dst)
+    is_apart = all([result.is_apart_from(tile) for tile in tiles])
+    first, *others = sources
+    for rows in row_blocks(dst, dst.free_size, *tiles):
+        values = result.open(rows)
+        apply([first.load(rows, values if is_apart else None), *[other.load(rows) for other in others]], rows, values)
+        if reduction is not None:
+            reduction.add_rows(rows, values)
+        result.store(rows, values)
+
+
+class _Input(NamedTuple):
+    """A tile as it was when the instruction was issued.
+
+    Attributes:
+        memory: its elements, or None where they are deferred.
+        content: what they are then.
+        at: the rows and columns of the content that they are.
+        sources: the memory in HBM that they come from.
+        operands: the other storages whose memory they come from.
+        is_own: whether they come from the memory of the very view that takes the results.
+        numpy_type: the type in which the storage holds them.
+    """
+
+    memory: npt.NDArray[Any] | None
+    content: Deferred | None
+    at: Block
+    sources: tuple[npt.NDArray[Any], ...]
+    operands: frozenset[object]
+    is_own: bool
+    numpy_type: np.dtype[Any]
+
+    @property
+    def depth(self) -> int:
+        return 0 if self.content is None else self.content.depth
+
+    def load(self, core: Core, block: Block, slot: str, landing: Float32s | None) -> Float32s:
+        """The elements in some rows and columns; in ``landing``, if it is given, where they are not float32 memory."""
+        rows, columns = block
+        if self.memory is not None and self.memory.dtype == FLOAT32:
+            return self.memory[rows, columns]
+        if landing is None:
+            landing = _scratch(core, slot, rows.stop - rows.start, columns.stop - columns.start)
+        if self.memory is not None:
+            copy_as_float32(landing, self.memory[rows, columns])
+            return landing
+        assert self.content is not None
+        is_float32 = self.numpy_type == FLOAT32
+        held = landing if is_float32 else _held(core, f"{slot} as held", landing.shape, self.numpy_type)
+        self.content.write(held, _shifted(rows, self.at[0].start), _shifted(columns, self.at[1].start))
+        if not is_float32:
+            copy_as_float32(landing, held)
+        return landing
+
+
+def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
+    return core.scratch(slot, rows * columns).reshape(rows, columns)
+
+
+def _held(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A work buffer for elements of at most four bytes, in the type in which a tile holds them."""
+    size = shape[0] * shape[1]
+    return core.scratch(slot, size).view(numpy_type)[:size].reshape(shape)
+
+
+def _shifted(span: slice, by: int) -> slice:
+    return slice(span.start + by, span.stop + by)
+
+
+def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
+    """What the results can be made from later; None if they have to be made at once."""
+    target = dst.storage.block_of(dst.layout, dst.dtype)
+    if target is None or dst.indirect_access is not None:
+        return None
+    inputs: list[_Input] = []
+    for tile in tiles:
+        found = _input(tile, dst, target)
+        if found is None or dst.storage in found.operands:
+            return None
+        inputs.append(found)
+    return inputs
+
+
+def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
+    storage = tile.storage
+    block = storage.block_of(tile.layout, tile.dtype)
+    if block is None or tile.indirect_access is not None or storage.is_abstract:
+        return None
+    is_in_place = storage is dst.storage and block == target and tile.dtype == dst.dtype
+    numpy_type = storage.numpy_type_of(tile.dtype)
+    part = storage.part_with(block, tile.dtype)
+    if part is not None and not part.content.may_grow and part.content.depth < _DEEPEST:
+        content, sources = part.content, tuple(part.sources_within(block))
+        if content.is_copy:
+            return _Input(sources[0], None, _NOWHERE, sources, frozenset(), False, numpy_type)
+        is_own = content.reads_itself and is_in_place
+        operands = frozenset(content.operands)
+        if content.reads_itself and not is_in_place:
+            operands |= {storage}
+        return _Input(None, content, part.within(block), sources, operands, is_own, numpy_type)
+    rows = tile.flat_rows
+    if rows is None:
+        return None
+    operands = frozenset() if is_in_place else frozenset({storage})
+    return _Input(rows, None, _NOWHERE, (), operands, is_in_place, numpy_type)
+
+
+_NOWHERE: Block = (slice(0, 0), slice(0, 0))
+
+
+def _leave(core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Apply, reduction: Reduction | None) -> None:
+    """Leave the results to who reads them: a store to HBM, or often nobody."""
+    results = _Results(core, inputs, apply, dst)
+    if reduction is not None and reduction.is_active:
+        for rows, values in results.blocks((slice(0, dst.shape[0]), slice(0, dst.free_size))):
+            reduction.add_rows(rows, values)
+        results.computed = dst.size
+    operands: set[object] = set().union(*[each.operands for each in inputs])
+    for operand in operands:
+        assert isinstance(operand, Storage)
+        operand.derive().readers.add(dst.storage)
+    sources = tuple(source for each in inputs for source in each.sources)
+    dst.storage.defer(
+        Deferred(
+            dst.layout,
+            dst.dtype,
+            results.write,
+            sources,
+            operands=operands,
+            reads_itself=any(each.is_own for each in inputs),
+            depth=results.depth,
+        )
+    )
+    core.loads.add(dst.storage)
+
+
+class _Results:
+    """The results of an instruction, where they are deferred.
+
+    A launch in which all of them are computed twice, to be reduced and to be read, defers none after that.
+
+    Attributes:
+        computed: how many were, so far.
+        depth: see ``Deferred``.
+    """
+
+    def __init__(self, core: Core, inputs: Sequence[_Input], apply: Apply, dst: NkiTensor) -> None:
+        self._core = core
+        self._inputs = inputs
+        self._apply = apply
+        self._dtype: DType = dst.dtype
+        self._size = dst.size
+        self.computed = 0
+        self.depth = 1 + max(each.depth for each in inputs)
+        self._slots = [f"source {number} of depth {self.depth}" for number in range(len(inputs))]
+        self._result = f"result of depth {self.depth}"
+
+    def blocks(self, part: Block, into: Float32s | None = None) -> Iterator[tuple[slice, Float32s]]:
+        """The results in some rows and columns: a few rows after the other, in the array ``into`` or each in the same
+        scratch buffer, valid until the next."""
+        rows, columns = part
+        width = columns.stop - columns.start
+        for block in blocks_of_rows(rows.stop - rows.start, width):
+            of_results = slice(rows.start + block.start, rows.start + block.stop)
+            if into is None:
+                values = _scratch(self._core, self._result, block.stop - block.start, width)
+            else:
+                values = into[block]
+            # ``into`` may be memory from which the other tiles come.
+            landing = values if into is None or len(self._inputs) == 1 else None
+            loaded = [
+                each.load(self._core, (of_results, columns), slot, landing if number == 0 else None)
+                for number, (each, slot) in enumerate(zip(self._inputs, self._slots, strict=True))
+            ]
+            self._apply(loaded, of_results, values)
+            yield block, values
+
+    def write(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
+        """Put the results in some rows and columns into an array of just those."""
+        is_direct = elements.dtype == FLOAT32 and self._dtype != tfloat32
+        for block, values in self.blocks((rows, columns), elements if is_direct else None):
+            if not is_direct:
+                store_float(elements[block], values, self._dtype)
+        self.computed += elements.size
+        if self.computed >= 2 * self._size:
+            self._core.stop_deferring()

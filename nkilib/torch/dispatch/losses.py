@@ -1,0 +1,68 @@
+"""What losses have in common that keep the type of their inputs: types, and the shapes of their reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.dispatch.autocast import autocast_dtype
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import Call, Output, Shape
+
+FLOAT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
+    """Refuse a floating type that the hardware has not.
+
+    Raises:
+        TypeError: always then.
+    """
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise TypeError(
+            f"{caller}: the kernels take {name} in bfloat16, float16 or float32, got {tensor.dtype}; pass "
+            f"{name}.float()"
+        )
+
+
+def as_computed(tensor: Tensor, reduction: str) -> Tensor:
+    """The tensor, in float32 where autocast is on and losses keep the type of their inputs, as PyTorch has it."""
+    is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
+    return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
+
+
+def is_each(call: Call) -> bool:
+    """Whether losses are not reduced."""
+    return bool(call.options["reduction"] == "none")
+
+
+def loss_output(shape: Callable[[Call], Shape], depends_on: tuple[str, ...]) -> Output:
+    """The loss: of a shape and in the type of the first input for ``"none"``, else one float32.
+
+    Without elements a mean is NaN, as in PyTorch.
+    """
+
+    def reduced_shape(call: Call) -> Shape:
+        return shape(call) if is_each(call) else ()
+
+    def computed(call: Call, found: Mapping[str, Any]) -> Tensor:
+        loss: Tensor = found["loss"]
+        return loss.reshape(reduced_shape(call))
+
+    return Output(
+        "loss",
+        lambda call: call.first.dtype if is_each(call) else torch.float32,
+        reduced_shape,
+        fill=lambda call: torch.nan if call.options["reduction"] == "mean" else 0.0,
+        computed=computed,
+        depends_on=depends_on,
+    )
+
+
+def kernel_gradient(call: Call) -> dict[str, Any]:
+    """The upstream gradient as kernels take it: one for each loss, or [1]."""
+    grad = call.tensor("grad_loss").detach()
+    return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}

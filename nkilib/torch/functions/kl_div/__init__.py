@@ -1,0 +1,1 @@
+"""``kl_div`` and ``KLDivLoss``: the semantics of PyTorch around two operators."""

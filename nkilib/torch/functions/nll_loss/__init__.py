@@ -1,0 +1,1 @@
+"""``nll_loss`` and ``NLLLoss``: the semantics of PyTorch around two operators."""

@@ -1,0 +1,79 @@
+"""``nll_loss``: ``torch.nn.functional.nll_loss`` on the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.reductions import check_reduction
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.layout import rows_shape
+from nkilib.torch.dispatch.losses import as_computed, check_float_dtype
+from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
+from nkilib.torch.functions.nll_loss.operators import DERIVATIVE, NLL_LOSS
+
+
+def nll_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """Negative log-likelihood, on the kernels of :mod:`nkilib.experimental.loss`: ``-weight[t] * input[t]``.
+
+    Equals ``torch.nn.functional.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)``, in
+    float32. Of the input only the elements at the targets are read; the backward writes the gradient once. No value is
+    looked at, so nothing waits for the device; on the CPU alone targets are checked for their range.
+
+    Args:
+        input: log-probabilities, bfloat16, float16 or float32: [C], [N, C] or [N, C, d1, ...].
+        target: class indices of any integer type, each in [0, C) or ``ignore_index``, of the shape of ``input`` without
+            the classes.
+        weight: [C] floating, a factor for each class, used in float32; None means 1.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
+            ``"none"`` keeps the positions apart.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type of the input.
+        If every position is ignored the mean is NaN and the gradient 0, as in PyTorch.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or an input of float64.
+        ValueError: unknown ``reduction``; batch sizes differ; no dimension; ``ignore_index`` does not fit 64 bits.
+        RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad.
+        IndexError: on the CPU, a target out of range.
+        NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+    """
+    _check(input, target, weight, ignore_index, reduction)
+    input = as_computed(input, reduction)
+    has_rows = input.dim() > 1
+    rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
+    class_weight = None if weight is None else weight.to(torch.float32)
+    loss, _ = DERIVATIVE.apply(False, rows, classes, class_weight, ignore_index=int(ignore_index), reduction=reduction)
+    found: Tensor = loss
+    return found if has_rows or reduction != "none" else found.reshape(())
+
+
+def _check(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any, reduction: Any) -> None:
+    """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""
+    caller = NLL_LOSS
+    tensors = {caller.input: input, "target": target, "weight": weight}
+    checks.check_tensors(caller, tensors, optional=("weight",))
+    check_reduction(caller, reduction)
+    _check_ignore_index(ignore_index)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target, "weight": weight})
+    if input.dim() == 0:
+        raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
+    check_indices(caller, tuple(input.shape), rows_shape(input, 1), target)
+    if not input.is_floating_point():
+        raise NotImplementedError(f"{caller}: not implemented for {caller.noun} of {input.dtype}; pass input.float()")
+    check_float_dtype(caller, caller.input, input)
+    check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
+
+
+def _check_ignore_index(ignore_index: Any) -> None:
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"{NLL_LOSS}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"{NLL_LOSS}: ignore_index must fit 64 bits, got {ignore_index}")

@@ -1,0 +1,200 @@
+"""Cases of the kernels whose input are log-probabilities: negative log-likelihood and Kullback-Leibler divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
+from nkilib.experimental.loss.elementwise.host.bounds import kl_div_bound, kl_div_gradient_bounds, sum_bound
+from nkilib.experimental.loss.elementwise.host.reference import (
+    kl_div_gradients_reference,
+    kl_div_reference,
+    reduction_factor,
+)
+from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
+from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
+from nkilib.nki import nl
+from nkilib.verify.kernels import inputs
+from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.observation import Array
+
+# A block of 128 rows and a short one.
+_SIZES: Final = (140, 37)
+# Two full tiles, and what is left of the stream in two more.
+_FLAT_SIZES: Final = (140, 1001)
+_COLUMNS: Final = 512
+_IGNORED: Final = 5
+
+
+def _log_probabilities(rows: int, columns: int, type_name: str) -> Array:
+    logits = inputs.logits(rows, columns, "float32").astype(np.float64)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    found: Array = (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(inputs.TYPES[type_name][0])
+    return found
+
+
+def _kl_div(type_name: str, **options: Any) -> dict[str, Any]:
+    rows, columns = _FLAT_SIZES
+    target = inputs.probabilities(rows, columns)
+    if options.get("log_target"):
+        target = _log_probabilities(rows, columns, "float32")[::-1]
+    else:
+        target[:, ::7] = 0.0
+    given = {
+        "input_hbm": _log_probabilities(rows, columns, type_name),
+        "target_hbm": np.ascontiguousarray(target.astype(np.float16)),
+        "columns": _COLUMNS,
+        "buffers": 2,
+    }
+    return {**given, **options}
+
+
+def _special(type_name: str) -> dict[str, Any]:
+    """Every pair of hard log-probabilities and probabilities."""
+    x = np.array([0.0, -1.0, -1e-3, -88.0, -1e4, -inputs.INF, inputs.INF, inputs.NAN, inputs.SUBNORMAL, 3e38])
+    t = np.array([0.0, 1.0, 0.5, 0.999, 1e-3, 1e-30, inputs.NAN])
+    pairs = np.meshgrid(x, t)
+    with np.errstate(over="ignore"):
+        log_probabilities, target = (np.ascontiguousarray(each).astype(inputs.TYPES[type_name][0]) for each in pairs)
+    return {"input_hbm": log_probabilities, "target_hbm": target, "reduction": "none"}
+
+
+def _kl_div_truths(given: Mapping[str, Any]) -> Truths:
+    pair = given["input_hbm"], given["target_hbm"], bool(given.get("log_target", False))
+    losses, reduction = kl_div_reference(*pair), given.get("reduction", "mean")
+    if reduction == "none":
+        dtype = inputs.TYPES[str(given["dtype"])][0] if "dtype" in given else given["input_hbm"].dtype
+        return {"loss": Truth(losses, kl_div_bound(*pair, dtype))}
+    factor = reduction_factor(losses.shape, reduction)
+    bound = sum_bound(losses, kl_div_bound(*pair), given["columns"])
+    exact = np.array([losses.sum() * factor])
+    return {"loss": Truth(exact, factor * np.array([bound]) + 2.0**-23 * np.abs(exact))}
+
+
+def _kl_div_backward(type_name: str, **options: Any) -> dict[str, Any]:
+    given = _kl_div(type_name, **options)
+    shape = given["input_hbm"].shape if options.get("reduction") == "none" else (1,)
+    return {**given, "grad_loss_hbm": inputs.numbers(7, *shape) + np.float32(3)}
+
+
+def _kl_div_backward_truths(given: Mapping[str, Any]) -> Truths:
+    pair = given["input_hbm"], given["target_hbm"]
+    log_target, reduction = bool(given.get("log_target", False)), given.get("reduction", "mean")
+    upstream = given["grad_loss_hbm"].astype(np.float64) * reduction_factor(pair[0].shape, reduction)
+    exact = kl_div_gradients_reference(*pair, log_target)
+    bounds = kl_div_gradient_bounds(*pair, upstream, log_target)
+    return {
+        "grad_input": Truth(upstream * exact.input, bounds.input),
+        "grad_target": Truth(upstream * exact.target, bounds.target),
+    }
+
+
+def _nll_loss(type_name: str, **options: Any) -> dict[str, Any]:
+    rows, classes = _SIZES
+    targets = inputs.targets(rows, classes)
+    targets[::5] = _IGNORED
+    return {"input_hbm": _log_probabilities(rows, classes, type_name), "targets_hbm": targets, **options}
+
+
+def _nll_losses(given: Mapping[str, Any]) -> Any:
+    ignore_index = given.get("ignore_index", -100)
+    return nll_loss_reference(given["input_hbm"], given["targets_hbm"], given.get("class_weight_hbm"), ignore_index)
+
+
+def _nll_loss_truths(given: Mapping[str, Any]) -> Truths:
+    found, reduction = _nll_losses(given), given.get("reduction", "mean")
+    shape, dtype = given["input_hbm"].shape, given["input_hbm"].dtype
+    exact, bound = found.reduced(reduction), nll_loss_bound(found, shape, reduction, dtype)
+    total = found.weights.sum()
+    return {
+        "loss": Truth(exact.reshape(-1), bound.reshape(-1)),
+        "total_weight": Truth(np.array([total]), np.array([2.0**-18 * total])),
+    }
+
+
+def _nll_loss_backward(type_name: str, **options: Any) -> dict[str, Any]:
+    given = _nll_loss(type_name, **options)
+    if options.get("reduction") == "none":
+        return {**given, "grad_loss_hbm": inputs.numbers(8, len(given["targets_hbm"]))}
+    total = _nll_losses(given).weights.sum()
+    return {**given, "grad_loss_hbm": np.array([1.25], np.float32), "total_weight_hbm": np.array([total], np.float32)}
+
+
+def _nll_loss_backward_truths(given: Mapping[str, Any]) -> Truths:
+    weights, upstream = _nll_losses(given).weights, given["grad_loss_hbm"].astype(np.float64)
+    if given.get("reduction", "mean") == "mean":
+        upstream = upstream / given["total_weight_hbm"].astype(np.float64)
+    exact = nll_loss_gradient_reference(given["input_hbm"], given["targets_hbm"], weights, upstream)
+    return {"gradient": Truth(exact, nll_loss_gradient_bound(exact, given["input_hbm"].dtype))}
+
+
+def _nll_cases(type_name: str) -> Iterator[Case]:
+    weighted = {"class_weight_hbm": inputs.class_weights(_SIZES[1]), "ignore_index": _IGNORED}
+    forward, backward, results = "nll_loss_forward", "nll_loss_backward", ("loss", "total_weight")
+    for cores, options in ((1, {"reduction": "none"}), (2, weighted)):
+        yield Case(
+            f"{forward}: {'weighted mean' if options is weighted else 'none'}, {type_name}",
+            False,
+            _SIZES,
+            nll_loss_forward,
+            partial(_nll_loss, type_name, **options),
+            results,
+            _nll_loss_truths,
+            cores,
+        )
+    for cores, written, options in (
+        (1, None, {"reduction": "none"}),
+        (2, "input_hbm", {**weighted, "inplace": True}),
+    ):
+        yield Case(
+            f"{backward}: {'none' if written is None else 'weighted mean, in place'}, {type_name}",
+            False,
+            _SIZES,
+            nll_loss_backward,
+            partial(_nll_loss_backward, type_name, **options),
+            ("gradient",),
+            _nll_loss_backward_truths,
+            cores,
+            written,
+        )
+
+
+def _kl_div_cases(type_name: str) -> Iterator[Case]:
+    forward = partial(Case, kernel=kl_div_forward, results=("loss",), truths=_kl_div_truths, is_quick=False)
+    cases: tuple[tuple[str, int, dict[str, Any]], ...] = (
+        ("mean", 1, {}),
+        ("sum of log targets", 2, {"log_target": True, "reduction": "sum"}),
+        ("none, float32 results", 2, {"reduction": "none", "dtype": nl.float32}),
+    )
+    for name, cores, options in cases:
+        make = partial(_kl_div, type_name, **options)
+        yield forward(f"kl_div_forward: {name}, {type_name}", sizes=_FLAT_SIZES, arguments=make, num_cores=cores)
+    special = partial(_special, type_name)
+    yield forward(f"kl_div_forward: special, {type_name}", sizes=(7, 10), arguments=special, num_cores=2)
+    backward = partial(Case, kernel=kl_div_backward, truths=_kl_div_backward_truths, is_quick=False, sizes=_FLAT_SIZES)
+    both = {"grad_target_wanted": True, "inplace": True}
+    yield backward(
+        f"kl_div_backward: both, mean, in place, {type_name}",
+        arguments=partial(_kl_div_backward, type_name, **both),
+        results=("grad_input", "grad_target"),
+        num_cores=2,
+        written="input_hbm",
+    )
+    target_alone = {"grad_target_wanted": True, "grad_input_wanted": False, "log_target": True, "reduction": "none"}
+    yield backward(
+        f"kl_div_backward: log target alone, none, {type_name}",
+        arguments=partial(_kl_div_backward, type_name, **target_alone),
+        results=("grad_target",),
+        num_cores=1,
+    )
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for type_name in inputs.TYPES:
+        yield from _nll_cases(type_name)
+        yield from _kl_div_cases(type_name)
