@@ -9,7 +9,7 @@ from nkilib.core.rows.tiles import float32_like, product, scaled, selected
 from nkilib.experimental.loss.distillation.forward import counting
 from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS
 from nkilib.experimental.loss.distillation.options import Launch
-from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream
+from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream, Piece
 from nkilib.experimental.loss.distillation.rows import Exponentials, Vectors, column, loaded_rows
 from nkilib.experimental.loss.distillation.totals import Totals, center
 from nkilib.experimental.loss.distillation.visits import Visits
@@ -105,9 +105,16 @@ class _Backward:
             _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
 
     def _reverse(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
-        """(d - center) * e_s * factor; Scalar, which has one exponential to do, multiplies the factor."""
+        """(d - center) * e_s * factor; Scalar, which has one exponential to do, multiplies the factor.
+
+        Scalar takes the exponentials of a piece before it multiplies those of the piece before, which Vector has
+        meanwhile: else each would wait for the other.
+        """
+        unscaled: Piece | None = None
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
             totals.student.take(piece.tile_psum, piece.of(pair.student_sbuf), 0)
+            if unscaled is not None:
+                _scale_by_scalar(pair, unscaled, of_batch)
             nisa.scalar_tensor_tensor(
                 dst=piece.tile_psum,
                 data=piece.of(pair.difference),
@@ -116,9 +123,9 @@ class _Backward:
                 op1=nl.multiply,
                 operand1=piece.tile_psum,
             )
-            nisa.activation(
-                dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf
-            )
+            unscaled = piece
+        if unscaled is not None:
+            _scale_by_scalar(pair, unscaled, of_batch)
 
     def _mixed(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
         """(L + center) * e_s * factor."""
@@ -143,6 +150,11 @@ class _Backward:
 def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
     """The gradient where the student's logits stand, rounded once."""
     nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
+
+
+def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: _Coefficients) -> None:
+    """As ``_scale``, on Scalar."""
+    nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)
 
 
 def _loaded_side(shift_hbm: nl.NkiTensor, sum_hbm: nl.NkiTensor, batches: list[Batch], scale: float) -> Exponentials:
