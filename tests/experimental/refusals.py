@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nkilib.simulator
-from nkilib.experimental import loss
+from nkilib.experimental import loss, softmax
 from nkilib.nki import nl
 
 Arguments = dict[str, Any]
@@ -173,6 +173,33 @@ DISTILLATION_KERNELS = {
             lambda rows, columns: {f"{name}_hbm": np.ones(rows, np.float32) for name in _SAVED},
             _OF_STUDENTS,
         ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class SoftmaxKernel(Kernel):
+    """A kernel along an axis; a matrix is x, or the upstream gradient."""
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call along the last axis."""
+        given = {self.words["matrix"]: np.ones(shape, np.float32), "axis": -1, "dtype": nl.float32, "chunk_size": 40}
+        return given | self.further(*shape[:2])
+
+
+def _of_outputs(rows: int, columns: int) -> Arguments:
+    """An output, and the gradient in the place of the upstream one."""
+    return {"output_hbm": np.ones((rows, columns), np.float32), "inplace": True}
+
+
+_OF_GRADIENTS = {"matrix": "grad_hbm"}
+SOFTMAX_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        SoftmaxKernel(softmax.softmax_forward, lambda rows, columns: {}, {"matrix": "x_hbm"}),
+        SoftmaxKernel(softmax.log_softmax_forward, lambda rows, columns: {}, {"matrix": "x_hbm"}),
+        SoftmaxKernel(softmax.softmax_backward, _of_outputs, _OF_GRADIENTS),
+        SoftmaxKernel(softmax.log_softmax_backward, _of_outputs, _OF_GRADIENTS),
     )
 }
 

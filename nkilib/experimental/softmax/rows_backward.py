@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.layout import Matrices
@@ -29,6 +30,14 @@ _OUTPUTS = LOADS_AGAIN_AHEAD + 1
 _JUNK_BYTES = 2
 
 
+class BackwardTypes(NamedTuple):
+    """Of the elements of dy, y and dx."""
+
+    grad: nl.DType
+    output: nl.DType
+    grad_x: nl.DType
+
+
 def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
     """The gradient of the rows of this core.
 
@@ -39,14 +48,14 @@ def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTi
     """
     matrices = [each.squeezed() for each in matrices]
     grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
-    dtypes = (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     plan = backward_plan(grad_hbm.shape[1], kind, dtypes, tiling.chunk_size)
     batches = batches_of_core(plan, len(matrices), grad_hbm.shape[0], nl.num_programs(), nl.program_id())
     if batches:
         run(_Backward.make(matrices, kind, plan, batches))
 
 
-def backward_streams(kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType]) -> Streams:
+def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
     """What the backward keeps of rows of dy, y and dx of these types."""
     of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
     scratch = _JUNK_BYTES + _PRODUCTS * _FLOAT32_BYTES
@@ -58,14 +67,12 @@ def backward_streams(kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType]) ->
     return Streams(of_grad, scratch + _OUTPUTS * of_output, widest)
 
 
-def _has_results(kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType]) -> bool:
+def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
     """Whether no tile that stays on chip has the type of the results."""
-    return dtypes[2] != dtypes[0] and (kind is Kind.LOG_SOFTMAX or dtypes[2] != dtypes[1])
+    return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
 
 
-def backward_plan(
-    row_size: int, kind: Kind, dtypes: tuple[nl.DType, nl.DType, nl.DType], chunk_size: int | None
-) -> RowPlan:
+def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
     """How the backward cuts up rows."""
     return row_plan(row_size, backward_streams(kind, dtypes), chunk_size)
 
@@ -171,7 +178,7 @@ class _Backward:
         size = max(batch.each for batch in batches) * plan.columns
         of_piece = max(piece.size for batch in batches for piece in batch.pieces)
         is_log = kind is Kind.LOG_SOFTMAX
-        has_results = _has_results(kind, (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype))
+        has_results = _has_results(kind, BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype))
         return cls(
             matrices,
             kind,

@@ -1,4 +1,4 @@
-"""What the kernels refuse: by name, before anything is written, with what to do."""
+"""What the kernels refuse: each with its whole message, and before anything is written."""
 
 from __future__ import annotations
 
@@ -9,47 +9,63 @@ import pytest
 
 from nkilib.experimental.softmax import choose_softmax_tiling
 from nkilib.nki import nl
+from tests.experimental.refusals import SOFTMAX_KERNELS, Kernel, Refusal, assert_refused, parametrized
 from tests.experimental.softmax.row_checks import KERNELS
 
-_X = np.ones((3, 4), np.float32)
-_WHOLE = np.ones((3, 4), np.int32)
-_DEEP = np.ones((1,) * 9, np.float32)
+_CAST = "got int32; the engines have no float64: cast the tensor, as .float() does in PyTorch"
+_CHUNK = "chunk_size must be an integer from 1 to 65535 or None, got {}; pass None for what is modelled to be fastest"
 
-OF_ALL: dict[str, tuple[dict[str, Any], str]] = {
-    "axis too large": ({"axis": 2}, r"axis must be from -2 to 1 for shape \(3, 4\), got 2"),
-    "axis too small": ({"axis": -3}, "axis must be from -2 to 1"),
-    "axis no integer": ({"axis": 0.5}, "axis must be an integer, got 0.5"),
-    "axis a flag": ({"axis": True}, "axis must be an integer, got True"),
-    "another type": ({"dtype": nl.int32}, "dtype must be nl.bfloat16, nl.float16 or nl.float32, got"),
-    "no chunk": ({"chunk_size": 0}, "chunk_size must be an integer from 1 to 65535 or None, got 0"),
-}
-OF_BACKWARD: dict[str, tuple[dict[str, Any], str]] = {
-    "in place of another type": ({"inplace": True, "dtype": nl.bfloat16}, "pass inplace=False"),
-    "a number for a flag": ({"inplace": 3}, "inplace must be True or False, got 3"),
-    "another shape": ({"output_hbm": np.ones((4, 3), np.float32)}, "grad_hbm must have the shape of output_hbm"),
-    "integers for output": ({"output_hbm": _WHOLE}, r"as \.float\(\) does in PyTorch"),
-}
+REFUSALS = [
+    Refusal("axis too large", "axis must be from -2 to 1 for shape (3, 100), got 2", {"axis": 2}),
+    Refusal("axis too small", "axis must be from -2 to 1 for shape (3, 100), got -3", {"axis": -3}),
+    Refusal("axis no integer", "axis must be an integer, got 0.5", {"axis": 0.5}),
+    Refusal("axis a flag", "axis must be an integer, got True", {"axis": True}),
+    Refusal(
+        "nine dimensions",
+        "{matrix} must have 1 to 8 dimensions, got shape (1, 1, 1, 1, 1, 1, 1, 1, 1); reshape it",
+        {"{matrix}": np.ones((1,) * 9, np.float32)},
+    ),
+    Refusal(
+        "no dimension",
+        "{matrix} must have 1 to 8 dimensions, got shape (); reshape it",
+        {"{matrix}": np.ones((), np.float32)},
+    ),
+    Refusal(
+        "integers",
+        "{matrix}.dtype must be nl.bfloat16, nl.float16 or nl.float32, " + _CAST,
+        {"{matrix}": np.ones((3, 100), np.int32)},
+    ),
+    Refusal("results int32", "dtype must be nl.bfloat16, nl.float16 or nl.float32, " + _CAST, {"dtype": nl.int32}),
+    Refusal("no chunk", _CHUNK.format(0), {"chunk_size": 0}),
+    Refusal("a chunk beyond an instruction", _CHUNK.format(65536), {"chunk_size": 65536}),
+    Refusal("a chunk of a flag", _CHUNK.format(True), {"chunk_size": True}),
+    Refusal(
+        "in place of another type",
+        "dtype must be that of grad_hbm, float32, for inplace=True, got bfloat16; pass inplace=False",
+        {"inplace": True, "dtype": nl.bfloat16},
+    ),
+    Refusal("a number for a flag", "inplace must be True or False, got 3", {"inplace": 3}),
+    Refusal(
+        "an output of another shape",
+        "grad_hbm must have the shape of output_hbm, (100, 3), got (3, 100); expand the gradient",
+        {"output_hbm": np.ones((100, 3), np.float32)},
+    ),
+    Refusal(
+        "an output of integers",
+        "output_hbm.dtype must be nl.bfloat16, nl.float16 or nl.float32, " + _CAST,
+        {"output_hbm": np.ones((3, 100), np.int32)},
+    ),
+]
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("case", [*OF_ALL, *OF_BACKWARD, "integers", "deep"])
-def test_refused(kernel: Any, case: str) -> None:
-    names = ("grad_hbm", "output_hbm") if kernel.is_backward else ("x_hbm",)
-    arguments: dict[str, Any] = {name: _X.copy() for name in names}
-    if case in OF_BACKWARD and not kernel.is_backward:
-        return
-    further = {"integers": _WHOLE, "deep": _DEEP}
-    if case in further:
-        arguments = {name: further[case] for name in names}
-        message = r"\.float\(\)" if case == "integers" else f"{names[0]} must have 1 to 8 dimensions"
-    else:
-        changed, message = {**OF_ALL, **OF_BACKWARD}[case]
-        arguments |= changed
-    before = arguments[names[0]].copy()
-    with pytest.raises(AssertionError, match=message) as error:
-        kernel.function[2](**arguments)
-    assert kernel.name in str(error.value)
-    assert (arguments[names[0]] == before).all()
+@parametrized(REFUSALS, SOFTMAX_KERNELS)
+def test_refused_with_its_message_and_nothing_written(refusal: Refusal, kernel: Kernel, cores: int | None) -> None:
+    assert_refused(refusal, kernel, cores)
+
+
+@pytest.mark.parametrize("kernel", SOFTMAX_KERNELS.values(), ids=SOFTMAX_KERNELS)
+def test_the_call_that_refusals_start_from_is_accepted(kernel: Kernel) -> None:
+    assert kernel.launch(kernel.accepted(), 2).shape == (3, 100)
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from nkilib.core.host.sizes import dtype_name
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.rows import forward_plan
-from nkilib.experimental.softmax.rows_backward import backward_plan
+from nkilib.experimental.softmax.rows_backward import BackwardTypes, backward_plan
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.experimental.softmax.validation import RANK_MAX
 from nkilib.nki import nl
@@ -64,4 +64,4 @@ def choose_softmax_tiling(
     element = _TYPES[name]
     if direction == "forward":
         return SoftmaxTiling(forward_plan(sizes[axis], kind, element, element, None).piece_size)
-    return SoftmaxTiling(backward_plan(sizes[axis], kind, (element, element, element), None).piece_size)
+    return SoftmaxTiling(backward_plan(sizes[axis], kind, BackwardTypes(element, element, element), None).piece_size)
