@@ -9,12 +9,10 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import hatchling.build
-import ml_dtypes
-import numpy
-import pip
 import pytest
 
 from tests.fresh_python import CHECKOUT
@@ -129,9 +127,10 @@ def _new_machine(root: Path) -> Machine:
     """A new environment, which has numpy and ml_dtypes of this one and nothing else of it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
     made = Machine(root)
-    for module, directory in ((numpy, made.site), (ml_dtypes, made.site), (pip, root / "only-pip")):
+    # pip is not imported: in the process that does, setuptools, and what of PyTorch takes it, cannot be imported later.
+    for name, directory in (("numpy", made.site), ("ml_dtypes", made.site), ("pip", root / "only-pip")):
         directory.mkdir(exist_ok=True)
-        home = Path(module.__path__[0])
+        home = Path(str(metadata.distribution(name).locate_file(name)))
         for part in home.parent.glob(f"{home.name}*"):  # with its metadata and libraries
             (directory / part.name).symlink_to(part)
     return made
