@@ -4,7 +4,8 @@ For a block of classes and one of positions:
 
 1. the logits, tile by tile, the gradient of each, and its transpose by Tensor;
 2. a stripe of features after the other, dX = G W over the classes and dW = G^T X over the positions, in turns, while
-   W^T of the next block is loaded.
+   W^T of the next block is loaded;
+   of few positions and many features W^T streams by X^T in step 1 instead (:mod:`.weight_slices`).
 
 The cores share the classes, and at the end the float32 sums of dX. Of each stripe of the last block they do so while
 the next stripe is computed. The first block stores its dX, all others add theirs to it; so the first one stands before
@@ -184,6 +185,9 @@ class _Backward:
         is_last_of_core = is_known and classes.first + classes.size == share.end
         late = classes.part(step.loaded, classes.size - step.loaded)
         self.parts.streams.load_late(late, step.loaded, self.parts.positions[0])
+        slices = self.parts.streams.slices
+        if slices is not None and not slices.is_loaded_ahead(step.loaded):
+            slices.load_ahead(classes)
         for number, positions in enumerate(self.parts.positions):
             is_last = number + 1 == len(self.parts.positions)
             next_positions = self.parts.positions[0 if is_last else number + 1]

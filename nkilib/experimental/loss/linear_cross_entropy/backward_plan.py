@@ -30,6 +30,13 @@ _TILES_OF_PIECE = 4
 _FEWEST_RESULTS = 2
 # Tiles of X^T that run ahead where there is room: those of few features are done with before the next one is there.
 _INPUT_TILES_MOST = 4
+# Where W^T streams by: tiles of features of a slice, and how many slices there are beside each other.
+TILES_OF_SLICE, _FEWEST_SLICES, _SLICES_MOST = 4, 4, 8
+# Of more features than that it does, in 16 bits: W^T of a block leaves room for little else. Tensor takes four times as
+# long for float32, where transfers do not matter.
+_FEATURES_OF_RESIDENT_WEIGHT = 6144
+# Banks of PSUM for tiles of logits.
+LOGIT_BANKS = 5
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
@@ -110,6 +117,7 @@ class BackwardBuffers:
         pieces: of X.
         weight_stripes: of W.
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
+        weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
         takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
     """
 
@@ -119,6 +127,7 @@ class BackwardBuffers:
     weight_stripes: int = 1
     input_results: int = _FEWEST_RESULTS
     weight_results: int = 1
+    weight_slices: int = 0
     takes_turns: int = 0
 
 
@@ -232,7 +241,26 @@ class BackwardPlan:
     @property
     def keeps_inputs(self) -> bool:
         """There are buffers for all of X^T."""
-        return not self.keeps_logits and self.position_blocks == 1 and self.buffers.input_tiles >= self.position_tiles
+        keeps = self.position_blocks == 1 and not self.keeps_logits and not self.buffers.takes_turns
+        return keeps and self.buffers.input_tiles >= self.position_tiles
+
+    @property
+    def streams_weight(self) -> bool:
+        """W^T streams by X^T, which stays."""
+        return self.buffers.weight_slices > 0
+
+    @property
+    def tiles_of_bank(self) -> int:
+        """Tiles of logits beside each other in a bank of PSUM, where all positions have theirs at a time."""
+        return div_ceil(self.position_tiles, LOGIT_BANKS)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What W^T takes of a partition."""
+        if self.streams_weight:
+            features = min(TILES_OF_SLICE, self.feature_tiles)
+            return self.buffers.weight_slices * features * self.classes_of_tile * self.itemsize
+        return 0 if self.keeps_logits else self.class_tiles * self.feature_tiles * PARTITIONS * self.itemsize
 
     @property
     def pieces_of_stripe(self) -> int:
@@ -243,7 +271,7 @@ class BackwardPlan:
     def keeps_pieces(self) -> bool:
         """There are buffers for all of X."""
         pieces = self.pieces_of_stripe * div_ceil(self.features, self.stripe)
-        return self.position_blocks == 1 and self.buffers.pieces >= pieces
+        return self.position_blocks == 1 and not self.buffers.takes_turns and self.buffers.pieces >= pieces
 
     @property
     def sbuf_bytes(self) -> int:
@@ -258,7 +286,7 @@ class BackwardPlan:
             streams += buffers.input_tiles * self.feature_tiles * rows
         rings = (
             streams,
-            0 if self.keeps_logits else self.class_tiles * self.feature_tiles * rows,
+            self.weight_bytes,
             buffers.input_results * self.stripe * _FLOAT32_BYTES,
             buffers.weight_results * prod(self.weight_group) * self.result_itemsize,
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
@@ -327,12 +355,35 @@ class BackwardPlan:
             steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _TILES_OF_PIECE)})
             if not self.keeps_logits:
                 steps.append({"input_tiles": tiles})
+        streaming = self._streaming(steps)
+        if streaming is not None:
+            return streaming
         found = self._with(steps)
         if found.is_ample or self.keeps_logits:
             return found
         in_turns = {"takes_turns": 1, "input_tiles": min(_TURNS_OF_MEMORY, tiles)}
         alternative = replace(self, buffers=replace(self.buffers, **in_turns))._with(steps[1:_STEPS_OF_STREAMS])
         return alternative if alternative.is_ample or not found.fits else found
+
+    def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
+        """With W^T that streams by X^T; None where that does not fit or is of no use."""
+        classes = CLASSES_OF_TILE // self.tiles_of_bank // PARTITIONS * PARTITIONS
+        is_of_use = self.features > _FEATURES_OF_RESIDENT_WEIGHT and self.itemsize < _FLOAT32_BYTES
+        # Tiles of dW in [D, V] are as wide as those of logits.
+        fewest = 2 * PARTITIONS if self.has_classes_first else CLASSES_OF_TILE
+        has_tiles = self.position_blocks == 1 and classes >= fewest
+        if self.keeps_logits or not is_of_use or not has_tiles:
+            return None
+        least = replace(
+            self,
+            classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, classes)),
+            buffers=replace(self.buffers, weight_slices=_FEWEST_SLICES, input_tiles=self.position_tiles),
+        )
+        steps = [step for step in steps if "input_tiles" not in step]
+        found = least._with([*steps, {"weight_slices": _SLICES_MOST}])
+        buffers = found.buffers
+        is_enough = buffers.weight_stripes > 1 and buffers.input_results > _FEWEST_RESULTS
+        return found if found.fits and is_enough and buffers.tiles_of_piece >= min(2, self.position_tiles) else None
 
     @property
     def is_ample(self) -> bool:

@@ -12,6 +12,7 @@ from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
 from nkilib.nki import nl
 
 _HALVES = 2
@@ -39,8 +40,10 @@ class BackwardStreams:
     Attributes:
         launch, plan: of the kernel.
         kept: the logits, where the launch has them; None where they are computed.
+        slices: of W^T, and X^T, where W^T streams by; None where it stays.
         inputs: tiles of X^T, [128, tiles of features, 128]; of logits, float32 [128, classes], where they are kept.
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None where logits are kept.
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None where logits are kept, or where
+            it streams by.
         pieces: of X, [128, tiles of positions, stripe].
         stripes: of W, [128, tiles of classes, stripe].
         bias_sbuf, class_weight_sbuf: of a block, float32 [128, classes]; None without.
@@ -49,6 +52,7 @@ class BackwardStreams:
     launch: LinearLaunch
     plan: BackwardPlan
     kept: KeptLogits | None
+    slices: WeightSlices | None
     inputs: Ring
     weight_sbuf: nl.NkiTensor | None
     pieces: Ring
@@ -84,7 +88,10 @@ class BackwardStreams:
             return Ring(found)
 
         buffers = plan.buffers
-        if kept is None:
+        slices = WeightSlices.make(launch, plan) if plan.streams_weight else None
+        if slices is not None:
+            inputs, weight_sbuf = Ring([]), None
+        elif kept is None:
             inputs = ring(buffers.input_tiles, 0, plan.feature_tiles, PARTITIONS)
             weight_sbuf = nl.ndarray((PARTITIONS, plan.feature_tiles, classes), dtype=dtype, buffer=nl.sbuf)
         else:
@@ -93,6 +100,7 @@ class BackwardStreams:
             launch,
             plan,
             kept,
+            slices,
             inputs,
             weight_sbuf,
             # The last stripe of W is read before the last piece of X: the first tile of X^T takes its place.
@@ -104,6 +112,10 @@ class BackwardStreams:
 
     def load_opening(self, classes: Block, positions: Span) -> None:
         """What the first block starts with, in the order in which it is needed."""
+        if self.slices is not None:
+            self.slices.load_opening(classes if self.slices.is_loaded_ahead(classes.size) else None)
+            self.load_rows(classes, 0)
+            return
         self.inputs.restart()
         self.load_input(classes, 0, positions, 0)
         for part in self.weight_parts(classes, 0):
@@ -116,6 +128,9 @@ class BackwardStreams:
     def load_first_inputs(self, positions: Span) -> None:
         """X^T alone that a block starts with, which loads its classes itself."""
         if self.kept is not None:
+            return
+        if self.slices is not None:
+            self.slices.load_opening(None)
             return
         self.inputs.restart()
         for tile in range(1 if self.plan.buffers.takes_turns else self.first_inputs(positions)):

@@ -98,7 +98,12 @@ class GradientProducts:
 
     def _load_next(self, round_: Round) -> None:
         """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
-        self.parts.streams.load_rows(round_.next_classes, 0)
+        streams = self.parts.streams
+        streams.load_rows(round_.next_classes, 0)
+        if streams.slices is not None and round_.next_classes is not None:
+            if streams.slices.is_loaded_ahead(round_.next_classes.size):
+                streams.slices.load_ahead(round_.next_classes)
+            return
         if round_.next_positions is not None:
             classes = round_.next_classes if round_.is_last else round_.classes
             self.parts.streams.load_first_input(classes, round_.next_positions)

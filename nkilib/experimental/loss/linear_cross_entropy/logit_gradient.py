@@ -8,7 +8,9 @@ from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPO
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, cut
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, LastProduct, TilePlace
+from nkilib.experimental.loss.linear_cross_entropy.logits import multiply
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
 from nkilib.nki import nl
 
 # Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.
@@ -31,6 +33,9 @@ class LogitGradient:
         Of computed scores the last tiles are not transposed yet. Kept ones leave Tensor idle: dX of the first stripe is
         computed meanwhile, some tiles later.
         """
+        if self.parts.streams.slices is not None:
+            self._make_streamed(round_, self.parts.streams.slices)
+            return None
         of_tiles = cut(round_.classes.size, self.parts.plan.classes_of_tile)
         inputs = self.parts.streams.inputs
         inputs.restart()
@@ -67,6 +72,49 @@ class LogitGradient:
                 self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
             self.parts.add_bias(round_)
         return weight_sbuf
+
+    def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
+        """Likewise, of W^T that streams by: tiles of all positions grow at a time, in banks that they share."""
+        groups = cut(round_.classes.size, self.parts.plan.classes_of_tile)
+        to_load = [(round_.classes.part(*span), features) for span in groups for features in slices.features]
+        loaded = slices.take_ahead()
+        del to_load[: len(loaded)]
+        last: LastProduct | None = None
+        for group, classes in enumerate(groups):
+            products = [self._shared_bank(round_, tile, classes.size) for tile in range(round_.tiles)]
+            for features in slices.features:
+                slice_sbuf = loaded.pop(0)[:, :, 0 : classes.size]
+                is_complete = features.end == self.parts.launch.num_features
+                for tile, product_psum in enumerate(products):
+                    positions = Span(tile * PARTITIONS, round_.rows(tile))
+                    inputs_sbuf = slices.inputs_of(features, positions)
+                    multiply(product_psum, inputs_sbuf, slice_sbuf, features.size, features.first == 0)
+                    if is_complete:
+                        place = TilePlace(tile, positions.size, classes)
+                        made = self._make_streamed_tile(group * round_.tiles + tile, product_psum, place)
+                        if last is not None:
+                            last.issue(on_gpsimd=False)
+                        last = made
+                    if is_complete and group + 1 == len(groups):
+                        self._transpose_later(round_, tile - self.parts.transposed_later(round_), classes, None)
+                if to_load:
+                    loaded.append(slices.load(*to_load.pop(0)))
+        if last is not None:
+            last.issue(on_gpsimd=False)
+
+    def _shared_bank(self, round_: Round, tile: int, classes: int) -> nl.NkiTensor:
+        """Where the logits of a tile of positions grow, [rows, classes]."""
+        plan = self.parts.plan
+        bank, place = divmod(tile, plan.tiles_of_bank)
+        first = place * plan.classes_of_tile
+        return self.parts.logits.products_psum[bank][0 : round_.rows(tile), first : first + classes]
+
+    def _make_streamed_tile(self, number: int, product_psum: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
+        bias_sbuf = self.parts.streams.bias_sbuf
+        if bias_sbuf is not None:
+            bias_sbuf = bias_sbuf[:, place.classes.first : place.classes.end]
+        scores = self.parts.logits.scores_of_product(number, product_psum, bias_sbuf)
+        return self._make_tile(place.column, number, scores, place)
 
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
         """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""

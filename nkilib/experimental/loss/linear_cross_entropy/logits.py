@@ -18,7 +18,13 @@ from nkilib.nki import nisa, nl
 CLASSES_OF_TILE = 512
 
 
-def multiply(dst_psum: nl.NkiTensor, stationary_sbuf: nl.NkiTensor, moving_sbuf: nl.NkiTensor, contracted: int) -> None:
+def multiply(
+    dst_psum: nl.NkiTensor,
+    stationary_sbuf: nl.NkiTensor,
+    moving_sbuf: nl.NkiTensor,
+    contracted: int,
+    is_first: bool = True,
+) -> None:
     """``dst[n, v]`` becomes the sum over i of ``stationary[i, n] * moving[i, v]``, in float32.
 
     Args:
@@ -26,6 +32,7 @@ def multiply(dst_psum: nl.NkiTensor, stationary_sbuf: nl.NkiTensor, moving_sbuf:
         stationary_sbuf, moving_sbuf: [128, ceil(contracted / 128), n] and [..., v]; index i is on partition i % 128 of
             tile i // 128.
         contracted: how many i there are.
+        is_first: else the sum is added to what is there.
     """
     for tile in range(div_ceil(contracted, PARTITIONS)):
         depth = min(PARTITIONS, contracted - tile * PARTITIONS)
@@ -33,7 +40,7 @@ def multiply(dst_psum: nl.NkiTensor, stationary_sbuf: nl.NkiTensor, moving_sbuf:
             dst=dst_psum,
             stationary=stationary_sbuf[0:depth, tile, :],
             moving=moving_sbuf[0:depth, tile, :],
-            accumulate=tile > 0,
+            accumulate=tile > 0 or not is_first,
         )
 
 
@@ -100,8 +107,14 @@ class LogitTiles:
             bias_sbuf: float32 [128, classes], the same on all partitions; -inf masks a class, but its tangent is -1,
                 for the gradient through the cap is 0 there. None for none.
         """
-        positions, classes = positions_sbuf.shape[2], classes_sbuf.shape[2]
-        logits = product_psum = self.product(number, positions_sbuf, classes_sbuf)
+        return self.scores_of_product(number, self.product(number, positions_sbuf, classes_sbuf), bias_sbuf)
+
+    def scores_of_product(
+        self, number: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
+    ) -> nl.NkiTensor:
+        """Likewise, of a product that is there, float32 [positions, classes]."""
+        positions, classes = product_psum.shape
+        logits = product_psum
         if bias_sbuf is not None:
             logits = _turn(self.biased_sbuf, number, positions, classes)
             nisa.tensor_tensor(dst=logits, data1=product_psum, data2=bias_sbuf[0:positions, :], op=nl.add)

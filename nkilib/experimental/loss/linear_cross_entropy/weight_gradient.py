@@ -92,6 +92,7 @@ class WeightGradient:
         scratch_hbm: float32, for sums over blocks of positions, in the layout of W, of a block of classes; None for one
             block of positions.
         classes_of_tile: of a product whose result is [features, classes].
+        group_tiles: tiles of rows of a group, for which there is memory.
         power: of the gradient.
     """
 
@@ -103,6 +104,7 @@ class WeightGradient:
     sums: Ring
     scratch_hbm: nl.NkiTensor | None
     classes_of_tile: int
+    group_tiles: int
     power: PowerOfTwo | None
 
     @classmethod
@@ -132,6 +134,7 @@ class WeightGradient:
             Ring.of_sbuf(plan.weight_sums, shape, nl.float32),
             scratch_hbm,
             plan.classes_of_tile,
+            plan.weight_group[0],
             power,
         )
 
@@ -149,8 +152,10 @@ class WeightGradient:
                 found.append(self._group(block, group, stripe, tiles, [Span(0, stripe.size)]))
             return found
         classes = cut(block.size, self.classes_of_tile)
+        # A block of few classes leaves banks for more tiles than a group of the largest block has.
+        most = min(len(self.banks_psum) // len(classes), self.group_tiles)
         found = []
-        for group in cut(stripe.size, len(self.banks_psum) // len(classes) * PARTITIONS):
+        for group in cut(stripe.size, most * PARTITIONS):
             tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
             rows = Span(stripe.first + group.first, group.size)
             found.append(self._group(block, rows, Span(0, block.size), tiles, classes))

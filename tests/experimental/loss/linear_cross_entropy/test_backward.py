@@ -102,6 +102,11 @@ def test_more_features_than_a_stripe_and_classes_than_banks() -> None:
         launched(problem, position_block=384, class_block=1024, cores=1).check()
 
 
+def test_groups_of_the_weight_gradient_have_memory_in_blocks_shorter_than_the_largest() -> None:
+    problem = problem_of("normal", Sizes(100, 400, 1400, BF16), layout="dv")
+    launched(problem, position_block=128, class_block=1280, cores=1).check()
+
+
 @pytest.mark.parametrize("transformed", [np.zeros_like, np.negative, lambda array: array[::-1]])
 def test_the_bounds_refuse_other_gradients(transformed: Any) -> None:
     found = launched(problem_of("normal", Sizes(150, 96, 330, BF16)))
@@ -270,13 +275,48 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         launched(problem, position_block=4096, class_block=1024)
 
 
-def test_operands_that_take_turns_in_sbuf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """X^T has the memory of X and W while there are logits to compute; blocks of classes follow each other."""
-    sizes = Sizes(500, 1100, 600, BF16)
+@pytest.mark.parametrize("positions", [100, 250, 500])
+def test_operands_that_take_turns_in_sbuf(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X^T has the memory of X and W while there are logits to compute; blocks of classes follow each other.
+
+    Nothing stays there, not even the one or two tiles of few positions.
+    """
+    sizes = Sizes(positions, 1100, 600, BF16)
     plan = BackwardPlan.of(BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2), 512, 256)
     turns = BackwardBuffers(tiles_of_piece=2, input_tiles=2, pieces=2, weight_stripes=2, takes_turns=1)
     monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: replace(plan, buffers=turns)))
     launched(problem_of("normal", sizes), cores=1).check()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "layout", "program"),
+    [
+        (Sizes(300, 700, 1100, BF16), "none", "vd", 29000),
+        (Sizes(650, 600, 2000, BF16), "bias", "vd", 700),
+        (Sizes(130, 700, 2100, FP16), "all", "dv", 300),
+    ],
+    ids=str,
+)
+def test_weights_that_stream_by_the_input(
+    sizes: Sizes, name: str, layout: str, program: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In more slices than there are buffers for; unrolled, and in a loop, which begins with slices that are there."""
+    linear = "nkilib.experimental.loss.linear_cross_entropy"
+    planned = f"{linear}.backward_plan"
+    for module in (planned, f"{linear}.weight_slices"):
+        monkeypatch.setattr(f"{module}.TILES_OF_SLICE", 1)
+    monkeypatch.setattr(f"{planned}._FEATURES_OF_RESIDENT_WEIGHT", 0)
+    monkeypatch.setattr(f"{planned}._SLICES_MOST", 4)
+    monkeypatch.setattr(f"{planned}.PROGRAM_INSTRUCTIONS", program)
+    plan = BackwardPlan.of(BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2), 1024, 256)
+    assert plan.streams_weight
+    problem = with_options(problem_of("normal", sizes, layout=layout), name)
+    launched(problem, position_block=1024, class_block=256).check()
+
+
+def test_weights_stay_where_the_input_does_not_fit() -> None:
+    for positions, features, itemsize in ((2048, 8192, 2), (512, 4096, 2), (512, 8192, 4)):
+        assert not BackwardPlan.of(BackwardSizes(positions, features, 32128, itemsize), 1024, 512).streams_weight
 
 
 @pytest.mark.parametrize("upstream", [np.inf, np.nan])

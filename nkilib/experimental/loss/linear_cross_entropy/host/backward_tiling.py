@@ -78,7 +78,7 @@ class BackwardLaunch:
         """About by what share of its time Tensor is delayed."""
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // TILE)
         each = div_ceil(self.class_tiles, class_blocks)
-        ratio = self._transfers_us(tiling.position_block, class_blocks, each) / self._tensor_us
+        ratio = self._transfers_us(tiling.position_block, class_blocks, each, plan.streams_weight) / self._tensor_us
         buffers = plan.buffers
         position_blocks = div_ceil(self.sizes.num_positions, tiling.position_block)
         return (
@@ -110,11 +110,15 @@ class BackwardLaunch:
         columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * TILE
         return _PASSES[self.sizes.itemsize] * columns / _COLUMNS_PER_US
 
-    def _transfers_us(self, position_block: int, class_blocks: int, each: int) -> float:
-        """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead."""
+    def _transfers_us(self, position_block: int, class_blocks: int, each: int, keeps_inputs: bool) -> float:
+        """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead.
+
+        X^T is loaded once where W^T streams by it.
+        """
         sizes = self.sizes
         transposed = 0.0 if sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
-        of_input = transposed + sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
+        of_input = 0.0 if keeps_inputs else transposed
+        of_input += sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
         position_blocks = div_ceil(sizes.num_positions, position_block)
         of_weight = transposed + sizes.itemsize * (position_blocks + 1)
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
