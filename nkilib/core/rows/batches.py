@@ -66,6 +66,10 @@ class Batch:
         nisa.dma_copy(dst=values_sbuf, src=strided_rows(vector_hbm, self.first, self.rows, self.cores))
         return values_sbuf
 
+    def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
+        """Store a tile [rows, 1] as the values of a vector [N] that belong to the rows."""
+        return nisa.dma_copy(dst=strided_rows(vector_hbm, self.first, self.rows, self.cores), src=values_sbuf)
+
 
 @dataclass(frozen=True)
 class BatchGroup:

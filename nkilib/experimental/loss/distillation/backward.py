@@ -71,7 +71,7 @@ class _Backward:
         stream = PairStream.make(self.launch, self.batches, self.buffers, has_differences)
         take = self._mixed if self.launch.is_mixed else self._reverse if self.launch.is_reverse else self._forward
         for number, batch in enumerate(self.batches):
-            totals, rows = self.totals.of_batch(number, batch.rows), batch.rows
+            totals, rows = self.totals.of_batches(number, number + 1, batch.rows), batch.rows
             of_batch = _Coefficients(
                 *(
                     column(tile_sbuf, number, rows)

@@ -8,9 +8,10 @@ both log-sum-exps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.batches import GROUP_BATCHES_MAX, Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op
 from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.recomputation import FlaggedRows
@@ -20,7 +21,7 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS_BESIDE_ROWS
 from nkilib.experimental.loss.distillation.options import Launch
 from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream
-from nkilib.experimental.loss.distillation.rows import Exponentials, Vectors, groups_of, loaded_rows
+from nkilib.experimental.loss.distillation.rows import Vectors, loaded_rows
 from nkilib.experimental.loss.distillation.totals import (
     Divergences,
     Totals,
@@ -73,19 +74,11 @@ class _Forward:
 
     def run(self, vectors: Vectors) -> None:
         """Go through all rows, then through those that are to be computed anew."""
-        self._visit(self.batches, self.totals, self.launch.is_mixed)
-        if self.flagged is None and self.launch.has_samples:
-            self._replace_doubtful()
-        found = self._divergences(self.totals)
-        self._ignore(found, None)
-        stores = self._store(vectors, found)
+        stores: list[nisa.NkiInstruction] = []
+        for group, labels_sbuf in self._visited_groups(vectors, stores):
+            stores += self._finish(group, labels_sbuf, vectors)
         if self.flagged is None:
             return
-        doubtful_sbuf = self.totals.doubtful(self.launch)
-        for group in groups_of(self.batches):
-            flags_sbuf = nl.ndarray((group.rows, group.batches), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=flags_sbuf, src=doubtful_sbuf[0 : group.rows, group.start : group.end])
-            self.flagged.put(self.flagged.counted(flags_sbuf), group)
         others_sbuf = self.flagged.exchanged_count()
 
         def compute(tiles: list[GatheredRows]) -> None:
@@ -94,23 +87,62 @@ class _Forward:
 
         self.flagged.recompute(compute, others_sbuf, stores)
 
-    def _visit(self, batches: list[Batch], totals: Totals, has_two: bool) -> None:
-        """All batches, each once or twice, under shifts that are known from their first columns."""
-        visits = [batch for batch in batches for _ in range(2 if has_two else 1)]
-        has_differences, times = ([False, True], 2) if has_two else ([True], 1)
+    def _visited_groups(
+        self, vectors: Vectors, stores: list[nisa.NkiInstruction]
+    ) -> Iterator[tuple[BatchGroup, nl.NkiTensor | None]]:
+        """Groups of batches, and their labels, each when its batches have been visited.
 
-        def take_shifts(pair: PairChunk[Batch]) -> None:
-            if pair.chunk.number == 0 and pair.visit % times == 0:
-                self.visits.shifts(pair, totals, pair.visit // times)
+        All batches are visited once or twice, under shifts that are known from their first columns. Shifts and sums are
+        stored batch by batch: a value of a row is as dear as a row for a DMA engine, and loads would wait for many.
+        """
+        has_differences = [False, True] if self.launch.is_mixed else [True]
+        times = len(has_differences)
+        groups = {group.start: group for group in batch_groups(self.batches, GROUP_BATCHES_MAX)}
+        labels: list[nl.NkiTensor] = []
 
-        stream = PairStream.make(self.launch, visits, self.buffers, has_differences * len(batches), take_shifts)
-        for number, batch in enumerate(batches):
-            of_batch = totals.of_batch(number, batch.rows)
-            if has_two:
-                self._first_visit(stream, 2 * number, of_batch)
-                self._second_visit(stream, 2 * number + 1, of_batch)
-            else:
-                self._only_visit(stream, number, of_batch)
+        def open_batch(pair: PairChunk[Batch]) -> None:
+            number, visit = divmod(pair.visit, times)
+            if pair.chunk.number > 0 or visit > 0:
+                return
+            self.visits.shifts(pair, self.totals, number)
+            # Behind the loads of the first chunks, and long before the group is finished.
+            if number in groups and self.launch.labels_hbm is not None:
+                of_group = self.batches[number : groups[number].end]
+                labels.append(loaded_rows(self.launch.labels_hbm, of_group, nl.int32)[0 : groups[number].rows, :])
+
+        visits = [batch for batch in self.batches for _ in range(times)]
+        stream = PairStream.make(self.launch, visits, self.buffers, has_differences * len(self.batches), open_batch)
+        for group in groups.values():
+            for number in range(group.start, group.end):
+                totals = self.totals.of_batches(number, number + 1, group.rows)
+                self._visit(stream, times * number, totals)
+                if self.flagged is None and self.launch.has_samples:
+                    self._replace_doubtful()
+                stores += [
+                    self.batches[number].stored(vector_hbm, tile_sbuf)
+                    for vector_hbm, tile_sbuf in _results_of_sides(vectors, totals)
+                ]
+            yield group, labels.pop(0) if labels else None
+
+    def _visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
+        """The visits of a batch, of which ``visit`` is the first."""
+        if self.launch.is_mixed:
+            self._first_visit(stream, visit, totals)
+            self._second_visit(stream, visit + 1, totals)
+        else:
+            self._only_visit(stream, visit, totals)
+
+    def _finish(
+        self, group: BatchGroup, labels_sbuf: nl.NkiTensor | None, vectors: Vectors
+    ) -> list[nisa.NkiInstruction]:
+        """Store the divergences of a group of batches, and count its rows that are to be computed anew."""
+        totals = self.totals.of_batches(group.start, group.end, group.rows)
+        found = self._divergences(totals)
+        self._ignore(found, labels_sbuf)
+        stores = [group.stored(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in _divergences_in(vectors, found)]
+        if self.flagged is not None:
+            self.flagged.add(totals.doubtful(self.launch), group)
+        return stores
 
     def _first_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
         for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
@@ -145,47 +177,32 @@ class _Forward:
         """The results of rows under their maxima."""
         totals = self._under_maxima(tile)
         found = self._divergences(totals)
-        self._ignore(found, tile)
-        for vector_hbm, values_sbuf in _results(vectors, found, totals):
+        labels_hbm = self.launch.labels_hbm
+        self._ignore(found, None if labels_hbm is None else tile.loaded(labels_hbm, nl.int32))
+        for vector_hbm, values_sbuf in _divergences_in(vectors, found) + _results_of_sides(vectors, totals):
             tile.stored(vector_hbm, values_sbuf)
 
     def _under_maxima(self, rows: Rows) -> Totals:
         """The totals of rows under their maxima: one more visit, which takes these."""
         all_rows = Totals.make(1, self.launch.scale)
-        totals = all_rows.of_batch(0, rows.rows)
+        totals = all_rows.of_batches(0, 1, rows.rows)
         has_differences = [False, False, True] if self.launch.is_mixed else [False, True]
         stream = PairStream.make(self.launch, [rows] * len(has_differences), self.buffers, has_differences)
         for load in range(stream.num_chunks):
             self.visits.maxima(stream.taken(load), totals)
-        if self.launch.is_mixed:
-            self._first_visit(stream, 1, totals)
-            self._second_visit(stream, 2, totals)
-        else:
-            self._only_visit(stream, 1, totals)
+        self._visit(stream, 1, totals)
         return all_rows
 
     def _divergences(self, totals: Totals) -> Divergences:
         return (jensen_shannon_of_totals if self.launch.is_mixed else kl_of_totals)(self.launch, totals)
 
-    def _ignore(self, found: Divergences, tile: GatheredRows | None) -> None:
+    def _ignore(self, found: Divergences, labels_sbuf: nl.NkiTensor | None) -> None:
         """The loss of positions that do not count is 0, whatever their logits are."""
-        labels_hbm = self.launch.labels_hbm
-        if labels_hbm is None:
+        if labels_sbuf is None:
             return
-        if tile is None:
-            labels_sbuf = loaded_rows(labels_hbm, self.batches, nl.int32)
-        else:
-            labels_sbuf = tile.loaded(labels_hbm, nl.int32)
         counts_sbuf = counting(labels_sbuf, self.launch.options.ignore_index)
         for values_sbuf in {id(each): each for each in (found.loss_sbuf, found.moment_sbuf)}.values():
             nisa.tensor_copy(dst=values_sbuf, src=selected(values_sbuf, counts_sbuf))
-
-    def _store(self, vectors: Vectors, found: Divergences) -> list[nisa.NkiInstruction]:
-        return [
-            group.stored(vector_hbm, values_sbuf[0 : group.rows, group.start : group.end])
-            for vector_hbm, values_sbuf in _results(vectors, found, self.totals)
-            for group in groups_of(self.batches)
-        ]
 
 
 def counting(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
@@ -197,9 +214,15 @@ def counting(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
     return counts_sbuf
 
 
-def _results(vectors: Vectors, found: Divergences, totals: Totals) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-    def of_side(side: Exponentials) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        return side.neg_shift_sbuf, side.sums_sbuf
+def _divergences_in(vectors: Vectors, found: Divergences) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+    return [(vectors.loss_hbm, found.loss_sbuf), (vectors.moment_hbm, found.moment_sbuf)]
 
-    tiles = (found.loss_sbuf, found.moment_sbuf, *of_side(totals.student), *of_side(totals.teacher))
-    return list(zip(vectors.returned(), tiles, strict=True))
+
+def _results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+    student, teacher = totals.student, totals.teacher
+    return [
+        (vectors.student_shift_hbm, student.neg_shift_sbuf),
+        (vectors.student_sum_hbm, student.sums_sbuf),
+        (vectors.teacher_shift_hbm, teacher.neg_shift_sbuf),
+        (vectors.teacher_sum_hbm, teacher.sums_sbuf),
+    ]

@@ -36,7 +36,7 @@ def distillation_forward(
     No factor T^2. A KL reads both logits once. Jensen-Shannon reads them twice: the mixture needs both log-sum-exps.
 
     Dimensions:
-        N: positions, at most 32,768 a core.
+        N: positions; those of a core are taken in parts of 32,768.
         V: vocabulary size.
 
     Args:
@@ -66,7 +66,8 @@ def distillation_forward(
         chunk_size,
     )
     vectors = Vectors.make(launch.num_positions)
-    forward_of_core(launch, vectors)
+    for part in launch.parts():
+        forward_of_core(launch.of_part(part), vectors.of_part(part))
     return vectors.returned()
 
 
@@ -131,7 +132,8 @@ def distillation_backward(
     if not inplace:
         shape = student_hbm.shape
         grad_hbm = nl.ndarray(shape, dtype=student_hbm.dtype, buffer=nl.shared_hbm, name="grad_student_hbm")
-    backward_of_core(launch, saved, grad_loss_hbm, grad_hbm)
+    for part in launch.parts():
+        backward_of_core(launch.of_part(part), saved.of_part(part), part.of(grad_loss_hbm), part.of(grad_hbm))
     return grad_hbm
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, batches_of_core
+from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling
 from nkilib.nki import nl
@@ -32,6 +33,20 @@ class DistillationOptions:
     beta: float = 0.0
     temperature: float = 1.0
     ignore_index: int = -100
+
+
+@dataclass(frozen=True)
+class Part:
+    """Positions ``start`` to ``end``."""
+
+    start: int
+    end: int
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """A view of a tensor [N] or [N, V]; the tensor itself where all are taken."""
+        if (self.start, self.end) == (0, int(tensor_hbm.shape[0])):
+            return tensor_hbm
+        return tensor_hbm.slice(0, self.start, self.end, 1)
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,20 @@ class Launch:
     def scale(self) -> float:
         """1 / T."""
         return 1.0 / self.options.temperature
+
+    def parts(self) -> list[Part]:
+        """The positions in parts of as many as rows can be collected of, to be computed anew."""
+        most = BATCHES_MAX * POSITIONS * int(nl.num_programs())
+        return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
+
+    def of_part(self, part: Part) -> Launch:
+        """A launch on its positions alone."""
+        return replace(
+            self,
+            student_hbm=part.of(self.student_hbm),
+            teacher_hbm=part.of(self.teacher_hbm),
+            labels_hbm=None if self.labels_hbm is None else part.of(self.labels_hbm),
+        )
 
     def batches(self) -> list[Batch]:
         """Those of this core."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from nkilib.core.rows.batches import Batch, BatchGroup
 from nkilib.core.rows.tiles import clamp
-from nkilib.experimental.loss.distillation.options import LOWEST, POSITIONS
+from nkilib.experimental.loss.distillation.options import LOWEST, POSITIONS, Part
 from nkilib.nki import nisa, nl
 
 # -inf of what LOWEST is multiplied with, and of nothing that a logit may be.
@@ -140,6 +140,10 @@ class Vectors:
             nl.ndarray((positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=each.name) for each in fields(cls)
         ]
         return cls(*vectors)
+
+    def of_part(self, part: Part) -> Vectors:
+        """Views of those of its positions."""
+        return Vectors(*(part.of(vector_hbm) for vector_hbm in self.returned()))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
         """All of them."""

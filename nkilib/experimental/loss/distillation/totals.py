@@ -65,23 +65,16 @@ class Totals:
             Exponentials.make(batches, scale), Exponentials.make(batches, scale), row_tile(batches), row_tile(batches)
         )
 
-    def of_batch(self, batch: int, rows: int) -> Totals:
-        """Views of one batch."""
+    def of_batches(self, start: int, end: int, rows: int) -> Totals:
+        """Views of some batches, which have as many rows: [rows, end - start]."""
 
-        def view(side: Exponentials) -> Exponentials:
-            return Exponentials(
-                side.scale,
-                column(side.neg_shift_sbuf, batch, rows),
-                column(side.bias_sbuf, batch, rows),
-                column(side.sums_sbuf, batch, rows),
-            )
+        def part(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+            return tile_sbuf[0:rows, start:end]
 
-        return Totals(
-            view(self.student),
-            view(self.teacher),
-            column(self.weighted_sbuf, batch, rows),
-            column(self.logs_sbuf, batch, rows),
-        )
+        def of_side(side: Exponentials) -> Exponentials:
+            return Exponentials(side.scale, part(side.neg_shift_sbuf), part(side.bias_sbuf), part(side.sums_sbuf))
+
+        return Totals(of_side(self.student), of_side(self.teacher), part(self.weighted_sbuf), part(self.logs_sbuf))
 
     def tiles(self) -> tuple[nl.NkiTensor, ...]:
         """Each of them once; those of biases follow from the shifts, and nothing takes them in the end."""

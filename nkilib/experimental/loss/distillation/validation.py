@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
-from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.experimental.loss.distillation.host.tiling import most_columns
 from nkilib.experimental.loss.distillation.options import (
     LEAST_TEMPERATURE,
     MOST_TEMPERATURE,
-    POSITIONS,
     Launch,
 )
 from nkilib.nki import nl
@@ -41,8 +38,6 @@ def validate(launch: Launch) -> None:
             f"cast it, as with .float()",
         )
     _validate_options(launch)
-    own, most = positions_of_core(shape[0], nl.num_programs(), 0), BATCHES_MAX * POSITIONS
-    require(own <= most, f"{function}: a core takes at most {most} positions, got {own}; launch them in parts")
     labels_hbm = launch.labels_hbm
     if labels_hbm is not None:
         require(

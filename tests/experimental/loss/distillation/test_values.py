@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, options
 from nkilib.experimental.loss.distillation.host.bounds import distillation_bound, distillation_gradient_bound
 from nkilib.experimental.loss.distillation.host.reference import (
     distillation_gradient_reference,
@@ -160,3 +160,16 @@ def test_the_bound_notices_wrong_results(cheat: Any) -> None:
 def test_a_vocabulary_of_262144(beta: float) -> None:
     student, teacher = pair(11, (2, 262144), ("bfloat16", "float32"))
     _assert_right(student, teacher, beta)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_positions_in_parts_have_the_same_bits(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher = pair(10, (513, 600), ("bfloat16", "float32"))
+    student[[1, 300, 512], 590] = 100.0  # Computed anew, the last one as the only position of its part.
+    labels = np.where(np.arange(513) % 7 == 0, -100, 1).astype(np.int32)
+    whole = _launch(student, teacher, labels, beta=beta)
+    monkeypatch.setattr(options, "BATCHES_MAX", 1)
+    for cores in (1, 2):
+        in_parts = _launch(student, teacher, labels, cores=cores, beta=beta)
+        assert all(np.array_equal(a, b) for a, b in zip(whole[0], in_parts[0], strict=True))
+        assert np.array_equal(whole[1], in_parts[1])

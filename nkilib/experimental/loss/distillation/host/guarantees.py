@@ -12,7 +12,8 @@ DISTILLATION_FORWARD = Guarantee(
     workspace="0",
     in_place=None,
     error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; a KL of equal logits is 0",
-    notes="chunks depend on V alone; sums of a piece in the order of the engine's accumulator, then of the pieces",
+    notes="chunks depend on V, the bytes of a logit of each, and whether it is a KL or Jensen-Shannon; "
+    "sums of a piece in the order of the engine's accumulator, then of the pieces",
 )
 DISTILLATION_BACKWARD = Guarantee(
     math="float32",

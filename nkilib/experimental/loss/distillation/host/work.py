@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from nkilib.core.cores import positions_of_core
-from nkilib.core.rows.recomputation import most_trips
+from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
+from nkilib.core.rows.slots import ROWS_OF_TILE
 from nkilib.nki import nl
 from nkilib.work import Work
 
@@ -36,11 +37,12 @@ def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, be
 
 
 def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
-    """How often the loop of the forward runs at most: when every row of a core is computed anew.
+    """How often the loop of the forward runs at most: when every row of a core, of a part of them, is computed anew.
 
     To be asked while the kernel runs, which knows how many cores there are.
     """
-    return {"recompute_rows": most_trips(positions_of_core(student_hbm.shape[0], nl.num_programs(), 0))}
+    own = positions_of_core(student_hbm.shape[0], nl.num_programs(), 0)
+    return {"recompute_rows": most_trips(min(own, BATCHES_MAX * ROWS_OF_TILE))}
 
 
 def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
