@@ -103,7 +103,7 @@ def test_more_features_than_a_stripe_and_classes_than_banks() -> None:
 
 
 def test_groups_of_the_weight_gradient_have_memory_in_blocks_shorter_than_the_largest() -> None:
-    problem = problem_of("normal", Sizes(100, 400, 1400, BF16), layout="dv")
+    problem = problem_of("normal", Sizes(100, 384, 1400, BF16), layout="dv")
     launched(problem, position_block=128, class_block=1280, cores=1).check()
 
 
