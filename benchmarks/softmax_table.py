@@ -1,6 +1,6 @@
 """The modelled time of softmax and log-softmax, beside what the hardware needs. Modelled, not measured.
 
-    python -m benchmarks.softmax_table [--one-queue] [--axis last|middle]
+    python -m benchmarks.softmax_table [--one-queue] [--axis last|middle|short]
 
 Each row is a launch on two cores of trn2. The last columns are the time as a multiple of the bound (each tensor over
 HBM once; an exponential an element) and of the larger one of that and two passes of Scalar over all elements, which is
@@ -25,6 +25,8 @@ LAST_AXIS = (
     ((4096, 1024), -1),
 )
 MIDDLE_AXIS = (((8, 12, 1024, 1024), 2), ((64, 1000, 512), 1))
+SHORT_AXIS = (((8, 21, 65536), 1), ((16, 21, 512, 512), 1), ((131072, 64, 2), 1), ((32, 64, 4096), 1))
+_AXES = {"last": LAST_AXIS, "middle": MIDDLE_AXIS, "short": SHORT_AXIS}
 # Elements that Scalar takes in a microsecond, in 128 partitions of two cores.
 _SCALAR_PER_US = 2 * 128 * 1200
 
@@ -33,13 +35,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one-queue", action="store_true", help="one queue triggers loads and stores")
-    parser.add_argument("--axis", choices=("last", "middle"), default="last")
+    parser.add_argument("--axis", choices=tuple(_AXES), default="last")
     arguments = parser.parse_args()
     parameters = ModelParameters(queues_by_direction=not arguments.one_queue)
     print("Modelled, not measured: two cores of trn2")
     heads = f"{'us':>9} {'/ bound':>8} {'/ two passes':>12} {'instructions':>12}"
     print(f"{'shape':22} {'axis':>4} {'type':8} {'kernel':20} {heads}")
-    for shape, axis in LAST_AXIS if arguments.axis == "last" else MIDDLE_AXIS:
+    for shape, axis in _AXES[arguments.axis]:
         for dtype in ("bfloat16", "float32"):
             for kind in Kind:
                 for direction in ("forward", "backward"):

@@ -10,7 +10,8 @@ import numpy as np
 from nkilib.experimental import softmax
 from nkilib.nki import nl
 
-# Tiny rows, short ones, several pieces, several partitions; a middle axis, short and long.
+# Tiny rows, short ones, several pieces, several partitions; a middle axis, tiny, long, transposed by DMA in
+# 16 bits, and short.
 SHAPES: Final[dict[str, tuple[tuple[int, ...], dict[str, Any]]]] = {
     "tiny": ((300, 7), {}),
     "short": ((130, 90), {}),
@@ -19,6 +20,8 @@ SHAPES: Final[dict[str, tuple[tuple[int, ...], dict[str, Any]]]] = {
     "partitions": ((2, 30001), {}),
     "middle": ((2, 5, 7), {"axis": 1}),
     "long middle": ((2, 150, 40), {"axis": 1}),
+    "transposed middle": ((2, 130, 256), {"axis": 1}),
+    "short middle": ((2, 21, 300), {"axis": 1}),
     "float32": ((3, 90), {"dtype": nl.float32}),
 }
 

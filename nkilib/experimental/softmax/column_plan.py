@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.column_geometry import (
@@ -25,6 +26,8 @@ from nkilib.nki import nl
 
 # Elements of a segment: a bank of PSUM has so many.
 _SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
+# Elements of a column that a partition takes as a whole.
+_SHORT_16_BIT, _SHORT_FLOAT32 = 64, 64
 # Bytes of a partition: what waits between the passes; the small tiles and those of single items.
 KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
@@ -159,6 +162,18 @@ class ColumnTensors:
         return sum(dtype_bytes(dtype) for dtype in (*self.read, self.written))
 
 
+def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -> bool:
+    """Whether a partition takes whole columns (:mod:`.short_columns`), rather than that columns are turned.
+
+    Turned columns use as many partitions as they have elements, and an instruction takes 128 of them at most; whole
+    columns come in runs that are the shorter the longer they are, for a window has so many elements of a partition. The
+    limits are where the modelled times of large tensors meet. Bits depend on the choice: so it depends on the size of
+    the axis and on types alone.
+    """
+    longest = _SHORT_FLOAT32 if nl.float32 in dtypes else _SHORT_16_BIT
+    return 2 <= count <= longest and (chunk_size is None or chunk_size >= count)
+
+
 def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
     """Elements of a segment, which depends on types alone."""
     is_wide = nl.float32 in (*tensors.read, tensors.written)
@@ -184,6 +199,11 @@ def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, cor
     longest = longest_segment(tensors, chunk_size)
     segments = segments_of(count, longest)
     fitting = [choice for choice in _choices(tensors, len(segments)) if _fits(tensors, segments, choice)]
+    require(
+        bool(fitting),
+        f"softmax over columns: a window of [O, C, I] = {tuple(tensors.shape)} must fit in SBUF, and none does; "
+        f"split the axis before the launch, or make it the last one",
+    )
     choice = min(fitting, key=lambda choice: _cost(tensors, segments, choice))
     is_strided = choice.layout is Layout.STRIDED
     windows = windows_of_core(outer, inner, choice.outer, choice.inner, cores, core, is_strided)

@@ -1,7 +1,8 @@
 """The forward along an axis that is not the last one: columns of tensors [O, C, I].
 
 Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, worked on as
-rows are, and turned back. Columns that do not fit on chip are read twice.
+rows are, and turned back. Columns that do not fit on chip are read twice. Those of a short axis are
+not turned: :mod:`.short_columns` takes them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
-from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, plan_columns
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, is_short, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.short_columns import forward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
@@ -34,6 +36,9 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
+    if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), tiling.chunk_size):
+        forward_of_short_columns(x_hbm, y_hbm, kind, tiling.chunk_size)
+        return
     tensors = ColumnTensors(
         Sizes(*x_hbm.shape),
         read=(x_hbm.dtype,),

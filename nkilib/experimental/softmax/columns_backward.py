@@ -6,9 +6,10 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.softmax.column_backward import BackwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
-from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, plan_columns
+from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, is_short, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
 from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.short_columns_backward import backward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
@@ -31,6 +32,9 @@ def backward_of_columns(
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
+    if is_short(grad_hbm.shape[1], (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype), tiling.chunk_size):
+        backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind, tiling.chunk_size)
+        return
     tensors = ColumnTensors(
         Sizes(*grad_hbm.shape),
         read=(grad_hbm.dtype, output_hbm.dtype),

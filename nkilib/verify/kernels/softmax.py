@@ -23,8 +23,8 @@ from nkilib.verify.observation import Array
 
 # Rows of several pieces, and a second batch; short rows, several of a partition; a row on several partitions.
 _LAST_AXIS: Final = ((130, 4100), (700, 100), (2, 40003))
-# Columns of several segments.
-_MIDDLE: Final = (2, 300, 140)
+# Columns of several segments; columns that the DMA engines transpose, of 16-bit types; short ones, not transposed.
+_MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def cases() -> Iterator[Case]:
         for kernel in _KERNELS:
             for number, shape in enumerate(_LAST_AXIS):
                 yield kernel.case(f"last axis of {shape[1]}", type_name, shape, 1 + (number + 1) % 2)
-            yield kernel.case("middle axis", type_name, _MIDDLE, 2, axis=1)
+            for middle in _MIDDLE:
+                yield kernel.case(f"middle axis of {middle[1]}", type_name, middle, 2, axis=1)
             options = {"dtype": nl.float32, "chunk_size": 40}
             yield kernel.case("float32 result, small chunks", type_name, _LAST_AXIS[1], 2, **options)
             if kernel.of_forward is not None:

@@ -1,0 +1,226 @@
+"""How a launch over short columns is cut up: arithmetic only, from shapes and types.
+
+A partition takes whole columns of [O, C, I]: blocks of neighbouring inner places, or, where few lie inside, several
+outer places. What decides the bits of a column is the order of its sum, which depends on C alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
+
+# Elements of a partition that an instruction takes: of fewer, what it costs besides counts; of more, windows are small.
+_PIECE_16_BIT, _PIECE_FLOAT32 = 3072, 2048
+# Windows on chip: one is loaded, one computed, one stored; more of small ones.
+LEAST_BUFFERS, _MOST_BUFFERS = 3, 8
+# Bytes of a partition that are left to alignment.
+_SPARE_BYTES = 4096
+# Bytes of a run in HBM from which on a transfer has the full rate, and up to which a store takes twice as long.
+_FULL_RUN, _SMALL_STORE = 1334, 512
+# Bytes of a partition that are moved while the engines compute an element: its transfers take no longer if there are
+# more of them.
+_COMPUTED_BYTES = 7.5
+# Windows whose transfers overlap with nothing: half of the first one, and half of the last one.
+_OVERLAPS_NOTHING = 1.0
+# Windows of a core at least, where outer places share a partition: loads then overlap with stores.
+_LEAST_WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class Band:
+    """Columns that are cut up alike: units of ``each`` outer and ``width`` inner places, one on a partition.
+
+    Attributes:
+        first_outer, outer: its outer places.
+        each: outer places of a unit; 1 where an outer place has several units.
+        first_inner, blocks, width: units of an outer place, and inner places of each.
+    """
+
+    first_outer: int
+    outer: int
+    each: int
+    first_inner: int
+    blocks: int
+    width: int
+
+    @property
+    def units(self) -> int:
+        """How many there are."""
+        return self.outer // self.each * self.blocks
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an instruction takes of the units of a window.
+
+    Attributes:
+        window: its number.
+        first, each: outer places of a unit.
+        start, width: inner places.
+        ends: whether it is the last one of its window.
+    """
+
+    window: int
+    first: int
+    each: int
+    start: int
+    width: int
+    ends: bool
+
+    def of(self, window_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The piece of a tile [partitions, each, C, width]."""
+        return window_sbuf[:, self.first : self.first + self.each, :, self.start : self.start + self.width]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Units that are loaded together, one on each partition.
+
+    Attributes:
+        number: of the core.
+        band: of the units.
+        first, end: numbers of the first one, and of the one after the last one.
+    """
+
+    number: int
+    band: Band
+    first: int
+    end: int
+
+    def shape(self, length: int) -> tuple[int, int, int, int]:
+        """Of its tile: [partitions, each, C, width]."""
+        return self.end - self.first, self.band.each, length, self.band.width
+
+    def runs(self, tensor_hbm: nl.NkiTensor) -> Iterator[tuple[int, nl.NkiTensor]]:
+        """The first partition of each transfer, and its part of a tensor [O, C, I], [partitions, each, C, width]."""
+        band = self.band
+        if band.blocks == 1:
+            first = band.first_outer + self.first * band.each
+            places = (self.end - self.first) * band.each
+            part_hbm = tensor_hbm[first : first + places, :, band.first_inner : band.first_inner + band.width]
+            yield 0, part_hbm.reshape_dim(0, (self.end - self.first, band.each))
+            return
+        unit = self.first
+        while unit < self.end:
+            outer, block = divmod(unit, band.blocks)
+            count = min(self.end - unit, band.blocks - block)
+            start = band.first_inner + block * band.width
+            part_hbm = tensor_hbm[band.first_outer + outer, :, start : start + count * band.width]
+            yield unit - self.first, part_hbm.reshape_dim(1, (count, band.width)).permute([1, 0, 2]).expand_dim(1)
+            unit += count
+
+    def pieces(self, columns: int) -> list[Piece]:
+        """The units in pieces of at most so many columns each."""
+        band = self.band
+        each = min(band.each, max(1, columns // band.width))
+        width = div_ceil(band.width, div_ceil(band.width, columns))
+        places = [
+            (first, min(each, band.each - first), start, min(width, band.width - start))
+            for first in range(0, band.each, each)
+            for start in range(0, band.width, width)
+        ]
+        return [Piece(self.number, *place, place is places[-1]) for place in places]
+
+
+@dataclass(frozen=True)
+class ShortPlan:
+    """How a launch is cut up.
+
+    Attributes:
+        length: C.
+        columns: of a piece at most.
+        windows: of the core.
+        buffers: of windows that are on chip.
+    """
+
+    length: int
+    columns: int
+    windows: list[Window]
+    buffers: int
+
+    @property
+    def piece(self) -> int:
+        """Elements of a partition that scratch of a piece has."""
+        return self.columns * self.length
+
+    @property
+    def window(self) -> int:
+        """Elements of a partition that a window has."""
+        return max((window.band.each * self.length * window.band.width for window in self.windows), default=0)
+
+
+def plan_short(
+    shape: tuple[int, int, int],
+    dtypes: tuple[nl.DType, ...],
+    window_bytes: int,
+    piece_bytes: int,
+    chunk_size: int | None,
+) -> ShortPlan:
+    """The plan for this core.
+
+    Args:
+        shape: O, C and I.
+        dtypes: of the inputs and of the result.
+        window_bytes: of an element of a window, in all tensors.
+        piece_bytes: of an element of a piece, in all of its scratch.
+        chunk_size: elements of a piece at most, or None; at least C.
+    """
+    outer, length, inner = shape
+    cores, core = nl.num_programs(), nl.program_id()
+    piece = _PIECE_FLOAT32 if nl.float32 in dtypes else _PIECE_16_BIT
+    columns = (piece if chunk_size is None else min(piece, chunk_size)) // length
+    fitting = nl.tile_size.sbuf_fmax_bytes - _SPARE_BYTES - columns * length * piece_bytes
+    most = fitting // (LEAST_BUFFERS * window_bytes * length)
+    bands = _bands(outer, inner, most, cores, dtypes)
+    cuts = [(band, *cut) for band in bands for cut in _cuts(band.units, cores, core)]
+    windows = [Window(number, *cut) for number, cut in enumerate(cuts)]
+    plan = ShortPlan(length, columns, windows, LEAST_BUFFERS)
+    buffers = fitting // max(1, plan.window * window_bytes)
+    return ShortPlan(length, columns, windows, min(_MOST_BUFFERS, buffers))
+
+
+def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType, ...]) -> list[Band]:
+    """All columns, with at most ``most`` of them on a partition."""
+    lanes = nl.tile_size.pmax * cores
+    if inner <= most and outer >= nl.tile_size.pmax:
+        each = max(1, min(most // inner, outer // (lanes * _LEAST_WINDOWS)))
+        whole = outer // each * each
+        bands = [Band(0, whole, each, 0, 1, inner), Band(whole, outer - whole, 1, 0, 1, inner)]
+        return [band for band in bands if band.units]
+    least = div_ceil(inner, most)
+    of_result = dtype_bytes(dtypes[-1])
+    computing = _COMPUTED_BYTES / sum(dtype_bytes(dtype) for dtype in dtypes)
+
+    def cost(blocks: int) -> float:
+        width = div_ceil(inner, blocks)
+        full, rest = divmod(inner, width)
+        moving = _slowness(width * of_result)
+        windows = div_ceil(div_ceil(outer * full, nl.tile_size.pmax), cores)
+        time = width * (windows * max(moving, computing) + _OVERLAPS_NOTHING * moving)
+        return time + (div_ceil(outer, lanes) * rest * _slowness(rest * of_result) if rest else 0.0)
+
+    width = div_ceil(inner, min(range(least, min(inner, 4 * least + lanes) + 1), key=cost))
+    full, rest = divmod(inner, width)
+    bands = [Band(0, outer, 1, 0, full, width)]
+    if rest:
+        bands.append(Band(0, outer, 1, full * width, 1, rest))
+    return bands
+
+
+def _slowness(run: int) -> float:
+    """How much longer transfers in such runs take."""
+    return max(1.0, _FULL_RUN / run) * (2.0 if run <= _SMALL_STORE else 1.0)
+
+
+def _cuts(units: int, cores: int, core: int) -> Iterator[tuple[int, int]]:
+    """First and end of the windows of a core, which are of about one size."""
+    windows = div_ceil(div_ceil(units, nl.tile_size.pmax), cores) * cores
+    of_core = windows // cores
+    for number in range(core * of_core, (core + 1) * of_core):
+        first, end = units * number // windows, units * (number + 1) // windows
+        if end > first:
+            yield first, end
