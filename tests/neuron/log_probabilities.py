@@ -22,12 +22,16 @@ def _numbers(seed: int, *shape: int) -> np.ndarray:
 
 
 NLL_FORWARD: Final[dict[str, dict[str, Any]]] = {
-    "mean": {"class_weight_hbm": np.abs(_numbers(1, CLASSES)), "ignore_index": 3},
-    "none": {"reduction": "none"},
+    "mean": {"class_weight_hbm": np.abs(_numbers(1, CLASSES)), "ignore_index": 3, "streamed": False},
+    "none": {"reduction": "none", "streamed": False},
+    "streamed mean": {"class_weight_hbm": np.abs(_numbers(1, CLASSES)), "ignore_index": 3, "streamed": True},
+    "streamed none": {"reduction": "none", "streamed": True},
 }
 NLL_BACKWARD: Final[dict[str, dict[str, Any]]] = {
     "mean": {**NLL_FORWARD["mean"], "grad_loss_hbm": _ONE, "total_weight_hbm": 2 * _ONE},
-    "none, in place": {"reduction": "none", "grad_loss_hbm": _numbers(2, ROWS), "inplace": True},
+    "none, in place": {"reduction": "none", "grad_loss_hbm": _numbers(2, ROWS), "inplace": True, "streamed": False},
+    "streamed mean": {**NLL_FORWARD["streamed mean"], "grad_loss_hbm": _ONE, "total_weight_hbm": 2 * _ONE},
+    "streamed none": {**NLL_FORWARD["streamed none"], "grad_loss_hbm": _numbers(2, ROWS), "inplace": True},
 }
 KL_FORWARD: Final[dict[str, dict[str, Any]]] = {
     "mean": {"columns": 128, "buffers": 2},

@@ -108,7 +108,7 @@ def _nll_losses(given: Mapping[str, Any]) -> Any:
 def _nll_loss_truths(given: Mapping[str, Any]) -> Truths:
     found, reduction = _nll_losses(given), given.get("reduction", "mean")
     shape, dtype = given["input_hbm"].shape, given["input_hbm"].dtype
-    exact, bound = found.reduced(reduction), nll_loss_bound(found, shape, reduction, dtype)
+    exact, bound = found.reduced(reduction), nll_loss_bound(found, shape, reduction, dtype, given["streamed"])
     total = found.weights.sum()
     return {
         "loss": Truth(exact.reshape(-1), bound.reshape(-1)),
@@ -132,16 +132,17 @@ def _nll_loss_backward_truths(given: Mapping[str, Any]) -> Truths:
     return {"gradient": Truth(exact, nll_loss_gradient_bound(exact, given["input_hbm"].dtype))}
 
 
-def _nll_cases(type_name: str) -> Iterator[Case]:
+def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
     weighted = {"class_weight_hbm": inputs.class_weights(_SIZES[1]), "ignore_index": _IGNORED}
+    way = "streamed" if streamed else "gathered"
     forward, backward, results = "nll_loss_forward", "nll_loss_backward", ("loss", "total_weight")
     for cores, options in ((1, {"reduction": "none"}), (2, weighted)):
         yield Case(
-            f"{forward}: {'weighted mean' if options is weighted else 'none'}, {type_name}",
+            f"{forward}: {'weighted mean' if options is weighted else 'none'}, {way}, {type_name}",
             False,
             _SIZES,
             nll_loss_forward,
-            partial(_nll_loss, type_name, **options),
+            partial(_nll_loss, type_name, streamed=streamed, **options),
             results,
             _nll_loss_truths,
             cores,
@@ -151,11 +152,11 @@ def _nll_cases(type_name: str) -> Iterator[Case]:
         (2, "input_hbm", {**weighted, "inplace": True}),
     ):
         yield Case(
-            f"{backward}: {'none' if written is None else 'weighted mean, in place'}, {type_name}",
+            f"{backward}: {'none' if written is None else 'weighted mean, in place'}, {way}, {type_name}",
             False,
             _SIZES,
             nll_loss_backward,
-            partial(_nll_loss_backward, type_name, **options),
+            partial(_nll_loss_backward, type_name, streamed=streamed, **options),
             ("gradient",),
             _nll_loss_backward_truths,
             cores,
@@ -196,5 +197,6 @@ def _kl_div_cases(type_name: str) -> Iterator[Case]:
 def cases() -> Iterator[Case]:
     """All of them."""
     for type_name in inputs.TYPES:
-        yield from _nll_cases(type_name)
+        for streamed in (False, True):
+            yield from _nll_cases(type_name, streamed)
         yield from _kl_div_cases(type_name)

@@ -38,7 +38,15 @@ REFUSALS = [
         "too many positions",
         "a launch gathers for at most 8192 groups of up to 128 positions, got 8193 of an input of shape "
         "(1, 1, 1048577); split the rows",
-        {"input_hbm": np.ones((1, 1, 2**20 + 1), np.float32), "targets_hbm": np.zeros((1, 2**20 + 1), np.int32)},
+        {"input_hbm": np.ones((1, 1, 2**20 + 1), np.float32), "targets_hbm": np.zeros((1, 2**20 + 1), np.int32)}
+        | {"streamed": False},
+        NLL,
+    ),
+    Refusal("streamed", "streamed must be True, False or None, got 2; use None", {"streamed": 2}, NLL),
+    Refusal(
+        "too many classes to stream",
+        "streamed=True takes at most 256 classes, got 257; use None",
+        {"input_hbm": np.ones((3, 257), np.float32), "streamed": True},
         NLL,
     ),
     Refusal(

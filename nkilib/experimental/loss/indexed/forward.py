@@ -38,7 +38,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class Sums:
     """Of weights, and of losses where they are not stored."""
 
     weights: PartialSums
@@ -48,7 +48,7 @@ class _Sums:
 def forward_of_core(input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, results: Results) -> None:
     """The results, from an input [N, C * D]."""
     parts = number_of_batches(shape)
-    sums = _Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
+    sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
     own = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
     batches = [batch for block in own for batch in batches_of_block(shape, block)]
     for start in range(0, len(batches), _TOGETHER):
@@ -57,34 +57,35 @@ def forward_of_core(input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder
         gathered = [each.gathered(batch.block.of(input_hbm)) for batch, each in zip(group, found, strict=True)]
         for batch, each, values_sbuf in zip(group, found, gathered, strict=True):
             _take(each, each.counted(values_sbuf), batch, results, sums)
-    _store_sums(sums, results)
+    store_sums(sums, results)
 
 
 def _take(
-    elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: _Sums
+    elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: Sums
 ) -> None:
     """-w x of a batch. A weight of 0 makes NaN of an infinite value, as in PyTorch."""
     nisa.tensor_copy(dst=sums.weights.of_part(batch.number, batch.positions), src=elements.weight_sbuf)
     if sums.losses is not None:
-        _weigh(sums.losses.of_part(batch.number, batch.positions), values_sbuf, elements)
+        weigh(sums.losses.of_part(batch.number, batch.positions), values_sbuf, elements.weight_sbuf)
         return
     losses_sbuf = nl.ndarray((batch.positions, 1), dtype=results.loss_hbm.dtype, buffer=nl.sbuf)
-    _weigh(losses_sbuf, values_sbuf, elements)
+    weigh(losses_sbuf, values_sbuf, elements.weight_sbuf)
     nisa.dma_copy(dst=batch.of(results.loss_hbm), src=losses_sbuf)
 
 
-def _weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, elements: TargetElements) -> None:
+def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
+    """-w x."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=values_sbuf,
         op0=nl.multiply,
         operand0=-1.0,
         op1=nl.multiply,
-        operand1=elements.weight_sbuf,
+        operand1=weight_sbuf,
     )
 
 
-def _store_sums(sums: _Sums, results: Results) -> None:
+def store_sums(sums: Sums, results: Results) -> None:
     """The first core stores them. Without a target that counts the mean is 0 * inf, NaN, as in PyTorch."""
     is_first = nl.program_id(0) == 0
     weight_sbuf = sums.weights.total(pipe=0)

@@ -8,6 +8,9 @@ from nkilib.core.rows.checks import require, require_indirect_dma, require_vecto
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction, require_upstream
 from nkilib.experimental.loss.indexed.backward import Upstream, backward_of_core
+from nkilib.experimental.loss.indexed.class_backward import streamed_backward_of_core
+from nkilib.experimental.loss.indexed.class_forward import streamed_forward_of_core
+from nkilib.experimental.loss.indexed.class_tiles import STREAMED_CLASSES_MAX, is_streamed
 from nkilib.experimental.loss.indexed.elements import ElementFinder
 from nkilib.experimental.loss.indexed.forward import Results, forward_of_core
 from nkilib.experimental.loss.indexed.positions import BATCHES_MAX, Shape, number_of_batches
@@ -22,12 +25,13 @@ def nll_loss_forward(
     class_weight_hbm: nl.NkiTensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
+    streamed: bool | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Negative log-likelihood of every position's target: ``-w[t] * x[t]``.
 
     Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. Of
-    the input only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a logical
-    NeuronCore of two cores.
+    an input of many classes only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
+    logical NeuronCore of two cores.
 
     Dimensions:
         N: rows (N > 0).
@@ -38,10 +42,13 @@ def nll_loss_forward(
         input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may have at
             most 2^30 elements, C * D.
         targets_hbm: [N] or [N, d1, ...], int32; each in [0, C) or ``ignore_index``. Another value is an out-of-range
-            access of the DMA engine.
+            access of the DMA engine, or where the input is streamed, a loss of NaN.
         class_weight_hbm: [C], float32; None means 1.
         ignore_index: target of positions that do not count; an int32.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum over that of the weights.
+
+        streamed: read the whole input in long runs, for at most 256 classes, instead of gathering the elements at the
+            targets; None: what is modelled to take less time. A loss of a target that is out of range is then NaN.
 
     Returns:
         loss_hbm: for ``"none"`` of the shape of the targets in the type of the input; otherwise [1], float32. A mean
@@ -54,15 +61,19 @@ def nll_loss_forward(
     function = "nll_loss_forward"
     shape = _checked_shape(function, input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction)
     targets_hbm_flat = targets_hbm.reshape((shape.rows, shape.places))
-    finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
     rows_hbm = input_hbm.reshape((shape.rows, shape.row_size))
     is_each = reduction == "none"
     loss_shape, dtype = (tuple(targets_hbm.shape), input_hbm.dtype) if is_each else ((1,), nl.float32)
+    is_stream = _streams(function, shape, input_hbm.dtype, streamed)
     loss_hbm = nl.ndarray(loss_shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
     total_weight_hbm = nl.ndarray((1,), dtype=nl.float32, buffer=nl.shared_hbm, name="total_weight_hbm")
     of_rows_hbm = loss_hbm.reshape((shape.rows, shape.places)) if is_each else loss_hbm
     results = Results(of_rows_hbm, total_weight_hbm, is_each, is_mean=reduction == "mean")
-    forward_of_core(rows_hbm, shape, finder, results)
+    if is_stream:
+        streamed_forward_of_core(rows_hbm, shape, targets_hbm_flat, class_weight_hbm, ignore_index, results)
+    else:
+        finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
+        forward_of_core(rows_hbm, shape, finder, results)
     return loss_hbm, total_weight_hbm
 
 
@@ -75,6 +86,7 @@ def nll_loss_backward(
     ignore_index: int = -100,
     reduction: str = "mean",
     inplace: bool = False,
+    streamed: bool | None = None,
 ) -> nl.NkiTensor:
     """Gradient of the negative log-likelihood by the log-probabilities: ``-w[t]`` at the targets, 0 elsewhere.
 
@@ -92,6 +104,9 @@ def nll_loss_backward(
         total_weight_hbm: [1], float32, of the forward, for ``"mean"``.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
 
+        streamed: make the gradient on chip and write it once, for at most 256 classes, instead of scattering over
+            zeros; None: what is modelled to take less time. A target out of range then has a gradient of zeros.
+
     Returns:
         grad_input_hbm: of shape and type of the input; with ``inplace``, ``input_hbm`` itself.
 
@@ -105,16 +120,21 @@ def nll_loss_backward(
     require_upstream(function, grad_loss_hbm, tuple(targets_hbm.shape), is_each)
     if reduction == "mean":
         require_vector(function, "total_weight_hbm", total_weight_hbm, 1, "the second result of nll_loss_forward")
+    is_stream = _streams(function, shape, input_hbm.dtype, streamed)
     grad_input_hbm = input_hbm
     if not inplace:
         grad_input_hbm = nl.ndarray(
             tuple(input_hbm.shape), dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="grad_input_hbm"
         )
     places = (shape.rows, shape.places)
-    finder = ElementFinder.make(shape, targets_hbm.reshape(places), class_weight_hbm, ignore_index)
     grad_hbm = grad_loss_hbm.reshape(places) if is_each else grad_loss_hbm
     upstream = Upstream(grad_hbm, total_weight_hbm if reduction == "mean" else None, is_each)
-    backward_of_core(grad_input_hbm.reshape((shape.rows, shape.row_size)), shape, finder, upstream)
+    targets_hbm_flat, rows_hbm = targets_hbm.reshape(places), grad_input_hbm.reshape((shape.rows, shape.row_size))
+    if is_stream:
+        streamed_backward_of_core(rows_hbm, shape, targets_hbm_flat, class_weight_hbm, ignore_index, upstream)
+    else:
+        finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
+        backward_of_core(rows_hbm, shape, finder, upstream)
     return grad_input_hbm
 
 
@@ -150,12 +170,6 @@ def _checked_shape(
         targets_hbm.dtype == nl.int32,
         f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
     )
-    batches = number_of_batches(shape)
-    require(
-        batches <= BATCHES_MAX,
-        f"{function}: a launch gathers for at most {BATCHES_MAX} groups of up to 128 positions, got {batches} of an "
-        f"input of shape {given}; split the rows",
-    )
     if class_weight_hbm is not None:
         require_vector(function, "class_weight_hbm", class_weight_hbm, shape.classes, "the classes")
     require(
@@ -164,3 +178,25 @@ def _checked_shape(
     )
     require_reduction(function, reduction)
     return shape
+
+
+def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
+    """Whether to stream; refuses what the way that is taken cannot do."""
+    require(
+        streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
+    )
+    if streamed is None:
+        streamed = is_streamed(shape, dtype)
+    if streamed:
+        require(
+            shape.classes <= STREAMED_CLASSES_MAX,
+            f"{function}: streamed=True takes at most {STREAMED_CLASSES_MAX} classes, got {shape.classes}; use None",
+        )
+        return True
+    batches = number_of_batches(shape)
+    require(
+        batches <= BATCHES_MAX,
+        f"{function}: a launch gathers for at most {BATCHES_MAX} groups of up to 128 positions, got {batches} of an "
+        f"input of shape {(shape.rows, shape.classes, shape.places)}; split the rows",
+    )
+    return False

@@ -12,8 +12,9 @@ NLL_LOSS_FORWARD = Guarantee(
     workspace="0",
     in_place=None,
     error="0 of a loss without weight, else half a ulp; a sum u / 2 of what is summed for each of at most 160 "
-    "additions, u = 2^-23; a mean 2 u more",
-    notes="sums: 32 numbers at a time, in an order that depends on the shape alone",
+    "additions, and of up to 1,024 for each tile of a streamed input, u = 2^-23; a mean 2 u more",
+    notes="sums: 32 numbers at a time, in an order that depends on shape and type alone; of a streamed input first the "
+    "positions of a partition in the order of the engine's accumulator",
 )
 NLL_LOSS_BACKWARD = Guarantee(
     math="float32",
@@ -23,5 +24,5 @@ NLL_LOSS_BACKWARD = Guarantee(
     workspace="0",
     in_place="input_hbm",
     error="4 u of the value, u = 2^-23, plus the rounding of the gradient",
-    notes="the gradient is written once; a core scatters into rows whose zeros it has stored",
+    notes="the gradient is written once; a core scatters into rows whose zeros it has stored, or makes it on chip",
 )

@@ -1,4 +1,4 @@
-"""What the kernels work on: the forward reads an element a position, the backward writes the whole gradient once.
+"""What the kernels work on: the forward reads an element a position or all, the backward writes the gradient once.
 
 For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
 """
@@ -8,18 +8,26 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nkilib.experimental.loss.indexed.class_tiles import is_streamed
+from nkilib.experimental.loss.indexed.positions import Shape
 from nkilib.work import Work
 
 _INDEX_BYTES, _FLOAT32_BYTES = 4, 4
 
 
-def nll_loss_forward_work(input_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, reduction: str, **_: Any) -> Work:
-    """The work of ``nll_loss_forward``, whose parameters it takes."""
+def nll_loss_forward_work(
+    input_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, reduction: str, streamed: bool | None, **_: Any
+) -> Work:
+    """The work of ``nll_loss_forward``, whose parameters it takes: of a streamed input, all of it."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     element = as_dtype(input_hbm.dtype).itemsize
-    of_position = _INDEX_BYTES + element + (element if reduction == "none" else 0)
-    of_position += 0 if class_weight_hbm is None else _FLOAT32_BYTES
+    shape = Shape.of(tuple(input_hbm.shape))
+    of_position = _INDEX_BYTES + (element if reduction == "none" else 0)
+    if is_streamed(shape, as_dtype(input_hbm.dtype)) if streamed is None else streamed:
+        of_position += shape.classes * element
+    else:
+        of_position += element + (0 if class_weight_hbm is None else _FLOAT32_BYTES)
     return Work(prod(targets_hbm.shape) * of_position, dtype=as_dtype(input_hbm.dtype))
 
 
