@@ -89,11 +89,20 @@ class _Backward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _forward(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
-        """(e_s - e_t * ratio) * factor: alike distributions cancel in float32, before anything is rounded."""
+        """(e_s - e_t * ratio) * factor: alike distributions cancel in float32, before anything is rounded.
+
+        Vector has two passes and is the busier engine: Scalar multiplies the factor in the first piece of every second
+        chunk of a row, once it has the exponentials of the next piece.
+        """
         student_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
-        for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
+        pieces = self.buffers.pieces(pair.chunk.load, pair.student_sbuf)
+        unscaled: Piece | None = None
+        for piece in pieces:
             totals.student.take(piece.of(student_sbuf), piece.of(pair.student_sbuf), 0)
             totals.teacher.take(piece.tile_psum, piece.of(pair.teacher_sbuf), 0)
+            if unscaled is not None:
+                _scale_by_scalar(pair, unscaled, of_batch)
+                unscaled = None
             nisa.scalar_tensor_tensor(
                 dst=piece.tile_psum,
                 data=piece.tile_psum,
@@ -102,7 +111,10 @@ class _Backward:
                 op1=nl.subtract,
                 operand1=piece.of(student_sbuf),
             )
-            _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
+            if pair.chunk.number % 2 == 1 and piece.number == 0 and len(pieces) > 1:
+                unscaled = piece
+            else:
+                _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
 
     def _reverse(self, pair: PairChunk[Batch], totals: Totals, of_batch: _Coefficients) -> None:
         """(d - center) * e_s * factor; Scalar, which has one exponential to do, multiplies the factor.
