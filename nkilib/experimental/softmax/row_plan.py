@@ -31,8 +31,8 @@ TINY_ROW = 80
 _LEAST_BATCHES, _MOST_BATCHES = 3, 8
 # Rows of several pieces have so many at least: while the statistics of a row are combined, others are worked on.
 _LEAST_PIECES, _LEAST_PIECES_OF_PARTS = 4, 8
-# Pieces of a batch of whole rows at most. Of one batch logs are taken at once, whose table takes long to load.
-_MOST_PIECES = 8
+# Pieces of a batch of whole rows at most: of larger ones the first load and the last store take longer.
+MOST_PIECES = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Streams:
     Attributes:
         resident: for each element of a row, from its load to its store.
         scratch: for each element of a piece.
-        element: of the widest type that is moved.
+        element: of the widest type of a piece.
     """
 
     resident: int
@@ -139,16 +139,25 @@ class RowPlan:
         return [Piece(at, min(at + step, each), 0, self.columns, 0) for at in range(0, each, step)]
 
 
-def row_plan(row_size: int, streams: Streams, chunk_size: int | None) -> RowPlan:
+def row_plan(
+    function: str, row_size: int, streams: Streams, chunk_size: int | None, most_pieces: int = MOST_PIECES
+) -> RowPlan:
     """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them.
+
+    Args:
+        function: the kernel, for messages.
+        row_size: C.
+        streams: what the loop keeps.
+        chunk_size: elements of a piece at most; None is what is modelled to be fastest.
+        most_pieces: of a batch of whole rows.
 
     Raises:
         AssertionError: a row that does not stay on chip.
     """
     require(
         row_size <= largest_row(streams),
-        f"softmax: the last axis must have at most {largest_row(streams)} elements of these types, which stay on chip, "
-        f"got {row_size}; split the axis and combine the parts by their log-sum-exp",
+        f"{function}: the axis must have at most {largest_row(streams)} elements of these types, which stay on chip, "
+        f"got {row_size}; split the axis and combine the statistics of its parts",
     )
     piece_bytes = SHORT_PIECE_BYTES if row_size <= SHORT_ROW else PIECE_BYTES
     usual = piece_bytes // streams.element
@@ -164,7 +173,7 @@ def row_plan(row_size: int, streams: Streams, chunk_size: int | None) -> RowPlan
         return RowPlan(row_size, parts, width, piece_size, 1, 1, min(_MOST_BATCHES, on_chip // columns))
     rows_of_piece = max(1, piece_size // columns)
     pieces_on_chip = on_chip // (rows_of_piece * columns)
-    pieces = max(1, min(_MOST_PIECES, pieces_on_chip // _LEAST_BATCHES)) if parts == 1 else 1
+    pieces = max(1, min(most_pieces, pieces_on_chip // _LEAST_BATCHES)) if parts == 1 else 1
     rows_each = 1 if parts > 1 else rows_of_piece * pieces
     batches = min(_MOST_BATCHES, pieces_on_chip // pieces)
     return RowPlan(row_size, parts, width, piece_size, rows_of_piece, rows_each, batches)

@@ -17,7 +17,9 @@ from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import (
+    MOST_PIECES,
     PARTITIONS,
+    SHORT_ROW,
     Piece,
     RowPlan,
     Streams,
@@ -34,11 +36,15 @@ from nkilib.nki import nisa, nl
 RING = 3
 # Longest row of which softmax keeps exponentials in float32: of longer ones too few would fit.
 _KEPT_ROW = 2048
+# Pieces of a batch of short rows of log-softmax at most: its logs are taken at once, whose table takes long to load.
+_PIECES_OF_LOGS = 8
 # Tiles of halves of a piece, for maxima.
 _HALVES = 3
 _FLOAT32_BYTES = 4
 # Share of the products of softmax that Scalar takes from Vector.
 _SCALAR_SHARE = 0.35
+# Share of those of second exponentials that GpSimd takes from Vector.
+_GPSIMD_SHARE = 0.2
 
 
 def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
@@ -62,10 +68,14 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
     again = 2 if kind is Kind.LOG_SOFTMAX else 2 * _FLOAT32_BYTES  # exponentials
-    plan = row_plan(row_size, Streams(of_x, scratch + again, max(of_x, of_y)), chunk_size)
+    streams = Streams(of_x, scratch + again, max(of_x, of_y))
+    has_many_logs = kind is Kind.LOG_SOFTMAX and row_size <= SHORT_ROW
+    most_pieces = _PIECES_OF_LOGS if has_many_logs else MOST_PIECES
+    function = f"{kind.value}_forward"
+    plan = row_plan(function, row_size, streams, chunk_size, most_pieces)
     if _keeps_float32(plan, kind) and x_dtype != nl.float32:
         kept = Streams(of_x + _FLOAT32_BYTES, scratch + _FLOAT32_BYTES, _FLOAT32_BYTES)
-        return row_plan(row_size, kept, chunk_size)
+        return row_plan(function, row_size, kept, chunk_size, most_pieces)
     return plan
 
 
@@ -270,7 +280,18 @@ class _Forward:
             bias_sbuf = neg_max_sbuf[:, row : row + 1]
             nisa.activation(dst=of_row_sbuf, op=nl.exp, data=x_sbuf[:, row], bias=bias_sbuf)
             scale_sbuf = divisor_sbuf[:, row : row + 1]
-            nisa.tensor_scalar(dst=result_sbuf[:, row], data=of_row_sbuf, op0=nl.multiply, operand0=scale_sbuf)
+            split = max(1, int(x_sbuf.shape[2] * _GPSIMD_SHARE))
+            nisa.tensor_tensor(
+                dst=result_sbuf[:, row, 0:split],
+                data1=of_row_sbuf[:, 0:split],
+                data2=scale_sbuf.broadcast(1, split),
+                op=nl.multiply,
+                engine=nisa.engine.gpsimd,
+            )
+            if split < x_sbuf.shape[2]:
+                nisa.tensor_scalar(
+                    dst=result_sbuf[:, row, split:], data=of_row_sbuf[:, split:], op0=nl.multiply, operand0=scale_sbuf
+                )
 
     def store(self, number: int, piece: Piece) -> None:
         y_hbm = self.matrices[self.batches[number].matrix].tensors[1]

@@ -60,9 +60,9 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
     of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
     scratch = _JUNK_BYTES + _PRODUCTS * _FLOAT32_BYTES
     scratch += _RESULTS * of_grad_x if _has_results(kind, dtypes) else 0
+    if kind is Kind.SOFTMAX:  # whose products are float32: of larger pieces fewer batches would fit
+        return Streams(of_grad + of_output, scratch, _FLOAT32_BYTES)
     widest = max(of_grad, of_output, of_grad_x)
-    if kind is Kind.SOFTMAX:
-        return Streams(of_grad + of_output, scratch, widest)
     scratch += _PRODUCTS * _FLOAT32_BYTES // 2  # halves of short rows
     return Streams(of_grad, scratch + _OUTPUTS * of_output, widest)
 
@@ -74,7 +74,7 @@ def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
 
 def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
     """How the backward cuts up rows."""
-    return row_plan(row_size, backward_streams(kind, dtypes), chunk_size)
+    return row_plan(f"{kind.value}_backward", row_size, backward_streams(kind, dtypes), chunk_size)
 
 
 @dataclass
@@ -228,8 +228,8 @@ class _Backward:
             self.sums[number] = RowSums.make(self.kind, self.batches[number])
         grad_sbuf = self._grad(number, piece)
         if self.kind is Kind.LOG_SOFTMAX:
-            if self._sums_halves(piece):
-                self.products_sbuf[number, piece] = self._sums_of_halves(grad_sbuf)
+            if self._sums_partly(piece):
+                self.products_sbuf[number, piece] = self._partial_sums(grad_sbuf)
             return
         products_sbuf = self.products.next(grad_sbuf.shape)
         nisa.tensor_tensor(
@@ -241,11 +241,12 @@ class _Backward:
         )
         self.products_sbuf[number, piece] = products_sbuf
 
-    def _sums_halves(self, piece: Piece) -> bool:
-        """Whether GpSimd adds the halves of short rows: Vector, which sums many rows at once, has less to do then."""
+    def _sums_partly(self, piece: Piece) -> bool:
+        """Whether GpSimd starts the sums of short rows: Vector, which sums many rows at once, has less to do then."""
         return self.plan.is_short and piece.columns % 2 == 0
 
-    def _sums_of_halves(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    def _partial_sums(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Sums of two elements of a row each, or of four where its size is a multiple of four."""
         partitions, rows, columns = grad_sbuf.shape
         half = columns // 2
         halves_sbuf = self.halves.next((partitions, rows, half))
@@ -256,7 +257,17 @@ class _Backward:
             op=nl.add,
             engine=nisa.engine.gpsimd,
         )
-        return halves_sbuf
+        if half % 2 == 1:
+            return halves_sbuf
+        quarters_sbuf = halves_sbuf[:, :, 0 : half // 2]
+        nisa.tensor_tensor(
+            dst=quarters_sbuf,
+            data1=quarters_sbuf,
+            data2=halves_sbuf[:, :, half // 2 : half],
+            op=nl.add,
+            engine=nisa.engine.gpsimd,
+        )
+        return quarters_sbuf
 
     def take(self, number: int, piece: Piece) -> None:
         sums_sbuf = self.sums[number].of_piece(piece)

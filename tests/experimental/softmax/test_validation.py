@@ -9,6 +9,7 @@ import pytest
 
 from nkilib.experimental.softmax import choose_softmax_tiling
 from nkilib.nki import nl
+from nkilib.simulator import profile, spec
 from tests.experimental.refusals import SOFTMAX_KERNELS, Kernel, Refusal, assert_refused, parametrized
 from tests.experimental.softmax.row_checks import KERNELS
 
@@ -73,6 +74,28 @@ def test_float64_is_refused_with_the_remedy(kernel: Any) -> None:
     wide = [np.ones((3, 4))] * (2 if kernel.is_backward else 1)
     with pytest.raises(TypeError, match="no type float64; cast it to float32"):
         kernel.function[2](*wide)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "most"),
+    [
+        ("softmax_forward", nl.bfloat16, 7_852_032),
+        ("softmax_forward", nl.float32, 4_442_112),
+        ("log_softmax_forward", nl.bfloat16, 9_424_896),
+        ("log_softmax_forward", nl.float32, 4_835_328),
+        ("softmax_backward", nl.bfloat16, 4_704_256),
+        ("softmax_backward", nl.float32, 2_343_936),
+        ("log_softmax_backward", nl.bfloat16, 4_444_160),
+        ("log_softmax_backward", nl.float32, 3_131_392),
+    ],
+)
+def test_rows_that_do_not_stay_on_chip_are_refused(name: str, dtype: Any, most: int) -> None:
+    kernel = KERNELS[name]
+    longest, longer = ([spec((1, size), dtype)] * (2 if kernel.is_backward else 1) for size in (most, most + 1))
+    assert profile(kernel.function[2], *longest).time_us > 0.0
+    message = f"^{name}: the axis must have at most {most} elements of these types, which stay on chip, got {most + 1}"
+    with pytest.raises(AssertionError, match=message):
+        profile(kernel.function[2], *longer)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_other_axes_choose_by_themselves() -> None:
 def test_plans_hold_every_column_once_and_fit(streams: Streams) -> None:
     for row_size in (1, 2, 80, 81, 512, 513, 4097, 32128, 40009, 202408, 262144, largest_row(streams)):
         for chunk_size in (None, 1000):
-            plan = row_plan(row_size, streams, chunk_size)
+            plan = row_plan("softmax_forward", row_size, streams, chunk_size)
             assert 1 <= plan.parts <= PARTITIONS and 0 <= plan.tail < plan.parts
             assert plan.parts * plan.width + plan.tail == row_size
             pieces = plan.pieces(plan.rows_each)
@@ -45,8 +45,8 @@ def test_plans_hold_every_column_once_and_fit(streams: Streams) -> None:
 
 def test_a_row_that_does_not_stay_on_chip_is_refused() -> None:
     streams = Streams(8, 10, 4)
-    assert row_plan(largest_row(streams), streams, None).batches_on_chip == 1
+    assert row_plan("softmax_forward", largest_row(streams), streams, None).batches_on_chip == 1
     with pytest.raises(
         AssertionError, match=f"must have at most {largest_row(streams)} elements .*, got 9000000; split"
     ):
-        row_plan(9_000_000, streams, None)
+        row_plan("softmax_forward", 9_000_000, streams, None)
