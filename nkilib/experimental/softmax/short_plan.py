@@ -91,7 +91,7 @@ class Window:
     first: int
     end: int
 
-    def shape(self, length: int) -> tuple[int, int, int, int]:
+    def shape(self, length: int) -> tuple[int, ...]:
         """Of its tile: [partitions, each, C, width]."""
         return self.end - self.first, self.band.each, length, self.band.width
 
@@ -154,7 +154,7 @@ class ShortPlan:
 
 
 def plan_short(
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     dtypes: tuple[nl.DType, ...],
     window_bytes: int,
     piece_bytes: int,

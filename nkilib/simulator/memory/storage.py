@@ -204,7 +204,8 @@ class Storage:
         widths take turns in a buffer.
         """
         place = self.block_of(content.layout, content.dtype)
-        assert place is not None, "only a block of a storage is deferred"
+        if place is None:
+            raise ValueError("Storage.defer: the content of a view with gaps cannot be deferred; make it at once")
         self._forget(place)
         self.parts.append(Part(content, place, place, self.width_of(content.dtype)))
         while len(self.parts) > _MOST_PARTS:

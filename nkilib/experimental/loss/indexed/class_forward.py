@@ -39,15 +39,15 @@ def streamed_forward_of_core(
         chosen = stage.begin(targets, input_hbm.dtype)
         for first, last in tiling.groups:
             for number in range(len(on_chip), min(visit + _BUFFERS - 1, len(visits))):
-                on_chip.append(_loaded(visits[number], ring[number % _BUFFERS], input_hbm))
+                on_chip.append(_loaded(*visits[number], ring[number % _BUFFERS], input_hbm))
             stage.choose(chosen, on_chip[visit], first, last)
             visit += 1
         stage.finish(chosen)
     store_sums(sums, results)
 
 
-def _loaded(visit: tuple[ClassTile, int, int], buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    tile, first, last = visit
+def _loaded(tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """Elements of classes [first, last) of a tile, on chip."""
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
     return input_sbuf
