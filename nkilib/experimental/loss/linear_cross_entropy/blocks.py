@@ -29,7 +29,7 @@ from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 # A loop of fewer trips costs more than it saves.
-_FEWEST_TRIPS = 2
+FEWEST_TRIPS = 2
 
 
 class Span(NamedTuple):
@@ -122,7 +122,7 @@ class BlockPlan:
         size: rows of a block in the loop.
         blocks_per_trip: of the loop.
         trips: how often it runs, the same for all cores; 0 without a loop.
-        rest: the blocks behind it, of at most ``size`` rows; at least one behind a loop.
+        rest: the blocks behind it; at least one behind a loop.
     """
 
     first: int
@@ -144,7 +144,7 @@ class BlockPlan:
     @property
     def largest(self) -> int:
         """Rows of the largest block; 0 without any."""
-        return self.size if self.trips else max((span.size for span in self.rest), default=0)
+        return max(self.size if self.trips else 0, *(span.size for span in self.rest), 0)
 
     @property
     def sizes(self) -> set[int]:
@@ -181,9 +181,11 @@ class BlockPlan:
         return trip
 
     def _loaded_of_rest(self, number: int) -> int:
-        """Rows of a block of the rest that the step before has loaded. A trip loads no ragged tile."""
+        """Rows of a block of the rest that the step before has loaded: whole tiles, a block at most, of a trip."""
         size = self.rest[number].size
-        return size // PARTITIONS * PARTITIONS if self.trips > 0 and number == 0 else size
+        if self.trips == 0 or number > 0:
+            return size
+        return min(self.size, size // PARTITIONS * PARTITIONS)
 
 
 def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, turns: int = 1) -> BlockPlan:
@@ -205,7 +207,7 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
     least_rest = div_ceil(each, 2) if most_bodies > 2 * blocks_per_trip else 1
     trips = (min(tiles) - least_rest) // (blocks_per_trip * each) if count > most_bodies else 0
     share = shares[core]
-    if trips < _FEWEST_TRIPS:
+    if trips < FEWEST_TRIPS:
         return BlockPlan(share.first, each * PARTITIONS, blocks_per_trip, 0, tuple(_rest(share, each)))
     done = trips * blocks_per_trip * each * PARTITIONS
     rest = Span(share.first + done, share.size - done)

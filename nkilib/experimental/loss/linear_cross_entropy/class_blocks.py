@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.blocks import BlockPlan, Span, plan_blocks
+from nkilib.experimental.loss.linear_cross_entropy.blocks import FEWEST_TRIPS, BlockPlan, Span, plan_blocks
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 
 # Copies of a block in a program with a loop: of the loop, and behind it.
@@ -42,7 +42,35 @@ class ClassBlocks:
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """The blocks of a core by a plan.
+    """The blocks of a core by a plan: the usual ones, or those of the shortest program where the usual one is too long.
+
+    Cores choose alike: the device requires the same loop of all.
+    """
+    cores = range(len(shares))
+    usual = [_usual_blocks(plan, shares, each, num_positions) for each in cores]
+    if all(blocks.instructions(plan, num_positions) <= plan.program_limit(num_positions) for blocks in usual):
+        return usual[core]
+    shortest = [_blocks_of_two_copies(plan, shares, each) for each in cores]
+    return shortest[core] or usual[core]
+
+
+def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> ClassBlocks | None:
+    """A loop of blocks that are one tile short of the largest, and one block behind it; None where that is no plan.
+
+    Shares of cores differ by up to a tile. In blocks of one size the core with more would need a third copy for it.
+    """
+    each = plan.class_tiles - 1
+    tiles = [div_ceil(share.size, PARTITIONS) for share in shares]
+    trips = (min(tiles) - 1) // each if each > 0 else 0
+    if trips < FEWEST_TRIPS or max(tiles) - trips * each > plan.class_tiles:
+        return None
+    share, done = shares[core], trips * each * PARTITIONS
+    rest = Span(share.first + done, share.size - done)
+    return ClassBlocks(0, BlockPlan(share.first, each * PARTITIONS, 1, trips, (rest,)))
+
+
+def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
+    """The blocks of a core that take the least time.
 
     The first block stores its dX, which takes less time than to add it, and so it is the one to be short: what the last
     block of the loop loads for the one behind it is then a whole block. Without a loop it is the first of all blocks;
@@ -68,11 +96,19 @@ def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positi
 
 
 def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
-    """The plan with blocks so short that the programs of all cores stay within their limit."""
-    while plan.class_tiles > 1 and any(
-        planned_blocks(plan, shares, core, num_positions).instructions(plan, num_positions)
-        > plan.program_limit(num_positions)
-        for core in range(len(shares))
-    ):
+    """The plan of blocks so short that the programs of all cores are within their limit; else the shortest one."""
+
+    def instructions(plan: BackwardPlan) -> int:
+        return max(
+            planned_blocks(plan, shares, core, num_positions).instructions(plan, num_positions)
+            for core in range(len(shares))
+        )
+
+    found = plan
+    while instructions(plan) > plan.program_limit(num_positions):
+        if plan.class_tiles == 1:
+            return found
         plan = plan.shorter()
+        if instructions(plan) < instructions(found):
+            found = plan
     return plan
