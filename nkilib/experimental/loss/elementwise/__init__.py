@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nkilib.experimental.loss.elementwise import kernels
 from nkilib.experimental.loss.elementwise.host import guarantees
-from nkilib.experimental.loss.elementwise.host.work import backward_work, forward_work
+from nkilib.experimental.loss.elementwise.host.work import backward_work, forward_work, kl_div_gradient_functions
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.kl_div import needed_tensors
 from nkilib.guarantee import states_guarantee
@@ -25,7 +25,7 @@ kl_div_backward = nki.jit(
                 INPUT,
                 TARGET,
                 needed=needed_tensors,
-                functions=lambda given: int(given["log_target"] or given["grad_target_wanted"]),
+                functions=kl_div_gradient_functions,
             )
         )(kernels.kl_div_backward)
     )

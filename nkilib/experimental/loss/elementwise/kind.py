@@ -8,10 +8,13 @@ sums, upstream gradients, weights and stores are the skeleton's (:mod:`.forward`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.nki import nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
 # Names of tensors that most kinds have.
 INPUT, TARGET, WEIGHT = "input", "target", "weight"
@@ -72,12 +75,12 @@ class Losses(Protocol):
     """
 
     def activation(
-        self, op: Any, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
         """``op(data * scale + bias)``, on Scalar."""
 
     def scalar_tensor_tensor(
-        self, data_sbuf: nl.NkiTensor, op0: Any, operand0: float, op1: Any, operand1: nl.NkiTensor
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
         """``(data op0 operand0) op1 operand1``, on Vector."""
 

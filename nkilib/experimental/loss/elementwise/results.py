@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nkilib.experimental.loss.elementwise.arithmetic import product
 from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,13 @@ class TileOfLosses:
     dst_sbuf: nl.NkiTensor
 
     def activation(
-        self, op: Any, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
         """As :class:`.kind.Losses` has it."""
         nisa.activation(dst=self.dst_sbuf, op=op, data=data_sbuf, scale=scale, bias=bias_sbuf)
 
     def scalar_tensor_tensor(
-        self, data_sbuf: nl.NkiTensor, op0: Any, operand0: float, op1: Any, operand1: nl.NkiTensor
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
         """As :class:`.kind.Losses` has it."""
         nisa.scalar_tensor_tensor(
@@ -53,7 +56,7 @@ class SumsOfLosses:
     discarded_sbuf: nl.NkiTensor
 
     def activation(
-        self, op: Any, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
         """As :class:`.kind.Losses` has it."""
         for run in self._runs(data_sbuf):
@@ -69,7 +72,7 @@ class SumsOfLosses:
             )
 
     def scalar_tensor_tensor(
-        self, data_sbuf: nl.NkiTensor, op0: Any, operand0: float, op1: Any, operand1: nl.NkiTensor
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
         """As :class:`.kind.Losses` has it."""
         for run in self._runs(data_sbuf):

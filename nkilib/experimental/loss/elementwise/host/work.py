@@ -46,6 +46,11 @@ def backward_work(
     return work
 
 
+def kl_div_gradient_functions(arguments: Mapping[str, Any]) -> int:
+    """Activation functions an element of ``kl_div_backward``: none for the gradient of the input by probabilities."""
+    return int(arguments["log_target"] or arguments["grad_target_wanted"])
+
+
 def _given(names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[Any]:
     found = [arguments[f"{name}_hbm"] for name in names]
     return [each for each in found if each is not None]
