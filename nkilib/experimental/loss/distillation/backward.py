@@ -57,8 +57,8 @@ class _Backward:
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> _Backward:
-        scratch = ("difference", "student", "other") if launch.is_mixed else ("difference", "student")
-        buffers = Buffers.make(launch, scratch, PIECE_COLUMNS)
+        scratch = {"difference": 2, "student": 2, "other": 2} if launch.is_mixed else {"difference": 2, "student": 2}
+        buffers = Buffers.make(launch, 1, scratch, PIECE_COLUMNS)
         student = _loaded_side(saved.student_shift_hbm, saved.student_sum_hbm, batches, launch.scale)
         teacher = _loaded_side(saved.teacher_shift_hbm, saved.teacher_sum_hbm, batches, launch.scale)
         totals = Totals(student, teacher, student.sums_sbuf, student.sums_sbuf)

@@ -11,12 +11,14 @@ MOST_COLUMNS = 4096
 # Columns of a piece, whose exponentials go through PSUM: two pieces fill it, or leave room for rows that are computed
 # anew.
 PIECE_COLUMNS, PIECE_COLUMNS_BESIDE_ROWS = 2048, 1536
-# Chunks of each tensor on chip, and tiles of each kind of scratch.
-BUFFERS, SCRATCH_TURNS = 4, 2
-# Kinds of scratch, float32: of a Kullback-Leibler divergence, and of Jensen-Shannon.
-SCRATCH_OF_KL, SCRATCH_OF_MIXTURE = 2, 4
+# Chunks of each tensor that are being loaded or wait for it. Further buffers are for chunks that are being worked on.
+IN_FLIGHT = 3
+# Buffers of each tensor, and scratch of a chunk's size, in bytes of a column, of a Kullback-Leibler divergence: three
+# differences, two tiles of weights, and 16-bit numbers that nothing reads; and of Jensen-Shannon: two of four kinds.
+_BUFFERS_OF_KL, _SCRATCH_OF_KL = 5, 22
+_BUFFERS_OF_MIXTURE, _SCRATCH_OF_MIXTURE = 4, 34
 # Bytes of a partition that chunks take; numbers of rows have the rest.
-_CHUNK_BYTES, _FLOAT32_BYTES = 190_000, 4
+_CHUNK_BYTES = 190_000
 # What sizes are rounded up to.
 _ROUND = 128
 
@@ -39,8 +41,9 @@ def most_columns(vocab_size: int, bytes_of_pair: int, is_mixed: bool) -> int:
         bytes_of_pair: of a logit of the student and of one of the teacher, on chip.
         is_mixed: of Jensen-Shannon.
     """
-    kinds = SCRATCH_OF_MIXTURE if is_mixed else SCRATCH_OF_KL
-    of_column = BUFFERS * bytes_of_pair + SCRATCH_TURNS * kinds * _FLOAT32_BYTES
+    of_column = _BUFFERS_OF_KL * bytes_of_pair + _SCRATCH_OF_KL
+    if is_mixed:
+        of_column = _BUFFERS_OF_MIXTURE * bytes_of_pair + _SCRATCH_OF_MIXTURE
     return min(vocab_size, MOST_COLUMNS, _CHUNK_BYTES // of_column)
 
 
