@@ -202,10 +202,18 @@ class PairStream(Generic[Rows]):
 
         The next ones are opened before: GpSimd takes their differences while Vector and Scalar have this one.
         """
-        for number in range(load, min(load + 1 + self.buffers.ahead, self.student.loads)):
+        self._open_all(load, load + self.buffers.ahead)
+        return self.opened.pop(load)
+
+    def opened_chunk(self, load: int) -> PairChunk[Rows]:
+        """A chunk that is taken later, one of as many as are opened ahead."""
+        self._open_all(load, load)
+        return self.opened[load]
+
+    def _open_all(self, first: int, last: int) -> None:
+        for number in range(first, min(last + 1, self.student.loads)):
             if number not in self.opened:
                 self.opened[number] = self._open(number)
-        return self.opened.pop(load)
 
     def _load(self, load: int) -> None:
         """Issue the loads for which there are buffers, of both matrices in turn, when chunk number ``load`` is opened.
