@@ -13,6 +13,7 @@ from nkilib.verify.kernels import (
     linear,
     log_probabilities,
     plain,
+    rowwise,
     softmax,
 )
 from nkilib.verify.kernels.case import Case
@@ -26,6 +27,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     softmax.cases,
     distillation.cases,
     elementwise.cases,
+    rowwise.cases,
 )
 
 
