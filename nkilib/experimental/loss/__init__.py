@@ -24,6 +24,7 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
+from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
 
 __all__ = [
     "DistillationTiling",
@@ -47,6 +48,8 @@ __all__ = [
     "linear_cross_entropy_forward_backward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
 ]

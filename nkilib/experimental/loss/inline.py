@@ -20,6 +20,7 @@ from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
 
 __all__ = [
     "cross_entropy_backward",
@@ -31,6 +32,8 @@ __all__ = [
     "linear_cross_entropy_forward_backward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
 ]
