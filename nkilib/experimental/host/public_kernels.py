@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from nkilib.experimental import softmax
-from nkilib.experimental.loss import cross_entropy, distillation, elementwise, indexed, linear_cross_entropy
+from nkilib.experimental.loss import cross_entropy, distillation, elementwise, indexed, linear_cross_entropy, rowwise
 from nkilib.guarantee import Guarantee, stated_guarantee
 
 _DIRECTIONS: Final = ("_forward", "_backward")
@@ -17,6 +17,7 @@ FAMILIES: Final[Sequence[ModuleType]] = (
     softmax,
     indexed,
     elementwise,
+    rowwise,
     distillation,
 )
 """The packages that launch kernels."""
