@@ -12,6 +12,7 @@ from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
 from nkilib.torch.functions.distillation.functional import distillation_loss
 from nkilib.torch.functions.distillation.modules import DistillationLoss
+from nkilib.torch.functions.elementwise.mse_loss import MSELoss, mse_loss
 from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
@@ -31,6 +32,7 @@ __all__ = [
     "KLDivLoss",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
+    "MSELoss",
     "NLLLoss",
     "Softmax",
     "Softmax2d",
@@ -41,6 +43,7 @@ __all__ = [
     "kl_div",
     "linear_cross_entropy",
     "log_softmax",
+    "mse_loss",
     "nll_loss",
     "softmax",
     "token_scores",

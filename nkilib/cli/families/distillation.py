@@ -37,7 +37,8 @@ class DistillationKernels(Family):
         from nkilib.experimental.loss.distillation.host.tiling import choose_distillation_tiling
 
         of_pair = 2 * (4 if self.dtype == "float32" else 2)
-        return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed=0 < arguments.get("beta", 0) < 1)
+        is_mixed = 0 < arguments.get("beta", 0) < 1
+        return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
 
     def tilings(self) -> set[DistillationTiling]:
         """To try."""

@@ -15,7 +15,7 @@ from nkilib.experimental.loss.cross_entropy import (
 from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.elementwise import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.elementwise import kl_div_backward, kl_div_forward, mse_loss_backward, mse_loss_forward
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy import (
@@ -45,6 +45,8 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "mse_loss_backward",
+    "mse_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
 ]

@@ -8,7 +8,12 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
-from nkilib.experimental.loss.elementwise.kernels import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.elementwise.kernels import (
+    kl_div_backward,
+    kl_div_forward,
+    mse_loss_backward,
+    mse_loss_forward,
+)
 from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_backward,
@@ -24,6 +29,8 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "mse_loss_backward",
+    "mse_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
 ]

@@ -61,8 +61,11 @@ class _Forward:
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch]) -> _Forward:
-        scratch = ("difference", "other", "student", "power") if launch.is_mixed else ("difference", "other")
-        buffers = Buffers.make(launch, scratch, PIECE_COLUMNS_BESIDE_ROWS)
+        buffers = (
+            Buffers.make(launch, 1, {"difference": 2, "other": 2, "student": 2, "power": 2}, PIECE_COLUMNS_BESIDE_ROWS)
+            if launch.is_mixed
+            else Buffers.make(launch, 2, {"difference": 3, "weights": 2}, PIECE_COLUMNS_BESIDE_ROWS)
+        )
         parts = div_ceil(launch.vocab_size, launch.tiling.chunk_size) * len(buffers.pieces(0, buffers.student[0]))
         flagged = None
         if launch.has_samples and launch.num_positions > 1:
@@ -162,7 +165,7 @@ class _Forward:
             if center_sbuf is None:
                 center_sbuf = shift_difference(*totals.weighting(self.launch))
             self.visits.divergence(pair, totals, center_sbuf)
-        self.visits.close_divergence(visit, self.launch.vocab_size, stream.num_chunks, totals)
+        self.visits.close_divergence(visit, stream.num_chunks, totals)
 
     def _replace_doubtful(self) -> None:
         """The only row under its maxima too, in the place of what is not to be trusted."""

@@ -98,31 +98,20 @@ class Visits:
         weighting_sbuf, other_sbuf = pair.teacher_sbuf, pair.student_sbuf
         if launch.is_reverse:
             weighting_sbuf, other_sbuf = other_sbuf, weighting_sbuf
-        load, rows = pair.chunk.load, weighting_sbuf.shape[0]
-        scratch_sbuf = self.buffers.tile("other", load, other_sbuf)
-        first = pair.chunk.number * self._pieces_of_chunk
-        # Piece by piece Scalar has the other's exponentials to do while Vector has the products.
-        for piece in self.buffers.pieces(load, weighting_sbuf):
-            number = first + piece.number
-            weighting.take(piece.tile_psum, piece.of(weighting_sbuf), 0, sums.weighting.part(number, rows))
-            _sum_of_products(
-                piece.of(pair.difference),
-                center_sbuf,
-                nl.subtract,
-                piece.tile_psum,
-                sums.weighted.part(number, rows),
-            )
-            other.take(piece.of(scratch_sbuf), piece.of(other_sbuf), 0, sums.other.part(number, rows))
+        (rows, columns), number = weighting_sbuf.shape, pair.chunk.number
+        weights_sbuf = self.buffers.tile("weights", pair.chunk.load, weighting_sbuf)
+        weighting.take(weights_sbuf, weighting_sbuf, 0, sums.weighting.part(number, rows))
+        _sum_of_products(pair.difference, center_sbuf, nl.subtract, weights_sbuf, sums.weighted.part(number, rows))
+        unread_sbuf = self.buffers.unread_sbuf[0:rows, 0:columns]
+        other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
-    def close_divergence(self, visit: int, columns: int, chunks: int, totals: Totals) -> None:
+    def close_divergence(self, visit: int, chunks: int, totals: Totals) -> None:
         """S of both, and the sum of e * (d - c), of the rows of a visit."""
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
-        last = columns - (chunks - 1) * self.launch.tiling.chunk_size
-        pieces = (chunks - 1) * self._pieces_of_chunk + -(-last // self._piece)
-        sums.weighting.total(weighting.sums_sbuf, pieces)
-        sums.weighted.total(totals.weighted_sbuf, pieces)
-        sums.other.total(other.sums_sbuf, pieces)
+        sums.weighting.total(weighting.sums_sbuf, chunks)
+        sums.weighted.total(totals.weighted_sbuf, chunks)
+        sums.other.total(other.sums_sbuf, chunks)
 
     def mixture(self, pair: PairChunk[Rows], totals: Totals, center_sbuf: nl.NkiTensor) -> None:
         """The terms of a Jensen-Shannon divergence: L = log(beta e^r + 1 - beta), with r the log of the ratio.

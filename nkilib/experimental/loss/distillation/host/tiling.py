@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
@@ -11,12 +12,12 @@ MOST_COLUMNS = 4096
 # Columns of a piece, whose exponentials go through PSUM: two pieces fill it, or leave room for rows that are computed
 # anew.
 PIECE_COLUMNS, PIECE_COLUMNS_BESIDE_ROWS = 2048, 1536
-# Chunks of each tensor on chip, and tiles of each kind of scratch.
-BUFFERS, SCRATCH_TURNS = 4, 2
-# Kinds of scratch, float32: of a Kullback-Leibler divergence, and of Jensen-Shannon.
-SCRATCH_OF_KL, SCRATCH_OF_MIXTURE = 2, 4
+# Chunks of each tensor that are being loaded or wait for it. Further buffers are for chunks that are being worked on.
+IN_FLIGHT = 3
 # Bytes of a partition that chunks take; numbers of rows have the rest.
 _CHUNK_BYTES, _FLOAT32_BYTES = 190_000, 4
+# Chunks that the gradient of Jensen-Shannon takes at a time.
+_LEAST_GROUP, _MOST_GROUP = 2, 8
 # What sizes are rounded up to.
 _ROUND = 128
 
@@ -31,25 +32,64 @@ class DistillationTiling(NamedTuple):
     chunk_size: int
 
 
-def most_columns(vocab_size: int, bytes_of_pair: int, is_mixed: bool) -> int:
+class Form(Enum):
+    """Which kernel: they differ in what they keep on chip beside the logits."""
+
+    DIVERGENCE = "a Kullback-Leibler divergence or its gradient"
+    MIXTURE = "Jensen-Shannon"
+    MIXTURE_GRADIENT = "the gradient of Jensen-Shannon"
+
+    @classmethod
+    def of(cls, is_mixed: bool, is_backward: bool) -> Form:
+        """Of a launch: whether it is Jensen-Shannon, and whether it is the gradient."""
+        if not is_mixed:
+            return cls.DIVERGENCE
+        return cls.MIXTURE_GRADIENT if is_backward else cls.MIXTURE
+
+
+def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
     """Columns of the largest chunk that fits.
 
     Args:
         vocab_size: V.
         bytes_of_pair: of a logit of the student and of one of the teacher, on chip.
-        is_mixed: of Jensen-Shannon.
+        form: of the kernel.
     """
-    kinds = SCRATCH_OF_MIXTURE if is_mixed else SCRATCH_OF_KL
-    of_column = BUFFERS * bytes_of_pair + SCRATCH_TURNS * kinds * _FLOAT32_BYTES
+    of_column = {
+        # Three differences, two tiles of weights, and 16-bit numbers that nothing reads.
+        Form.DIVERGENCE: (IN_FLIGHT + 2) * bytes_of_pair + 5 * _FLOAT32_BYTES + 2,
+        Form.MIXTURE: 4 * bytes_of_pair + 8 * _FLOAT32_BYTES + 2,
+        Form.MIXTURE_GRADIENT: _bytes_of_group(_LEAST_GROUP, bytes_of_pair),
+    }[form]
     return min(vocab_size, MOST_COLUMNS, _CHUNK_BYTES // of_column)
 
 
-def choose_distillation_tiling(vocab_size: int, bytes_of_pair: int, is_mixed: bool) -> DistillationTiling:
+def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
+    """Chunks that the gradient of Jensen-Shannon takes at a time: as many as fit, since a change of function costs."""
+    fitting = [
+        group
+        for group in range(_LEAST_GROUP, _MOST_GROUP + 1)
+        if _bytes_of_group(group, bytes_of_pair) * chunk_size <= _CHUNK_BYTES
+    ]
+    return max(fitting, default=_LEAST_GROUP)
+
+
+def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
+    """Of a column: logits, differences of two chunks more than a group, two tiles of weights, 16-bit numbers."""
+    return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
+
+
+def choose_distillation_tiling(
+    vocab_size: int, bytes_of_pair: int, is_mixed: bool, is_backward: bool = False
+) -> DistillationTiling:
     """Chunks of nearly equal size. They depend on nothing else, so that the bits of a row do not either.
 
     Args:
-        vocab_size, bytes_of_pair, is_mixed: as of :func:`most_columns`.
+        vocab_size: V.
+        bytes_of_pair: of a logit of the student and of one of the teacher, on chip, where float16 takes four.
+        is_mixed: beta is neither 0 nor 1.
+        is_backward: of the gradient.
     """
-    most = most_columns(vocab_size, bytes_of_pair, is_mixed)
+    most = most_columns(vocab_size, bytes_of_pair, Form.of(is_mixed, is_backward))
     even = div_ceil(vocab_size, div_ceil(vocab_size, most))
     return DistillationTiling(min(most, div_ceil(even, _ROUND) * _ROUND))

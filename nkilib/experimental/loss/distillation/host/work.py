@@ -31,7 +31,7 @@ def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, bet
 
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
     """The work of ``distillation_backward``, whose parameters it takes."""
-    functions = 2 if beta == 0.0 else 1 if beta == 1.0 else 3
+    functions = 1 if beta == 1.0 else 2
     vectors = (_RESULTS + (labels_hbm is not None)) * _FLOAT32_BYTES * student_hbm.shape[0]
     return _work(student_hbm, 2 * _bytes(student_hbm) + _bytes(teacher_hbm) + vectors, functions)
 
