@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from nkilib.cli.tables import in_cell, said, table
 from nkilib.experimental.host.loss_kinds import LOSS_KINDS
@@ -83,10 +83,11 @@ def _modelled(kind: LossKind, launch: ModelledLaunch, dtype: str) -> tuple[float
     """Microseconds, and over the bound."""
     from nkilib.simulator import profile, using
 
-    kernel = kind.forward if launch.forward else kind.backward
+    kernel: Any = kind.forward if launch.forward else kind.backward
     with using(target="trn2"):
         found = profile(kernel[2], **launch.arguments(dtype))
-    bound = found.bound_us if launch.held_to is None else found.bounds_us[launch.held_to]
+    bounds = found.bounds_us
+    bound = max(bounds.values()) if launch.held_to is None else bounds[launch.held_to]
     return found.time_us, found.time_us / bound
 
 

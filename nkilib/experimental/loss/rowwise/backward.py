@@ -38,7 +38,13 @@ def backward_of_core(
     stream = RowStream.make(launch, needed, groups, kind.backward_tiles)
     buffers, width = launch.tiling.buffers, launch.tiling.width
     rings = {number: ring_of(buffers, width, each.dtype) for number, each in gradients_hbm.items()}
-    _Backward(kind, _RowUpstream(upstream, upstream.loaded()), coefficients_hbm, gradients_hbm, rings).run(stream)
+    _Backward(
+        kind,
+        _RowUpstream(upstream, None if upstream.is_of_each else upstream.scale(1.0)),
+        coefficients_hbm,
+        gradients_hbm,
+        rings,
+    ).run(stream)
 
 
 @dataclass(frozen=True)

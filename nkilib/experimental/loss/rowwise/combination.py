@@ -37,7 +37,7 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
     """
     partial_sbuf = dst_sbuf if len(terms) == 1 else piece.float32()
     if not piece.is_long:
-        _multiply(piece, partial_sbuf, terms[0])
+        multiply(piece, partial_sbuf, terms[0])
     else:
         keywords = {} if bias_sbuf is None else {"bias": piece.of_rows(bias_sbuf)}
         nisa.activation(
@@ -65,14 +65,24 @@ def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiT
         )
         return
     product_sbuf = piece.float32()
-    _multiply(piece, product_sbuf, term)
+    multiply(piece, product_sbuf, term)
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=product_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=partial_sbuf
     )
 
 
-def _multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
-    """A term of short rows."""
+def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
+    """A term, on Vector."""
+    if piece.is_long:
+        nisa.tensor_scalar(
+            dst=dst_sbuf,
+            data=term.tile_sbuf,
+            op0=nl.add,
+            operand0=term.offset,
+            op1=nl.multiply,
+            operand1=piece.of_rows(term.factor_sbuf),
+        )
+        return
     nisa.scalar_tensor_tensor(
         dst=piece.by_row(dst_sbuf),
         data=piece.by_row(term.tile_sbuf),

@@ -75,7 +75,7 @@ class Euclidean:
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """(d + eps)^2."""
-        piece.add_function(first, nl.square, difference_sbuf, self.eps_sbuf)
+        piece.add_function(first, nl.square, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
         """The root of the sum."""
@@ -104,7 +104,7 @@ class Manhattan:
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """abs(d + eps)."""
-        piece.add_function(first, nl.abs, difference_sbuf, self.eps_sbuf)
+        piece.add_function(first, nl.abs, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
         """The sum."""

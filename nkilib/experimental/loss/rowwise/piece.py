@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.kind import Scratch, product
+from nkilib.experimental.loss.elementwise.arithmetic import product
+from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.experimental.loss.rowwise.host.tiling import RUN_COLUMNS
 from nkilib.nki import nisa, nl
 
@@ -72,6 +73,7 @@ class Piece:
         self,
         statistic: int,
         op: Operator,
+        dst_sbuf: nl.NkiTensor,
         data_sbuf: nl.NkiTensor,
         bias_sbuf: nl.NkiTensor | None = None,
         scale: float = 1.0,
@@ -81,21 +83,21 @@ class Piece:
         Args:
             statistic: of which it is a part.
             op: a function of activation.
-            data_sbuf: a float32 tile, which is written over.
+            dst_sbuf: a float32 tile that it goes into; may be the data.
+            data_sbuf: a tile of any type.
             bias_sbuf: float32 [partitions or more, 1].
             scale: a number.
         """
         keywords = {} if bias_sbuf is None else {"bias": bias_sbuf[0 : self.shape[0], :]}
         if not self.is_long:
-            nisa.activation(dst=data_sbuf, op=op, data=data_sbuf, scale=scale, **keywords)
-            self.add(statistic, data_sbuf)
+            nisa.activation(dst=dst_sbuf, op=op, data=data_sbuf, scale=scale, **keywords)
+            self.add(statistic, dst_sbuf)
             return
         for number, (start, end) in enumerate(self.runs):
-            run_sbuf = data_sbuf[:, start:end]
             nisa.activation(
-                dst=run_sbuf,
+                dst=dst_sbuf[:, start:end],
                 op=op,
-                data=run_sbuf,
+                data=data_sbuf[:, start:end],
                 scale=scale,
                 reduce_op=nl.add,
                 reduce_res=self.numbers_sbuf[statistic][:, number : number + 1],

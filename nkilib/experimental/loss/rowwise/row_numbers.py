@@ -24,6 +24,27 @@ def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTe
     return is_true_sbuf
 
 
+def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """1 and 0 as uint32, as predicates are."""
+    mask_sbuf = nl.ndarray(is_true_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=mask_sbuf, src=is_true_sbuf)
+    return mask_sbuf
+
+
+def shifted(values_sbuf: nl.NkiTensor, number: float) -> nl.NkiTensor:
+    """value + number."""
+    shifted_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=number)
+    return shifted_sbuf
+
+
+def at_least_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """max(value, 0); NaN of NaN."""
+    limited_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=limited_sbuf, data=values_sbuf, op0=nl.maximum, operand0=0.0)
+    return limited_sbuf
+
+
 def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
     """left <op> right."""
     combined_sbuf = float32_like(left_sbuf)
@@ -41,15 +62,10 @@ def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     nisa.activation(dst=brought_sbuf, op=nl.sqrt, data=brought_sbuf)
     root_sbuf = product(brought_sbuf, _power(is_small, is_large, 1.0 / _ROOT_OF_STEP))
     # 0, infinity and NaN are their own roots
-    is_proper_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=is_proper_sbuf,
-        data1=compared(values_sbuf, nl.greater, 0.0),
-        data2=compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST),
-        op=nl.multiply,
-    )
+    is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
+    is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
     found_sbuf = scaled(values_sbuf, 1.0)
-    nisa.tensor_copy_predicated(dst=found_sbuf, src=root_sbuf, predicate=is_proper_sbuf)
+    nisa.tensor_copy_predicated(dst=found_sbuf, src=root_sbuf, predicate=mask_of(is_proper_sbuf))
     return found_sbuf
 
 
@@ -57,9 +73,7 @@ def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.Nk
     """``step`` where a number is small, its inverse where it is large, else 1."""
     factor_sbuf = constant(is_small, 1.0)
     for is_meant, factor in ((is_small, step), (is_large, 1.0 / step)):
-        chosen_sbuf, mask_sbuf = constant(is_small, factor), nl.ndarray(is_small.shape, dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=mask_sbuf, src=is_meant)
-        nisa.tensor_copy_predicated(dst=factor_sbuf, src=chosen_sbuf, predicate=mask_sbuf)
+        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(is_meant))
     return factor_sbuf
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.kind import Scratch
+from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.experimental.loss.elementwise.stream import ring_of
 from nkilib.experimental.loss.rowwise.geometry import RowGroup, RowTile
 from nkilib.experimental.loss.rowwise.host.tiling import width_of_piece
@@ -96,7 +96,7 @@ class RowStream:
         """With buffers as the tiling has them, and scratch for two pieces at a time."""
         tiling, columns = launch.tiling, launch.columns
         rings = {number: ring_of(tiling.buffers, tiling.width, each.dtype) for number, each in matrices_hbm.items()}
-        scratch = Scratch.make(2 * scratch_tiles, tiling.piece_width)
+        scratch = Scratch.make(scratch_tiles, tiling.piece_width)
         chunks = [
             Chunk(tile, group, place, start, min(start + tiling.columns, columns))
             for group in groups

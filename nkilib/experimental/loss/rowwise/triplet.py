@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.tiles import product, scaled
-from nkilib.experimental.loss.elementwise.kind import Prepared, difference
+from nkilib.experimental.loss.elementwise.arithmetic import difference
+from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.combination import Term, combine
 from nkilib.experimental.loss.rowwise.host.pairs import (
     ANCHOR,
@@ -28,7 +29,7 @@ from nkilib.experimental.loss.rowwise.host.pairs import (
 from nkilib.experimental.loss.rowwise.kind import RowResults, Statistic
 from nkilib.experimental.loss.rowwise.norm import Norm
 from nkilib.experimental.loss.rowwise.piece import Piece
-from nkilib.experimental.loss.rowwise.row_numbers import combined, compared
+from nkilib.experimental.loss.rowwise.row_numbers import at_least_zero, combined, compared, shifted
 from nkilib.nki import nisa, nl
 
 
@@ -101,19 +102,17 @@ class Triplet:
         distances = [self.norm.distance(part) for part in parts]
         factors = [self.norm.row_factor(*pair) for pair in zip(distances, parts, strict=True)]
         farther_sbuf = combined(distances[1], distances[2], nl.minimum) if self.swap else distances[1]
-        loss_sbuf = combined(distances[0], farther_sbuf, nl.subtract)
-        nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.add, operand0=self.margin)
-        is_open_sbuf = compared(loss_sbuf, nl.greater_equal, 0.0)
-        nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
+        # margin first, as PyTorch has it
+        open_sbuf = combined(shifted(distances[0], self.margin), farther_sbuf, nl.subtract)
+        is_open_sbuf = compared(open_sbuf, nl.greater_equal, 0.0)
         shut_sbuf = scaled(is_open_sbuf, -1.0)
         signed = [product(factors[0], is_open_sbuf), product(factors[1], shut_sbuf)]
         if self.swap:
             share_sbuf = _share_of_first(distances[1], distances[2])
             signed[1] = product(signed[1], share_sbuf)
-            rest_sbuf = scaled(share_sbuf, -1.0)
-            nisa.tensor_scalar(dst=rest_sbuf, data=rest_sbuf, op0=nl.add, operand0=1.0)
+            rest_sbuf = shifted(scaled(share_sbuf, -1.0), 1.0)
             signed.append(product(product(factors[2], shut_sbuf), rest_sbuf))
-        return RowResults(loss_sbuf, [*signed, *(distances if self.norm.needs_distance else [])])
+        return RowResults(at_least_zero(open_sbuf), [*signed, *(distances if self.norm.needs_distance else [])])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> TripletFactors:
         """Of rows: coefficients times upstream gradients."""

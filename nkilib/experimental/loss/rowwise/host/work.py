@@ -6,6 +6,7 @@ For host code. The simulator is imported where a profile asks for the work: on h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from nkilib.experimental.loss.rowwise.host.pairs import needed_tensors, num_coef
 from nkilib.work import Work
 
 _FLOAT32_BYTES: Final = 4
+_COSINE_COEFFICIENTS: Final = 3
 
 
 def triplet_margin_loss_forward_work(
@@ -50,6 +52,63 @@ def triplet_margin_loss_backward_work(
     wanted = tuple(number for number, flag in enumerate(flags) if flag)
     streamed = [tensors[number] for number in (*needed_tensors(wanted, swap), *wanted)]
     return _work(tensors, streamed, num_coefficients(p, swap) * _FLOAT32_BYTES, grad_loss_hbm)
+
+
+def cosine_embedding_loss_forward_work(
+    input1_hbm: Any, input2_hbm: Any, reduction: str, coefficients_wanted: bool, dtype: Any, **_: Any
+) -> Work:
+    """The work of ``cosine_embedding_loss_forward``, whose parameters it takes: of a row, its target too."""
+    tensors = (input1_hbm, input2_hbm)
+    numbers = 1 + (_COSINE_COEFFICIENTS if coefficients_wanted else 0)
+    return _work(tensors, tensors, _loss_bytes(input1_hbm, reduction, dtype) + numbers * _FLOAT32_BYTES)
+
+
+def cosine_embedding_loss_backward_work(
+    input1_hbm: Any,
+    input2_hbm: Any,
+    grad_loss_hbm: Any,
+    grad_input1_wanted: bool,
+    grad_input2_wanted: bool,
+    **_: Any,
+) -> Work:
+    """The work of ``cosine_embedding_loss_backward``, whose parameters it takes."""
+    tensors = (input1_hbm, input2_hbm)
+    flags = (grad_input1_wanted, grad_input2_wanted)
+    written = [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag]
+    return _work(tensors, [*tensors, *written], _COSINE_COEFFICIENTS * _FLOAT32_BYTES, grad_loss_hbm)
+
+
+def multilabel_soft_margin_loss_forward_work(
+    input_hbm: Any, target_hbm: Any, weight_hbm: Any, reduction: str, dtype: Any, **_: Any
+) -> Work:
+    """The work of ``multilabel_soft_margin_loss_forward``, whose parameters it takes: a softplus an element."""
+    tensors = (input_hbm, target_hbm)
+    return _weighted(weight_hbm, _work(tensors, tensors, _loss_bytes(input_hbm, reduction, dtype), exponentials=1))
+
+
+def multilabel_soft_margin_loss_backward_work(
+    input_hbm: Any,
+    target_hbm: Any,
+    grad_loss_hbm: Any,
+    weight_hbm: Any,
+    grad_input_wanted: bool,
+    grad_target_wanted: bool,
+    **_: Any,
+) -> Work:
+    """The work of ``multilabel_soft_margin_loss_backward``, whose parameters it takes: a sigmoid for the input's."""
+    streamed = [input_hbm, target_hbm, input_hbm] if grad_input_wanted else [input_hbm]
+    streamed += [target_hbm] if grad_target_wanted else []
+    found = _work((input_hbm,), streamed, 0, grad_loss_hbm, exponentials=1 if grad_input_wanted else 0)
+    return _weighted(weight_hbm, found)
+
+
+def _weighted(weight_hbm: Any, work: Work) -> Work:
+    """With the weights, of which every number crosses HBM once."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    if weight_hbm is None:
+        return work
+    return replace(work, hbm_bytes=work.hbm_bytes + prod(weight_hbm.shape) * as_dtype(weight_hbm.dtype).itemsize)
 
 
 def _loss_bytes(first_hbm: Any, reduction: str, dtype: Any) -> int:
