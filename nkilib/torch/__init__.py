@@ -17,6 +17,7 @@ from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
+from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
 from nkilib.torch.functions.nll_loss.functional import nll_loss
 from nkilib.torch.functions.nll_loss.modules import NLLLoss
 from nkilib.torch.functions.rowwise.cosine_embedding_loss import CosineEmbeddingLoss, cosine_embedding_loss
@@ -41,6 +42,7 @@ __all__ = [
     "LogSoftmax",
     "MSELoss",
     "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "NLLLoss",
     "Softmax",
     "Softmax2d",
@@ -54,6 +56,7 @@ __all__ = [
     "linear_cross_entropy",
     "log_softmax",
     "mse_loss",
+    "multi_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
     "softmax",

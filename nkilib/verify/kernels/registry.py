@@ -12,6 +12,7 @@ from nkilib.verify.kernels import (
     inlined,
     linear,
     log_probabilities,
+    margins,
     plain,
     rowwise,
     softmax,
@@ -28,6 +29,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     distillation.cases,
     elementwise.cases,
     rowwise.cases,
+    margins.cases,
 )
 
 
