@@ -6,7 +6,7 @@ What it alone refuses is a table of :class:`Refusal` in its own tests, held by :
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -17,6 +17,9 @@ import pytest
 import nkilib.simulator
 from nkilib.experimental import loss, softmax
 from nkilib.nki import nl
+from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+from nkilib.verify.kernels.rowwise_kinds import KINDS as ROWWISE_KINDS
+from nkilib.verify.kernels.rowwise_kinds import RowwiseKind
 
 Arguments = dict[str, Any]
 ROWS, COLUMNS = 3, 100
@@ -150,6 +153,62 @@ LOG_PROBABILITY_KERNELS = {
         ),
     )
 }
+
+
+MARGIN_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        LogProbabilityKernel(loss.multi_margin_loss_forward, _of_classes(), _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.multi_margin_loss_backward,
+            lambda rows, columns: {**_of_classes()(rows, columns), **_GRADIENT},
+            _OF_INPUTS,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ElementwiseKernel(Kernel):
+    """A kernel of a loss of elements; a matrix is its first tensor."""
+
+    kind: ElementwiseKind
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on tensors of such a shape."""
+        return {**self.kind.arguments(self.kind.made(shape)), **self.further(*shape[:2])}
+
+
+def _elementwise(kind: ElementwiseKind) -> Iterator[ElementwiseKernel]:
+    words = {"matrix": f"{next(iter(kind.tensors))}_hbm"}
+    yield ElementwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
+    yield ElementwiseKernel(kind.backward, lambda rows, columns: _GRADIENT, words, kind)
+
+
+ELEMENTWISE_KERNELS = {kernel.name: kernel for kind in KINDS for kernel in _elementwise(kind)}
+
+
+@dataclass(frozen=True)
+class RowwiseKernel(Kernel):
+    """A kernel of a loss of rows; a matrix is its first tensor."""
+
+    kind: RowwiseKind
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on tensors of such a shape."""
+        tensors = self.kind.made(shape)
+        if self.function is self.kind.forward:
+            return self.kind.arguments(tensors)
+        return self.kind.backward_arguments(tensors, np.ones(1, np.float32))
+
+
+def _rowwise(kind: RowwiseKind) -> Iterator[RowwiseKernel]:
+    words = {"matrix": f"{next(iter(kind.tensors))}_hbm"}
+    yield RowwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
+    yield RowwiseKernel(kind.backward, lambda rows, columns: {}, words, kind)
+
+
+ROWWISE_KERNELS = {kernel.name: kernel for kind in ROWWISE_KINDS for kernel in _rowwise(kind)}
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,32 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
-from nkilib.experimental.loss.elementwise.kernels import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.elementwise.kernels import (
+    kl_div_backward,
+    kl_div_forward,
+    mse_loss_backward,
+    mse_loss_forward,
+)
 from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.rowwise.cosine_kernels import (
+    cosine_embedding_loss_backward,
+    cosine_embedding_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.multilabel_soft_margin_kernels import (
+    multilabel_soft_margin_loss_backward,
+    multilabel_soft_margin_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.triplet_kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
 
 __all__ = [
+    "cosine_embedding_loss_backward",
+    "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "kl_div_backward",
@@ -24,6 +41,14 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "mse_loss_backward",
+    "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
+    "multilabel_soft_margin_loss_backward",
+    "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
+    "triplet_margin_loss_backward",
+    "triplet_margin_loss_forward",
 ]

@@ -18,7 +18,7 @@ from ..machine.core import Core
 from ..memory.deferred import Block, Deferred
 from ..memory.rectangles import Rectangle
 from ..memory.storage import Storage
-from ..numerics.casts import FLOAT32, copy_as_float32, store_float
+from ..numerics.casts import FLOAT32, copy_as_float32, store_float, to_float32
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, tfloat32
 from .blocks import ResultRows, SourceRows, blocks_of_rows, is_worth_deferring, row_blocks
@@ -146,8 +146,12 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 
 def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
     storage = tile.storage
+    if tile.indirect_access is not None or storage.is_abstract:
+        return None
+    if _is_column(tile):
+        return _Input(_copy_of_column(tile), None, _NOWHERE, (), frozenset(), False, FLOAT32)
     block = storage.block_of(tile.layout, tile.dtype)
-    if block is None or tile.indirect_access is not None or storage.is_abstract:
+    if block is None:
         return None
     is_in_place = storage is dst.storage and block == target and tile.dtype == dst.dtype
     numpy_type = storage.numpy_type_of(tile.dtype)
@@ -166,6 +170,16 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
         return None
     operands = frozenset() if is_in_place else frozenset({storage})
     return _Input(rows, None, _NOWHERE, (), operands, is_in_place, numpy_type)
+
+
+def _is_column(tile: NkiTensor) -> bool:
+    """Whether all elements of a partition are one and the same: a (P, 1) tile that was broadcast."""
+    return len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
+
+
+def _copy_of_column(tile: NkiTensor) -> Float32s:
+    """The elements of such a tile, as it is now; one number a partition."""
+    return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
 
 
 _NOWHERE: Block = (slice(0, 0), slice(0, 0))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import Call, Output, Shape
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
 
-FLOAT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
@@ -39,8 +39,16 @@ def is_each(call: Call) -> bool:
     return bool(call.options["reduction"] == "none")
 
 
-def loss_output(shape: Callable[[Call], Shape], depends_on: tuple[str, ...]) -> Output:
-    """The loss: of a shape and in the type of the first input for ``"none"``, else one float32.
+def _dtype_of_first(call: Call) -> torch.dtype:
+    return call.first.dtype
+
+
+def loss_output(
+    shape: Callable[[Call], Shape],
+    depends_on: tuple[str, ...],
+    dtype: Callable[[Call], torch.dtype] = _dtype_of_first,
+) -> Output:
+    """The loss: of a shape and type, by default that of the first input, for ``"none"``, else one float32.
 
     Without elements a mean is NaN, as in PyTorch.
     """
@@ -54,7 +62,7 @@ def loss_output(shape: Callable[[Call], Shape], depends_on: tuple[str, ...]) -> 
 
     return Output(
         "loss",
-        lambda call: call.first.dtype if is_each(call) else torch.float32,
+        lambda call: dtype(call) if is_each(call) else torch.float32,
         reduced_shape,
         fill=lambda call: torch.nan if call.options["reduction"] == "mean" else 0.0,
         computed=computed,

@@ -9,12 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.elementwise.host.bounds import kl_div_bound, kl_div_gradient_bounds, sum_bound
+from nkilib.experimental.loss.elementwise.host.bounds import kl_div_bound, kl_div_gradient_bounds
 from nkilib.experimental.loss.elementwise.host.reference import (
     kl_div_gradients_reference,
     kl_div_reference,
     reduction_factor,
 )
+from nkilib.experimental.loss.elementwise.host.truth import sum_bound
 from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
 from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
 from nkilib.nki import nl

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from nkilib.verify.kernels import distillation, extended, inlined, linear, log_probabilities, plain, softmax
+from nkilib.verify.kernels import (
+    distillation,
+    elementwise,
+    extended,
+    inlined,
+    linear,
+    log_probabilities,
+    margins,
+    plain,
+    rowwise,
+    softmax,
+)
 from nkilib.verify.kernels.case import Case
 
 SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
@@ -16,6 +27,9 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     log_probabilities.cases,
     softmax.cases,
     distillation.cases,
+    elementwise.cases,
+    rowwise.cases,
+    margins.cases,
 )
 
 

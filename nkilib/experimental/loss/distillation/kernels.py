@@ -33,7 +33,9 @@ def distillation_forward(
     - beta = 1: KL(Q || P);
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
-    No factor T^2. A KL reads both logits once. Jensen-Shannon reads them twice: the mixture needs both log-sum-exps.
+    No factor T^2. A KL reads both logits once. So does Jensen-Shannon where a row of both fits on chip between two
+    visits, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712 of other types.
+    Longer rows are read twice.
 
     Dimensions:
         N: positions; those of a core are taken in parts of 32,768.
@@ -64,6 +66,7 @@ def distillation_forward(
         labels_hbm,
         DistillationOptions(beta, temperature, ignore_index),
         chunk_size,
+        is_backward=False,
     )
     vectors = Vectors.make(launch.num_positions)
     for part in launch.parts():
@@ -114,7 +117,7 @@ def distillation_backward(
     """
     function = "distillation_backward"
     options = DistillationOptions(beta, temperature, ignore_index)
-    launch = _launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size)
+    launch = _launch(function, student_hbm, teacher_hbm, labels_hbm, options, chunk_size, is_backward=True)
     saved = Vectors(moment_hbm, moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm)
     validate_vectors(
         launch,
@@ -144,10 +147,12 @@ def _launch(
     labels_hbm: nl.NkiTensor | None,
     options: DistillationOptions,
     chunk_size: int | None,
+    *,
+    is_backward: bool,
 ) -> Launch:
-    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, DistillationTiling(0))
+    launch = Launch(function, student_hbm, teacher_hbm, labels_hbm, options, DistillationTiling(0), is_backward)
     validate(launch)
-    tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed)
+    tiling = choose_distillation_tiling(launch.vocab_size, launch.bytes_of_pair, launch.is_mixed, launch.is_backward)
     launch = replace(launch, tiling=tiling if chunk_size is None else DistillationTiling(chunk_size))
     validate_tiling(launch)
     return launch

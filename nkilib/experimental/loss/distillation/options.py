@@ -59,6 +59,7 @@ class Launch:
         labels_hbm: [N], int32; None: every position counts.
         options: of the loss.
         tiling: of a row.
+        is_backward: it is the gradient.
     """
 
     function: str
@@ -67,6 +68,7 @@ class Launch:
     labels_hbm: nl.NkiTensor | None
     options: DistillationOptions
     tiling: DistillationTiling
+    is_backward: bool
 
     @property
     def num_positions(self) -> int:

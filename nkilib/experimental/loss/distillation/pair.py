@@ -8,9 +8,9 @@ from typing import Generic
 
 from nkilib.core.rows.stream import Chunk, Rows, Stream
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.distillation.host.tiling import BUFFERS, SCRATCH_TURNS
+from nkilib.experimental.loss.distillation.host.tiling import IN_FLIGHT
 from nkilib.experimental.loss.distillation.options import LOWEST, POSITIONS, Launch, tile_dtype
-from nkilib.experimental.loss.distillation.rows import raise_lowest, row_tile
+from nkilib.experimental.loss.distillation.rows import raise_half, raise_lowest, row_tile
 from nkilib.nki import nisa, nl
 
 # Tiles of PSUM that pieces take in turn: Scalar writes one while Vector reads the other.
@@ -43,38 +43,73 @@ class Buffers:
 
     Attributes:
         student, teacher: where logits are loaded to.
-        scratch: float32 tiles by what they are for, ``SCRATCH_TURNS`` of each.
+        both: the two of each chunk as one tile, [128, 2, columns]; empty where their types differ.
+        scratch: float32 tiles by what they are for, in turns.
+        unread_sbuf: of what is only summed; nothing reads it.
         pieces_psum: that pieces take in turn.
         lowest_sbuf: ``LOWEST``, [128, 1].
     """
 
     student: list[nl.NkiTensor]
     teacher: list[nl.NkiTensor]
+    both: list[nl.NkiTensor]
     scratch: dict[str, list[nl.NkiTensor]]
+    unread_sbuf: nl.NkiTensor
     pieces_psum: list[nl.NkiTensor]
     lowest_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, launch: Launch, scratch: tuple[str, ...], piece_columns: int) -> Buffers:
-        """Those of a kernel, with scratch of the names, and pieces of at most so many columns."""
+    def make(cls, launch: Launch, ahead: int, scratch: dict[str, int], piece_columns: int = 0) -> Buffers:
+        """Those of a kernel.
+
+        Args:
+            launch: of the kernel.
+            ahead: chunks that are opened before the one that is worked on is done.
+            scratch: how many tiles, by name.
+            piece_columns: of a piece at most, of which there are two in PSUM; 0: none.
+        """
         size = launch.tiling.chunk_size
 
-        def tiles(count: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-            return [nl.ndarray((POSITIONS, size), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
+        def tiles(count: int, dtype: nl.DType, *middle: int) -> list[nl.NkiTensor]:
+            return [nl.ndarray((POSITIONS, *middle, size), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
         piece = min(size, piece_columns)
+        turns = _PSUM_TURNS if piece else 0
+        student_dtype, teacher_dtype = tile_dtype(launch.student_hbm.dtype), tile_dtype(launch.teacher_hbm.dtype)
+        count = IN_FLIGHT + ahead
+        both = tiles(count, student_dtype, 2) if student_dtype == teacher_dtype else []
         return cls(
-            tiles(BUFFERS, tile_dtype(launch.student_hbm.dtype)),
-            tiles(BUFFERS, tile_dtype(launch.teacher_hbm.dtype)),
-            {name: tiles(SCRATCH_TURNS, nl.float32) for name in scratch},
-            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(_PSUM_TURNS)],
+            [tile_sbuf[:, 0, :] for tile_sbuf in both] or tiles(count, student_dtype),
+            [tile_sbuf[:, 1, :] for tile_sbuf in both] or tiles(count, teacher_dtype),
+            both,
+            {name: tiles(count, nl.float32) for name, count in scratch.items()},
+            tiles(1, nl.bfloat16)[0],
+            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(turns)],
             row_tile(1, LOWEST),
         )
+
+    @property
+    def ahead(self) -> int:
+        """Chunks that are opened before the one that is worked on is done."""
+        return len(self.student) - IN_FLIGHT
+
+    def raise_lowest(self, load: int, student_sbuf: nl.NkiTensor, teacher_sbuf: nl.NkiTensor) -> None:
+        """-inf of both logits of chunk number ``load`` becomes ``LOWEST``, where they stand.
+
+        16-bit logits in one instruction. Of float32 Vector has no time for all: GpSimd takes some of the teacher's.
+        """
+        rows, columns = student_sbuf.shape
+        if self.both and student_sbuf.dtype == nl.bfloat16:
+            raise_lowest(self.both[load % len(self.both)][0:rows, :, 0:columns])
+            return
+        raise_lowest(student_sbuf)
+        raise_half(teacher_sbuf, self.lowest_sbuf)
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
         """Scratch for chunk number ``load``, of the shape of another tile of that chunk."""
         rows, columns = like_sbuf.shape
-        return self.scratch[name][load % SCRATCH_TURNS][0:rows, 0:columns]
+        tiles = self.scratch[name]
+        return tiles[load % len(tiles)][0:rows, 0:columns]
 
     def pieces(self, load: int, like_sbuf: nl.NkiTensor) -> list[Piece]:
         """Those of chunk number ``load``."""
@@ -166,20 +201,36 @@ class PairStream(Generic[Rows]):
     def taken(self, load: int) -> PairChunk[Rows]:
         """Chunk number ``load``; to be called with 0, 1, 2, ...
 
-        The next one is opened before: GpSimd takes its differences while Vector and Scalar have this one.
+        The next ones are opened before: GpSimd takes their differences while Vector and Scalar have this one.
         """
-        for number in range(load, min(load + 2, self.student.loads)):
-            if number not in self.opened:
-                self.opened[number] = self._open(number)
+        self._open_all(load, load + self.buffers.ahead)
         return self.opened.pop(load)
 
+    def opened_chunk(self, load: int) -> PairChunk[Rows]:
+        """A chunk that is taken later, one of as many as are opened ahead."""
+        self._open_all(load, load)
+        return self.opened[load]
+
+    def _open_all(self, first: int, last: int) -> None:
+        for number in range(first, min(last + 1, self.student.loads)):
+            if number not in self.opened:
+                self.opened[number] = self._open(number)
+
+    def _load(self, load: int) -> None:
+        """Issue the loads for which there are buffers, of both matrices in turn, when chunk number ``load`` is opened.
+
+        A buffer is free once its chunk has been taken.
+        """
+        for number in range(0 if load == 0 else load + IN_FLIGHT - 1, min(load + IN_FLIGHT, self.student.loads)):
+            for side in (self.student, self.teacher):
+                nisa.dma_copy(dst=side.on_chip(number), src=side.chunk(number).of(side.matrix_hbm))
+
     def _open(self, load: int) -> PairChunk[Rows]:
-        student_sbuf, teacher_sbuf = self.student.loaded(load), self.teacher.loaded(load)
+        self._load(load)
+        student_sbuf, teacher_sbuf = self.student.on_chip(load), self.teacher.on_chip(load)
         visit, difference_sbuf = load // self.num_chunks, None
         if self.has_differences[visit]:
-            raise_lowest(student_sbuf)
-            is_slow = teacher_sbuf.dtype == nl.float32
-            raise_lowest(teacher_sbuf, self.buffers.lowest_sbuf if is_slow else None)
+            self.buffers.raise_lowest(load, student_sbuf, teacher_sbuf)
             difference_sbuf = self.buffers.tile("difference", load, student_sbuf)
             first_sbuf, second_sbuf = (student_sbuf, teacher_sbuf) if self.is_reverse else (teacher_sbuf, student_sbuf)
             nisa.tensor_tensor(

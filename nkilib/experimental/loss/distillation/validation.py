@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
-from nkilib.experimental.loss.distillation.host.tiling import most_columns
+from nkilib.experimental.loss.distillation.host.tiling import Form, most_columns
 from nkilib.experimental.loss.distillation.options import (
     LEAST_TEMPERATURE,
     MOST_TEMPERATURE,
@@ -54,7 +54,7 @@ def validate(launch: Launch) -> None:
 def validate_tiling(launch: Launch) -> None:
     """Chunks that fit a partition, and whose sums do."""
     chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
-    largest = most_columns(vocab_size, launch.bytes_of_pair, launch.is_mixed)
+    largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
     require(
         isinstance(chunk_size, int) and 0 < chunk_size <= largest and vocab_size <= MOST_CHUNKS * chunk_size,
         f"{launch.function}: chunk_size must be an integer from 1 to {largest} that makes at most {MOST_CHUNKS} "

@@ -10,8 +10,8 @@ from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece, ring_of
 from nkilib.nki import nisa, nl
 
-# The number of a gradient of each loss among the streamed tensors: after those of any kind.
-_UPSTREAM = 3
+# The name of a gradient of each loss among the streamed tensors.
+_UPSTREAM = "grad_loss"
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,32 @@ class Upstream:
     grad_hbm: nl.NkiTensor
     factor: float | None
 
-    def loaded(self) -> nl.NkiTensor | None:
-        """The gradient of each loss, float32 [128, 1]; None where they differ. No value is looked at by the host."""
-        if self.factor is None:
-            return None
+    @property
+    def is_of_each(self) -> bool:
+        """They differ, and are streamed."""
+        return self.factor is None
+
+    def scale(self, factor: float) -> nl.NkiTensor:
+        """The gradient of each loss times a number, float32 [128, 1]. No value is looked at by the host."""
         partitions = nl.tile_size.pmax
         scale_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(dst=scale_sbuf, src=self.grad_hbm.reshape((1, 1)).broadcast(0, partitions))
-        nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=self.factor)
+        of_sum = 1.0 if self.factor is None else self.factor
+        nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
         return scale_sbuf
 
 
-def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[int, nl.NkiTensor]) -> None:
-    """Store the gradients by the tensors whose numbers ``gradients_hbm`` has."""
+def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]) -> None:
+    """Store the gradients by the tensors whose names ``gradients_hbm`` has."""
     tiles = flat_tiles(launch.elements, launch.tiling.columns)
     own = tiles_of_core(tiles, nl.num_programs(), nl.program_id(0))
     if not own:
         return
     flats_hbm = launch.flats(kind.needed(tuple(gradients_hbm)))
-    if upstream.factor is None:
+    if upstream.is_of_each:
         flats_hbm[_UPSTREAM] = upstream.grad_hbm.reshape((launch.elements,))
     stream = FlatStream.make(flats_hbm, own, launch.tiling.columns, launch.tiling.buffers, kind.scratch_tiles)
-    flat_gradients = {number: each.reshape((launch.elements,)) for number, each in gradients_hbm.items()}
+    flat_gradients = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
     _Gradients.make(kind, upstream, flat_gradients, launch).run(stream, own)
 
 
@@ -57,57 +61,59 @@ class _Gradients:
 
     Attributes:
         kind: the loss.
-        scale_sbuf: gradient of each loss; None where they are streamed.
-        gradients_hbm: [elements] by number of the tensor.
+        upstream: gradients of the losses.
+        scales_sbuf: that of all losses times a number, by the number.
+        gradients_hbm: [elements] by name of the tensor.
         buffers_sbuf: by the same, tiles that the tiles of gradients take in turn.
     """
 
     kind: Kind
-    scale_sbuf: nl.NkiTensor | None
-    gradients_hbm: dict[int, nl.NkiTensor]
-    buffers_sbuf: dict[int, list[nl.NkiTensor]]
+    upstream: Upstream
+    scales_sbuf: dict[float, nl.NkiTensor]
+    gradients_hbm: dict[str, nl.NkiTensor]
+    buffers_sbuf: dict[str, list[nl.NkiTensor]]
 
     @classmethod
-    def make(cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[int, nl.NkiTensor], launch: Launch) -> _Gradients:
+    def make(cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch) -> _Gradients:
         """Of a launch."""
         tiling = launch.tiling
-        buffers = {
-            number: ring_of(tiling.buffers, tiling.columns, each.dtype) for number, each in gradients_hbm.items()
-        }
-        return cls(kind, upstream.loaded(), gradients_hbm, buffers)
+        buffers = {name: ring_of(tiling.buffers, tiling.columns, each.dtype) for name, each in gradients_hbm.items()}
+        return cls(kind, upstream, {}, gradients_hbm, buffers)
 
     def run(self, stream: FlatStream, own: list[FlatTile]) -> None:
         """All of the core."""
         for visit in range(len(own)):
             for placed in stream.pieces(visit):
-                for number in self.gradients_hbm:
-                    self._take(placed, number)
+                derivatives = self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
+                for name in self.gradients_hbm:
+                    self._take(placed, name, derivatives[name])
 
-    def _take(self, placed: PlacedPiece, number: int) -> None:
+    def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
         """The gradient of a piece by a tensor; the last piece of a tile stores them all."""
-        tile, ring = placed.tile, self.buffers_sbuf[number]
+        tile, ring = placed.tile, self.buffers_sbuf[name]
         gradient_sbuf = ring[placed.visit % len(ring)][0 : tile.rows, 0 : tile.columns]
-        derivative = self.kind.derivative(placed.piece, number)
         self._scale(gradient_sbuf[:, placed.start : placed.end], derivative, placed)
         if placed.is_last:
-            nisa.dma_copy(dst=tile.of(self.gradients_hbm[number]), src=gradient_sbuf)
+            nisa.dma_copy(dst=tile.of(self.gradients_hbm[name]), src=gradient_sbuf)
 
     def _scale(self, dst_sbuf: nl.NkiTensor, derivative: Derivative, placed: PlacedPiece) -> None:
-        if self.scale_sbuf is None:
+        if self.upstream.is_of_each:
             nisa.scalar_tensor_tensor(
                 dst=dst_sbuf,
                 data=derivative.tile_sbuf,
                 op0=nl.multiply,
                 operand0=derivative.factor,
                 op1=nl.multiply,
-                operand1=placed.piece.tensors[_UPSTREAM],
+                operand1=placed.piece[_UPSTREAM],
             )
             return
-        nisa.tensor_scalar(
-            dst=dst_sbuf,
-            data=derivative.tile_sbuf,
-            op0=nl.multiply,
-            operand0=self.scale_sbuf[0 : placed.tile.rows, :],
-            op1=nl.multiply,
-            operand1=derivative.factor,
-        )
+        scale_sbuf = self._scale_of(derivative.factor)[0 : placed.tile.rows, :]
+        if derivative.on_scalar:
+            nisa.activation(dst=dst_sbuf, op=nl.copy, data=derivative.tile_sbuf, scale=scale_sbuf)
+        else:
+            nisa.tensor_scalar(dst=dst_sbuf, data=derivative.tile_sbuf, op0=nl.multiply, operand0=scale_sbuf)
+
+    def _scale_of(self, factor: float) -> nl.NkiTensor:
+        if factor not in self.scales_sbuf:
+            self.scales_sbuf[factor] = self.upstream.scale(factor)
+        return self.scales_sbuf[factor]

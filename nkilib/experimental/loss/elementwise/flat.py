@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS
 from nkilib.nki import nl
-
-PARTITIONS = 128
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles, tiles_of_core
-from nkilib.experimental.loss.elementwise.kind import RUN_COLUMNS, Kind, Prepared
+from nkilib.experimental.loss.elementwise.kind import Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
+from nkilib.experimental.loss.elementwise.results import SumsOfLosses, TileOfLosses
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS, SUM_TURNS
 from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece, ring_of
 from nkilib.nki import nisa, nl
 
@@ -71,7 +73,7 @@ class _Losses:
         """The losses of a piece; the last one of a tile stores them all."""
         tile = placed.tile
         losses_sbuf = self.buffers_sbuf[placed.visit % len(self.buffers_sbuf)][0 : tile.rows, 0 : tile.columns]
-        kind.losses(placed.piece, prepared, losses_sbuf[:, placed.start : placed.end])
+        kind.value(placed.piece, prepared, TileOfLosses(losses_sbuf[:, placed.start : placed.end]))
         if placed.is_last:
             nisa.dma_copy(dst=tile.of(self.loss_hbm), src=losses_sbuf)
 
@@ -86,21 +88,26 @@ class _Sum:
     Attributes:
         sums: of the tiles.
         runs_sbuf: sums of runs, float32 [128, runs], which tiles take in turn.
+        discarded_sbuf: float32 [128, RUN_COLUMNS], what instructions write beside a sum.
         open: a tile whose runs are summed and not added, and its visit: Vector would wait for the last run.
     """
 
     sums: PartialSums
     runs_sbuf: list[nl.NkiTensor]
+    discarded_sbuf: nl.NkiTensor
     open: PlacedPiece | None = None
 
     @classmethod
     def make(cls, tiles: int, launch: Launch) -> _Sum:
         """Of a launch."""
-        return cls(PartialSums.make(tiles), ring_of(3, div_ceil(launch.tiling.columns, RUN_COLUMNS), nl.float32))
+        runs_sbuf = ring_of(SUM_TURNS, div_ceil(launch.tiling.columns, RUN_COLUMNS), nl.float32)
+        discarded_sbuf = nl.ndarray((PARTITIONS, RUN_COLUMNS), dtype=nl.float32, buffer=nl.sbuf)
+        return cls(PartialSums.make(tiles), runs_sbuf, discarded_sbuf)
 
     def take(self, placed: PlacedPiece, kind: Kind, prepared: Prepared) -> None:
         """The losses of a piece."""
-        kind.sums(placed.piece, prepared, self._runs(placed)[:, placed.start // RUN_COLUMNS :])
+        sums_sbuf = self._runs(placed)[:, placed.start // RUN_COLUMNS :]
+        kind.value(placed.piece, prepared, SumsOfLosses(sums_sbuf, self.discarded_sbuf[0 : placed.tile.rows, :]))
         if self.open is not None and self.open.visit != placed.visit:
             self.finish()
         if placed.is_last:

@@ -1,50 +1,25 @@
-"""What a loss of elements is to the skeleton: a few functions of tiles.
+"""What a loss of elements is to the skeleton: three functions of tiles.
 
-The skeleton streams one to three tensors of one shape, each of its own type, through SBUF, tile by tile, and cuts each
-tile into pieces. For a piece a kind gives the losses, and the derivative of the losses by each of the tensors. Streams,
-sums, upstream gradients and stores are the skeleton's (:mod:`.forward`, :mod:`.backward`).
+The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
+cuts each tile into pieces. For a piece a kind gives the losses, and their derivatives by each of the tensors. Streams,
+sums, upstream gradients, weights and stores are the skeleton's (:mod:`.forward`, :mod:`.backward`, :mod:`.weighted`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nkilib.nki import nisa, nl
+from nkilib.experimental.loss.elementwise.scratch import Scratch
+from nkilib.nki import nl
 
-# Columns of a piece: instructions of so many have little overhead, and their float32 tiles are 8 KiB a partition.
-PIECE_COLUMNS = 2048
-# Elements that an accumulator of an engine adds up before it is read: their order is the engine's.
-RUN_COLUMNS = 512
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
-
+# Names of tensors that most kinds have.
+INPUT, TARGET, WEIGHT = "input", "target", "weight"
 # Tiles that :meth:`Kind.prepare` has begun: their number and meaning are the kind's.
 Prepared = tuple[nl.NkiTensor, ...]
-
-
-@dataclass
-class Scratch:
-    """Float32 tiles that pieces take in turn.
-
-    Attributes:
-        tiles_sbuf: [128, columns of a piece].
-        taken: how many were taken so far.
-    """
-
-    tiles_sbuf: list[nl.NkiTensor]
-    taken: int = 0
-
-    @classmethod
-    def make(cls, tiles: int, columns: int) -> Scratch:
-        """So many tiles."""
-        shape = (nl.tile_size.pmax, columns)
-        return cls([nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(tiles)])
-
-    def next(self, rows: int, columns: int) -> nl.NkiTensor:
-        """The tile that was taken the longest time ago."""
-        tile_sbuf = self.tiles_sbuf[self.taken % len(self.tiles_sbuf)]
-        self.taken += 1
-        return tile_sbuf[0:rows, 0:columns]
 
 
 @dataclass(frozen=True)
@@ -52,11 +27,11 @@ class Piece:
     """Some columns of a tile, of every tensor that is streamed.
 
     Attributes:
-        tensors: tiles [rows, columns] in the types of the tensors, by the number of the tensor.
+        tensors: tiles [rows, columns] in the types of the tensors, by name.
         scratch: for float32 tiles of its size.
     """
 
-    tensors: dict[int, nl.NkiTensor]
+    tensors: dict[str, nl.NkiTensor]
     scratch: Scratch
 
     @property
@@ -65,9 +40,17 @@ class Piece:
         rows, columns = next(iter(self.tensors.values())).shape
         return rows, columns
 
+    def __getitem__(self, name: str) -> nl.NkiTensor:
+        """The tile of a tensor."""
+        return self.tensors[name]
+
     def float32(self) -> nl.NkiTensor:
         """A float32 tile, not written yet. A kind says how many it takes."""
         return self.scratch.next(*self.shape)
+
+    def constant(self, number: float) -> nl.NkiTensor:
+        """A float32 tile [rows, 1] of a number, as an activation takes its bias."""
+        return self.scratch.constant(number, self.shape[0])
 
 
 @dataclass(frozen=True)
@@ -77,71 +60,57 @@ class Derivative:
     Attributes:
         tile_sbuf: [rows, columns], of any floating type.
         factor: a number, which joins the upstream gradient.
+        on_scalar: an upstream gradient of all losses is multiplied on Scalar, where Vector has more to do.
     """
 
     tile_sbuf: nl.NkiTensor
     factor: float = 1.0
+    on_scalar: bool = False
+
+
+class Losses(Protocol):
+    """Where the losses of a piece go: into a tile that is stored, or into sums (:mod:`.results`).
+
+    A kind gives the last instruction of its losses to it, which then writes what is wanted.
+    """
+
+    def activation(
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+    ) -> None:
+        """``op(data * scale + bias)``, on Scalar."""
+
+    def scalar_tensor_tensor(
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
+    ) -> None:
+        """``(data op0 operand0) op1 operand1``, on Vector."""
+
+    def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+        """``left * right`` of a scratch tile and any other, on Vector; a sum of it is Scalar's."""
 
 
 class Kind(Protocol):
     """A loss of elements, with its options.
 
-    :meth:`prepare` of the next piece is issued before :meth:`losses` of this one: what comes first in a piece, such as
+    :meth:`prepare` of the next piece is issued before :meth:`value` of this one: what comes first in a piece, such as
     Scalar's activation functions, belongs there, so that Vector does not wait for it.
     """
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that losses are computed from, the first one first."""
 
     @property
     def scratch_tiles(self) -> int:
         """Float32 tiles that a piece takes at most, in :meth:`prepare` and what follows it."""
 
-    def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Numbers of the tensors that derivatives by the ``wanted`` tensors are computed from."""
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of the tensors that derivatives by the ``wanted`` tensors are computed from."""
 
     def prepare(self, piece: Piece) -> Prepared:
-        """What :meth:`losses` and :meth:`sums` begin with."""
+        """What :meth:`value` begins with."""
 
-    def losses(self, piece: Piece, prepared: Prepared, dst_sbuf: nl.NkiTensor) -> None:
-        """The losses, into a tile of any floating type."""
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """The losses of the piece, handed to ``losses`` by one of its methods."""
 
-    def sums(self, piece: Piece, prepared: Prepared, sums_sbuf: nl.NkiTensor) -> None:
-        """The float32 sums of the losses of each run of the piece, into a column each, on whichever engine has time."""
-
-    def derivative(self, piece: Piece, tensor: int) -> Derivative:
-        """Of the losses by a tensor."""
-
-
-def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left - right. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``.
-
-    Not as a product with the identity on Tensor: an infinite number in one partition would be NaN in all others.
-    """
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=left_sbuf, op0=nl.add, operand0=0.0, op1=nl.subtract, operand1=right_sbuf
-    )
-
-
-def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left * right, likewise."""
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=left_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=right_sbuf
-    )
-
-
-def runs(tile_sbuf: nl.NkiTensor) -> list[tuple[int, int]]:
-    """First column and end of each run of a piece, of which a tile has the size."""
-    columns = tile_sbuf.shape[1]
-    return [(start, min(start + RUN_COLUMNS, columns)) for start in range(0, columns, RUN_COLUMNS)]
-
-
-def sum_runs(values_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    """The float32 sums of runs of a tile, one a column of ``sums_sbuf``; on Scalar, beside Vector."""
-    for number, (start, end) in enumerate(runs(values_sbuf)):
-        run_sbuf = values_sbuf[:, start:end]
-        nisa.activation(
-            dst=run_sbuf,
-            op=nl.copy,
-            data=run_sbuf,
-            reduce_op=nl.add,
-            reduce_res=sums_sbuf[:, number : number + 1],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """Of the losses, by the tensors of these names."""

@@ -14,19 +14,19 @@ class Launch:
     """Tensors of one shape, and how they are cut up.
 
     Attributes:
-        tensors_hbm: in the order of the kind's numbers.
+        tensors_hbm: by name, the first one first.
         tiling: of the flat stream.
     """
 
-    tensors_hbm: tuple[nl.NkiTensor, ...]
+    tensors_hbm: dict[str, nl.NkiTensor]
     tiling: ElementwiseTiling
 
     @property
     def elements(self) -> int:
         """Of each tensor."""
-        return prod(self.tensors_hbm[0].shape)
+        return prod(next(iter(self.tensors_hbm.values())).shape)
 
-    def flats(self, numbers: tuple[int, ...] | None = None) -> dict[int, nl.NkiTensor]:
-        """Those tensors, or all, as [elements] by number."""
-        chosen = range(len(self.tensors_hbm)) if numbers is None else numbers
-        return {number: self.tensors_hbm[number].reshape((self.elements,)) for number in chosen}
+    def flats(self, names: tuple[str, ...] | None = None) -> dict[str, nl.NkiTensor]:
+        """Those tensors, or all, as [elements] by name."""
+        chosen = tuple(self.tensors_hbm) if names is None else names
+        return {name: self.tensors_hbm[name].reshape((self.elements,)) for name in chosen}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.flat import PARTITIONS, FlatTile
-from nkilib.experimental.loss.elementwise.kind import PIECE_COLUMNS, Piece, Scratch
+from nkilib.experimental.loss.elementwise.flat import FlatTile
+from nkilib.experimental.loss.elementwise.kind import Piece
+from nkilib.experimental.loss.elementwise.scratch import Scratch
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS
 from nkilib.nki import nisa, nl
 
 
@@ -42,24 +44,24 @@ class FlatStream:
     """The tiles of a core.
 
     Attributes:
-        flats_hbm: tensors [elements] by number.
+        flats_hbm: tensors [elements] by name.
         tiles: of the core, in order.
-        buffers_sbuf: by number of the tensor, tiles [128, columns] that tiles of the stream take in turn.
+        buffers_sbuf: by name of the tensor, tiles [128, columns] that tiles of the stream take in turn.
         scratch: of the pieces.
     """
 
-    flats_hbm: dict[int, nl.NkiTensor]
+    flats_hbm: dict[str, nl.NkiTensor]
     tiles: list[FlatTile]
-    buffers_sbuf: dict[int, list[nl.NkiTensor]]
+    buffers_sbuf: dict[str, list[nl.NkiTensor]]
     scratch: Scratch
 
     @classmethod
     def make(
-        cls, flats_hbm: dict[int, nl.NkiTensor], tiles: list[FlatTile], columns: int, buffers: int, scratch_tiles: int
+        cls, flats_hbm: dict[str, nl.NkiTensor], tiles: list[FlatTile], columns: int, buffers: int, scratch_tiles: int
     ) -> FlatStream:
         """With so many buffers of so many columns for each tensor, and scratch for two pieces at a time."""
-        rings = {number: ring_of(buffers, columns, flat_hbm.dtype) for number, flat_hbm in flats_hbm.items()}
-        scratch = Scratch.make(2 * scratch_tiles, min(columns, PIECE_COLUMNS))
+        rings = {name: ring_of(buffers, columns, flat_hbm.dtype) for name, flat_hbm in flats_hbm.items()}
+        scratch = Scratch.make(scratch_tiles, min(columns, PIECE_COLUMNS))
         return cls(flats_hbm, tiles, rings, scratch)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
@@ -72,20 +74,20 @@ class FlatStream:
         first = 0 if visit == 0 else visit + in_flight - 1
         for number in range(first, min(visit + in_flight, len(self.tiles))):
             self._load(number)
-        on_chip = {number: self._on_chip(number, visit) for number in self.flats_hbm}
+        on_chip = {name: self._on_chip(name, visit) for name in self.flats_hbm}
         return [
             self._piece(tile, visit, start, min(start + PIECE_COLUMNS, tile.columns), on_chip)
             for start in range(0, tile.columns, PIECE_COLUMNS)
         ]
 
-    def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[int, nl.NkiTensor]) -> PlacedPiece:
-        tensors = {number: tile_sbuf[:, start:end] for number, tile_sbuf in on_chip.items()}
+    def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[str, nl.NkiTensor]) -> PlacedPiece:
+        tensors = {name: tile_sbuf[:, start:end] for name, tile_sbuf in on_chip.items()}
         return PlacedPiece(tile, visit, start, end, Piece(tensors, self.scratch))
 
     def _load(self, visit: int) -> None:
-        for number, flat_hbm in self.flats_hbm.items():
-            nisa.dma_copy(dst=self._on_chip(number, visit), src=self.tiles[visit].of(flat_hbm))
+        for name, flat_hbm in self.flats_hbm.items():
+            nisa.dma_copy(dst=self._on_chip(name, visit), src=self.tiles[visit].of(flat_hbm))
 
-    def _on_chip(self, number: int, visit: int) -> nl.NkiTensor:
-        tile, ring = self.tiles[visit], self.buffers_sbuf[number]
+    def _on_chip(self, name: str, visit: int) -> nl.NkiTensor:
+        tile, ring = self.tiles[visit], self.buffers_sbuf[name]
         return ring[visit % len(ring)][0 : tile.rows, 0 : tile.columns]

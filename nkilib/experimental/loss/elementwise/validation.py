@@ -9,17 +9,19 @@ from nkilib.core.partial_sums import LEAF
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.flat import PARTITIONS
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
-from nkilib.experimental.loss.elementwise.kind import PIECE_COLUMNS, RUN_COLUMNS
+from nkilib.experimental.loss.elementwise.sizes import (
+    PARTITIONS,
+    PIECE_COLUMNS,
+    PIECES_AT_A_TIME,
+    RUN_COLUMNS,
+    SUM_TURNS,
+)
 from nkilib.nki import nl
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 # Of constants, upstream gradients and the last sums, with room for alignment.
 _SMALL_BYTES = 8 * 1024
-# Tiles of float32 that a piece takes, of any kind, for two pieces.
-_SCRATCH_TILES = 2 * 4
-_SUM_TURNS = 3
 
 
 def require_floats(function: str, name: str, dtype: nl.DType) -> None:
@@ -67,7 +69,7 @@ def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ..
 
 
 def checked_tiling(
-    function: str, elements: int, dtypes: list[nl.DType], columns: int | None, buffers: int | None
+    function: str, elements: int, dtypes: list[nl.DType], scratch_tiles: int, columns: int | None, buffers: int | None
 ) -> ElementwiseTiling:
     """The tiling that was asked for, with what is chosen where nothing was.
 
@@ -75,10 +77,11 @@ def checked_tiling(
         function: that is named in errors.
         elements: of a tensor.
         dtypes: of all tensors that are read or written, element by element.
+        scratch_tiles: of a piece.
         columns, buffers: of the kernel; None: chosen.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
-    chosen = choose_elementwise_tiling(elements, bytes_of_element)
+    chosen = choose_elementwise_tiling(elements, bytes_of_element, scratch_tiles)
     columns, buffers = chosen.columns if columns is None else columns, chosen.buffers if buffers is None else buffers
     for name, value, least in (("columns", columns, PARTITIONS), ("buffers", buffers, 2)):
         require(
@@ -90,8 +93,8 @@ def checked_tiling(
         f"{function}: columns must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, got {columns}",
     )
     sums = 2 * div_ceil(div_ceil(elements, PARTITIONS * columns) + 2, LEAF) * LEAF
-    runs = _SUM_TURNS * div_ceil(columns, RUN_COLUMNS)
-    float32s = _SCRATCH_TILES * min(columns, PIECE_COLUMNS) + sums + runs
+    runs = SUM_TURNS * div_ceil(columns, RUN_COLUMNS) + RUN_COLUMNS
+    float32s = PIECES_AT_A_TIME * scratch_tiles * min(columns, PIECE_COLUMNS) + sums + runs
     taken = buffers * columns * bytes_of_element + dtype_bytes(nl.float32) * float32s + _SMALL_BYTES
     available = nl.tile_size.sbuf_fmax_bytes
     require(

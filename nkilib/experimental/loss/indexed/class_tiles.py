@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.flat import PARTITIONS, FlatTile, flat_tiles
+from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS
 from nkilib.experimental.loss.indexed.positions import Shape, number_of_batches
 from nkilib.nki import nl
 

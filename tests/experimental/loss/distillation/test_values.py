@@ -146,6 +146,34 @@ def test_in_place_gives_the_same_bits(beta: float) -> None:
     assert np.array_equal(returned, expected)
 
 
+@pytest.mark.parametrize("type_name", ["float32", "bfloat16"])
+def test_a_gradient_is_exact_where_the_student_gives_next_to_nothing(type_name: str) -> None:
+    student, teacher = pair(12, (4, 300), (type_name, type_name))
+    student[:, :3], teacher[:, :3] = -70.0, 20.0  # log(P / Q) of about 90
+    _assert_right(student, teacher, 0.5)
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_upstream_gradients_of_any_kind(beta: float) -> None:
+    student, teacher = pair(13, (5, 200), ("bfloat16", "bfloat16"))
+    results, _ = _launch(student, teacher, beta=beta)
+    grad_loss = np.array([0.0, -3.0, 1e-30, np.nan, np.inf], np.float32)
+    gradient = distillation_backward[2](student, teacher, *results[1:], grad_loss, beta=beta)
+    finite = student[:3], teacher[:3], grad_loss[:3]
+    exact = distillation_gradient_reference(*finite, beta=beta)
+    bound = distillation_gradient_bound(*finite, exact, beta=beta)
+    assert np.all(gradient[0] == 0.0)
+    assert np.all(np.abs(np.asarray(gradient[:3], np.float64) - exact) <= bound)
+    assert not np.any(np.isfinite(np.asarray(gradient[3:], np.float32)))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_many_short_rows(beta: float) -> None:
+    student, teacher = pair(14, (2700, 9), ("bfloat16", "bfloat16"))
+    _assert_right(student, teacher, beta)
+    _assert_right(student, teacher, beta, chunk_size=2)
+
+
 @pytest.mark.parametrize("cheat", [np.zeros_like, np.negative, lambda values: values[::-1]])
 def test_the_bound_notices_wrong_results(cheat: Any) -> None:
     student, teacher = pair(10, (4, 300))

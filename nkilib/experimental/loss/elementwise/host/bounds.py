@@ -15,39 +15,19 @@ rounded once to the type of the result.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.core.partial_sums import LEAF, levels
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.flat import PARTITIONS
 from nkilib.experimental.loss.elementwise.host.reference import (
     Float64Array,
     KlDivGradients,
     kl_div_gradients_reference,
     kl_div_reference,
 )
-from nkilib.experimental.loss.elementwise.kind import RUN_COLUMNS
-from nkilib.experimental.loss.elementwise.kl_div import LEAST_TARGET
-
-UNIT: Final = 2.0**-23
-LOG_UNITS, EXP_UNITS = 4.0, 3.0
-SMALLEST_NORMAL: Final = 2.0**-126
-# Half a unit of the last place, relative; and absolute where numbers are subnormal.
-_HALF_ULP: Final = {
-    "float32": (2.0**-24, SMALLEST_NORMAL),
-    "bfloat16": (2.0**-8, SMALLEST_NORMAL),
-    "float16": (2.0**-11, 2.0**-25),
-}
-
-
-def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """What rounding to a type may change."""
-    relative, absolute = _HALF_ULP[np.dtype(dtype).name]
-    with np.errstate(all="ignore"):
-        return relative * np.abs(exact) + absolute
+from nkilib.experimental.loss.elementwise.host.truth import EXP_UNITS, LOG_UNITS, SMALLEST_NORMAL, UNIT, rounding
+from nkilib.experimental.loss.elementwise.kinds.kl_div import LEAST_TARGET
 
 
 def kl_div_bound(
@@ -62,13 +42,6 @@ def kl_div_bound(
             logarithm = np.log(t + LEAST_TARGET)
             error = UNIT * t * (LOG_UNITS * np.abs(logarithm) + np.abs(logarithm - x)) + 2.0 * LEAST_TARGET
     return error + SMALLEST_NORMAL + rounding(kl_div_reference(input, target, log_target), dtype)
-
-
-def sum_bound(losses: Float64Array, errors: Float64Array, columns: int) -> float:
-    """Of a sum of losses, whose own errors are bounded by ``errors``, in tiles of so many columns."""
-    tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
-    additions = RUN_COLUMNS + div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
-    return float(errors.sum() + additions * 0.5 * UNIT * np.abs(losses).sum()) + SMALLEST_NORMAL
 
 
 def kl_div_gradient_bounds(

@@ -9,23 +9,40 @@ _RUNS = (
     "shape and types alone"
 )
 
-KL_DIV_FORWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place=None,
-    error="u t (4 |log t| + |log t - x|) + 2^-63 an element, u = 2^-23, or 4 u exp(t) |t - x|, and half a ulp",
-    notes=_RUNS,
+
+def forward_guarantee(error: str, notes: str = "") -> Guarantee:
+    """Of a forward, with the bound on its error."""
+    return Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error=error,
+        notes="; ".join(filter(None, (_RUNS, notes))),
+    )
+
+
+def backward_guarantee(error: str, notes: str = "") -> Guarantee:
+    """Of a backward, likewise."""
+    return Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="input_hbm",
+        error=error,
+        notes=notes or "gradients of other tensors are computed on request",
+    )
+
+
+KL_DIV_FORWARD = forward_guarantee(
+    "u t (4 |log t| + |log t - x|) + 2^-63 an element, u = 2^-23, or 4 u exp(t) |t - x|, and half a ulp"
 )
-KL_DIV_BACKWARD = Guarantee(
-    math="float32",
-    accumulator="none",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place="input_hbm",
-    error="4 u of -t or -exp(t), 9 u of the terms by the target, times the upstream gradient, and half a ulp",
-    notes="the gradient of a target is computed on request",
+KL_DIV_BACKWARD = backward_guarantee(
+    "4 u of -t or -exp(t), 9 u of the terms by the target, times the upstream gradient, and half a ulp"
 )
+MSE_LOSS_FORWARD = forward_guarantee("1.5 u d^2 an element, u = 2^-23, d = x - t, and half a ulp")
+MSE_LOSS_BACKWARD = backward_guarantee("2 u of the gradient, and half a ulp")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS, PIECES_AT_A_TIME, RUN_COLUMNS
 
-# Bytes of a partition that the buffers of a stream take at most; scratch and sums have the rest.
-_STREAM_BYTES = 112 * 1024
-# Columns of a tile at most, and what they are a multiple of: whole runs of a sum.
-_MOST_COLUMNS, _ROUND = 8192, 512
+# Bytes of a partition that buffers of a stream and scratch take at most; sums have the rest.
+_CHIP_BYTES = 176 * 1024
+_SCRATCH_BYTES = 4 * PIECES_AT_A_TIME * PIECE_COLUMNS
+# Columns of a tile at most. They are a multiple of whole runs of a sum.
+_MOST_COLUMNS = 8192
 # A launch is cut into at least so many tiles, where they stay long enough for DMA, so that loads, computation and
 # stores of two cores overlap.
-_FEWEST_TILES, _PARTITIONS = 8, 128
+_FEWEST_TILES = 8
 BUFFERS = 3
 
 
@@ -28,11 +30,15 @@ class ElementwiseTiling(NamedTuple):
     buffers: int
 
 
-def choose_elementwise_tiling(elements: int, bytes_of_element: int) -> ElementwiseTiling:
+def choose_elementwise_tiling(elements: int, bytes_of_element: int, scratch_tiles: int = 4) -> ElementwiseTiling:
     """From the number of elements of a tensor, and the bytes of one element of all tensors that are read or written.
+
+    ``scratch_tiles`` are those that a piece of the loss takes.
 
     It does not depend on the number of cores, and so neither do the bits of a sum.
     """
-    fitting = _STREAM_BYTES // (BUFFERS * bytes_of_element) // _ROUND * _ROUND
-    spread = div_ceil(div_ceil(elements, _PARTITIONS * _FEWEST_TILES), _ROUND) * _ROUND
-    return ElementwiseTiling(max(_ROUND, min(fitting, _MOST_COLUMNS, spread)), BUFFERS)
+    fitting = (
+        (_CHIP_BYTES - scratch_tiles * _SCRATCH_BYTES) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
+    )
+    spread = div_ceil(div_ceil(elements, PARTITIONS * _FEWEST_TILES), RUN_COLUMNS) * RUN_COLUMNS
+    return ElementwiseTiling(max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread)), BUFFERS)

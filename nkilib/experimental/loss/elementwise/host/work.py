@@ -5,39 +5,60 @@ For host code. The simulator is imported where a profile asks for the work: on h
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from nkilib.work import Work
+from nkilib.work import StatesWork, Work
 
 
-def kl_div_forward_work(input_hbm: Any, target_hbm: Any, reduction: str, dtype: Any, **_: Any) -> Work:
-    """The work of ``kl_div_forward``, whose parameters it takes: one activation function an element."""
-    result = input_hbm.dtype if dtype is None else dtype
-    streamed = [input_hbm.dtype, target_hbm.dtype, *([result] if reduction == "none" else [])]
-    return _work(input_hbm, streamed)
+def forward_work(*names: str, functions: int = 0) -> StatesWork:
+    """Of a forward that streams the tensors of these names, with so many activation functions an element."""
+
+    def work(reduction: str, dtype: Any, **arguments: Any) -> Work:
+        given = _given(names, arguments)
+        result = given[0].dtype if dtype is None else dtype
+        return _work(given, [each.dtype for each in given] + ([result] if reduction == "none" else []), functions)
+
+    return work
 
 
-def kl_div_backward_work(
-    input_hbm: Any,
-    target_hbm: Any,
-    grad_loss_hbm: Any,
-    reduction: str,
-    log_target: bool,
-    grad_input_wanted: bool,
-    grad_target_wanted: bool,
-    **_: Any,
-) -> Work:
-    """The work of ``kl_div_backward``, whose parameters it takes: the input is needed for the target's gradient."""
-    streamed = [target_hbm.dtype, *([grad_loss_hbm.dtype] if reduction == "none" else [])]
-    streamed += [input_hbm.dtype] if grad_input_wanted else []
-    streamed += [input_hbm.dtype, target_hbm.dtype] if grad_target_wanted else []
-    return _work(input_hbm, streamed, has_function=log_target or grad_target_wanted)
+def backward_work(
+    *names: str,
+    needed: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+    functions: Callable[[Mapping[str, Any]], int] | int = 0,
+) -> StatesWork:
+    """Of a backward.
+
+    Args:
+        names: of the tensors.
+        needed: those that the gradients of some tensors are made of; None: all.
+        functions: activation functions an element, or these from the kernel's arguments.
+    """
+
+    def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
+        wanted = tuple(name for name in names if arguments.get(f"grad_{name}_wanted", False))
+        read = _given(names if needed is None else needed(wanted), arguments)
+        streamed = [each.dtype for each in (*read, *_given(wanted, arguments))]
+        streamed += [grad_loss_hbm.dtype] if reduction == "none" else []
+        return _work(read, streamed, functions if isinstance(functions, int) else functions(arguments))
+
+    return work
 
 
-def _work(like_hbm: Any, streamed: list[Any], has_function: bool = True) -> Work:
+def kl_div_gradient_functions(arguments: Mapping[str, Any]) -> int:
+    """Activation functions an element of ``kl_div_backward``: none for the gradient of the input by probabilities."""
+    return int(arguments["log_target"] or arguments["grad_target_wanted"])
+
+
+def _given(names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[Any]:
+    found = [arguments[f"{name}_hbm"] for name in names]
+    return [each for each in found if each is not None]
+
+
+def _work(read: list[Any], streamed: list[Any], functions: int) -> Work:
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    elements = prod(like_hbm.shape)
+    elements = prod(read[0].shape)
     nbytes = sum(as_dtype(dtype).itemsize for dtype in streamed)
-    return Work(elements * nbytes, exponentials=elements if has_function else 0, dtype=as_dtype(like_hbm.dtype))
+    return Work(elements * nbytes, exponentials=functions * elements, dtype=as_dtype(read[0].dtype))

@@ -1,0 +1,1 @@
+"""The losses of elements, a file each: derivation, PyTorch expression, and the functions of a :class:`..kind.Kind`."""

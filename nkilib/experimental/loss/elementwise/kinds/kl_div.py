@@ -1,0 +1,121 @@
+"""Kullback-Leibler divergence of elements: input x are log-probabilities, target t probabilities or their logarithms.
+
+``t * (log t - x)``, or ``exp(t) * (t - x)`` for ``log_target``: ``torch.nn.functional.kl_div(x, t)``. Both factor what
+PyTorch writes as a difference of products, so that nothing cancels but what cancels in the truth.
+
+The logarithm is that of t + 2^-64: exact in float32 from t = 2^-40 on, finite at 0, and off by at most 2^-64 in
+``t * log t``. NKI documents ``log`` on [2^-64, 2^64] alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from nkilib.experimental.loss.elementwise.arithmetic import difference
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
+from nkilib.nki import nisa, nl
+
+# Added to a target before its logarithm is taken.
+LEAST_TARGET = 2.0**-64
+# Below it a target is multiplied by 2^64 before its logarithm is taken exactly.
+_SMALL, _RAISED = 2.0**-32, 2.0**64
+
+
+def needed_tensors(wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """What gradients are made of: that of the input of the target alone."""
+    return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
+
+
+@dataclass(frozen=True)
+class KlDiv:
+    """The divergence from targets that are probabilities."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 4
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """As :func:`needed_tensors`."""
+        return needed_tensors(wanted)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """log(t + 2^-64)."""
+        log_sbuf = piece.float32()
+        nisa.activation(dst=log_sbuf, op=nl.log, data=piece[TARGET], bias=piece.constant(LEAST_TARGET))
+        return (log_sbuf,)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """(log t - x) * t; NaN where t is 0 and x infinite, as PyTorch has it."""
+        (log_sbuf,) = prepared
+        difference(log_sbuf, log_sbuf, piece[INPUT])
+        losses.product(log_sbuf, piece[TARGET])
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """-t, or log t + 1 - x, which is NaN at t = 0 as in PyTorch."""
+        found = {INPUT: Derivative(piece[TARGET], -1.0)}
+        if TARGET in wanted:
+            log_sbuf = _logarithm(piece)
+            nisa.scalar_tensor_tensor(
+                dst=log_sbuf, data=log_sbuf, op0=nl.add, operand0=1.0, op1=nl.subtract, operand1=piece[INPUT]
+            )
+            found[TARGET] = Derivative(log_sbuf)
+        return found
+
+
+def _logarithm(piece: Piece) -> nl.NkiTensor:
+    """log t of every normal number, NaN of 0: small targets are raised into the documented range of ``log`` first."""
+    target_sbuf = piece[TARGET]
+    raised_sbuf, log_sbuf = piece.float32(), piece.float32()
+    nisa.tensor_scalar(
+        dst=raised_sbuf, data=target_sbuf, op0=nl.less, operand0=_SMALL, op1=nl.multiply, operand1=_RAISED
+    )
+    # 1 + 2^64 is 2^64 in float32
+    nisa.scalar_tensor_tensor(
+        dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=target_sbuf
+    )
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=log_sbuf, data=raised_sbuf, op0=nl.multiply, operand0=-log(_RAISED) / _RAISED, op1=nl.add, operand1=log_sbuf
+    )
+    nisa.scalar_tensor_tensor(dst=log_sbuf, data=log_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=log_sbuf)
+    return log_sbuf
+
+
+@dataclass(frozen=True)
+class KlDivOfLogTarget:
+    """The divergence from targets that are log-probabilities."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 3
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """As :func:`needed_tensors`."""
+        return needed_tensors(wanted)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """exp(t) and t - x, on Scalar and on GpSimd, which leaves Vector one pass."""
+        exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
+        nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
+        nisa.tensor_tensor(
+            dst=difference_sbuf, data1=piece[TARGET], data2=piece[INPUT], op=nl.subtract, engine=nisa.engine.gpsimd
+        )
+        return exponential_sbuf, difference_sbuf
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """(t - x) * exp(t); NaN where t is -inf, as PyTorch has it. Vector sums it: Scalar has the exponentials."""
+        exponential_sbuf, difference_sbuf = prepared
+        losses.scalar_tensor_tensor(difference_sbuf, nl.multiply, 1.0, nl.multiply, exponential_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """-exp(t), or exp(t) * (t - x + 1)."""
+        exponential_sbuf = piece.float32()
+        nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
+        found = {INPUT: Derivative(exponential_sbuf, -1.0)}
+        if TARGET in wanted:
+            sum_sbuf = piece.float32()
+            difference(sum_sbuf, piece[TARGET], piece[INPUT])
+            nisa.scalar_tensor_tensor(
+                dst=sum_sbuf, data=sum_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=exponential_sbuf
+            )
+            found[TARGET] = Derivative(sum_sbuf)
+        return found

@@ -1,0 +1,120 @@
+"""The two places where the losses of a piece go: a tile, and sums of runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nkilib.experimental.loss.elementwise.arithmetic import product
+from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
+from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+@dataclass(frozen=True)
+class TileOfLosses:
+    """Losses that are kept.
+
+    Attributes:
+        dst_sbuf: [rows, columns] of the piece, of any floating type.
+    """
+
+    dst_sbuf: nl.NkiTensor
+
+    def activation(
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+    ) -> None:
+        """As :class:`.kind.Losses` has it."""
+        nisa.activation(dst=self.dst_sbuf, op=op, data=data_sbuf, scale=scale, bias=bias_sbuf)
+
+    def scalar_tensor_tensor(
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
+    ) -> None:
+        """As :class:`.kind.Losses` has it."""
+        nisa.scalar_tensor_tensor(
+            dst=self.dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1
+        )
+
+    def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+        """As :class:`.kind.Losses` has it."""
+        product(self.dst_sbuf, left_sbuf, right_sbuf)
+
+
+@dataclass(frozen=True)
+class SumsOfLosses:
+    """Losses that are summed up, run by run; they themselves are written over and over.
+
+    Attributes:
+        sums_sbuf: float32 [rows, runs], whose columns take the sums of the runs.
+        discarded_sbuf: float32 [rows, RUN_COLUMNS] for the losses themselves.
+    """
+
+    sums_sbuf: nl.NkiTensor
+    discarded_sbuf: nl.NkiTensor
+
+    def activation(
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+    ) -> None:
+        """As :class:`.kind.Losses` has it."""
+        for run in self._runs(data_sbuf):
+            nisa.activation(
+                dst=run.discarded_sbuf,
+                op=op,
+                data=run.of(data_sbuf),
+                scale=scale,
+                bias=bias_sbuf,
+                reduce_op=nl.add,
+                reduce_res=run.sum_sbuf,
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+
+    def scalar_tensor_tensor(
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
+    ) -> None:
+        """As :class:`.kind.Losses` has it."""
+        for run in self._runs(data_sbuf):
+            nisa.scalar_tensor_tensor(
+                dst=run.discarded_sbuf,
+                data=run.of(data_sbuf),
+                op0=op0,
+                operand0=operand0,
+                op1=op1,
+                operand1=run.of(operand1),
+                reduce_op=nl.add,
+                reduce_res=run.sum_sbuf,
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+
+    def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+        """As :class:`.kind.Losses` has it: Vector has the next piece while Scalar adds."""
+        product(left_sbuf, left_sbuf, right_sbuf)
+        self.activation(nl.copy, left_sbuf)
+
+    def _runs(self, data_sbuf: nl.NkiTensor) -> Iterator[_Run]:
+        columns = data_sbuf.shape[1]
+        for number, start in enumerate(range(0, columns, RUN_COLUMNS)):
+            end = min(start + RUN_COLUMNS, columns)
+            yield _Run(start, end, self.sums_sbuf[:, number : number + 1], self.discarded_sbuf[:, 0 : end - start])
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Columns of a piece that an accumulator adds up.
+
+    Attributes:
+        start, end: of the piece.
+        sum_sbuf: [rows, 1].
+        discarded_sbuf: [rows, end - start].
+    """
+
+    start: int
+    end: int
+    sum_sbuf: nl.NkiTensor
+    discarded_sbuf: nl.NkiTensor
+
+    def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """These columns of a tile."""
+        return tile_sbuf[:, self.start : self.end]

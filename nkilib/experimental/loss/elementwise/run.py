@@ -1,0 +1,145 @@
+"""What the kernels of all losses of elements do: check, allocate, compute. A kernel gives names, tensors and a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from nkilib.core.rows.checks import require, require_flag
+from nkilib.experimental.loss.elementwise.backward import Upstream, backward_of_core
+from nkilib.experimental.loss.elementwise.forward import forward_of_core
+from nkilib.experimental.loss.elementwise.kind import Kind
+from nkilib.experimental.loss.elementwise.launch import Launch
+from nkilib.experimental.loss.elementwise.validation import (
+    checked_tiling,
+    require_floats,
+    require_reduction,
+    require_tensors,
+    require_upstream,
+)
+from nkilib.nki import nl
+
+BATCHMEAN = "batchmean"
+
+
+def run_forward(
+    function: str,
+    kind: Kind,
+    tensors_hbm: Mapping[str, nl.NkiTensor | None],
+    reduction: str,
+    dtype: nl.DType | None,
+    columns: int | None,
+    buffers: int | None,
+    further: tuple[str, ...] = (),
+) -> nl.NkiTensor:
+    """The losses, or their sum or mean.
+
+    Args:
+        function: the name of the kernel, for errors.
+        kind: the loss, whose options are checked.
+        tensors_hbm: of the kind, by its names for them, of one shape; None where an optional one is not given.
+        reduction: one of all losses, or of the ``further`` ones.
+        dtype: of the losses for ``"none"``; None: that of the first tensor.
+        columns, buffers: of the tiling; None: chosen.
+
+    Returns:
+        loss_hbm: of the shape of the tensors for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    given = _given(function, tensors_hbm)
+    require_reduction(function, reduction, further)
+    first_hbm = next(iter(given.values()))
+    shape, dtype = tuple(first_hbm.shape), first_hbm.dtype if dtype is None else dtype
+    require_floats(function, "dtype", dtype)
+    factor = _factor(reduction, shape)
+    streamed = [each.dtype for each in given.values()] + ([dtype] if factor is None else [])
+    tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
+    shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
+    loss_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+    forward_of_core(Launch(given, tiling), kind, loss_hbm, factor)
+    return loss_hbm
+
+
+def run_backward(
+    function: str,
+    kind: Kind,
+    tensors_hbm: Mapping[str, nl.NkiTensor | None],
+    grad_loss_hbm: nl.NkiTensor,
+    wanted: Mapping[str, bool],
+    reduction: str,
+    inplace: bool,
+    columns: int | None,
+    buffers: int | None,
+    further: tuple[str, ...] = (),
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """The gradients by the tensors that are wanted.
+
+    Args:
+        function, kind, tensors_hbm, reduction, columns, buffers, further: as for :func:`run_forward`.
+        grad_loss_hbm: of the shape of the losses for ``"none"``; else one float32.
+        wanted: by name of the tensor, whether its gradient is wanted; in the order in which they are returned.
+        inplace: that of the first tensor is written over it.
+
+    Returns:
+        The gradients, of shape and type of their tensors.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    given = _given(function, tensors_hbm)
+    require_reduction(function, reduction, further)
+    _require_wanted(function, given, wanted, inplace)
+    first, shape = next(iter(given)), tuple(next(iter(given.values())).shape)
+    factor = _factor(reduction, shape)
+    require_upstream(function, grad_loss_hbm, shape, is_each=factor is None)
+    names = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    streamed = [given[name].dtype for name in (*kind.needed(names), *names)]
+    streamed += [grad_loss_hbm.dtype] if factor is None else []
+    tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
+    gradients = {name: given[name] if inplace and name == first else _gradient(name, given[name]) for name in names}
+    backward_of_core(Launch(given, tiling), kind, Upstream(grad_loss_hbm, factor), gradients)
+    found = tuple(gradients.values())
+    return found[0] if len(found) == 1 else found
+
+
+def _given(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
+    """Those that are not None, checked."""
+    given = {name: each for name, each in tensors_hbm.items() if each is not None}
+    require_tensors(function, {f"{name}_hbm": each for name, each in given.items()})
+    return given
+
+
+def _require_wanted(
+    function: str, given: Mapping[str, nl.NkiTensor], wanted: Mapping[str, bool], inplace: bool
+) -> None:
+    flags = {f"grad_{name}_wanted": is_wanted for name, is_wanted in wanted.items()}
+    for flag, is_wanted in {**flags, "inplace": inplace}.items():
+        require_flag(function, flag, is_wanted)
+    require(
+        any(flags.values()),
+        f"{function}: {' or '.join(flags)} must be True, got False for all; launch nothing",
+    )
+    for name, is_wanted in wanted.items():
+        require(
+            name in given or not is_wanted,
+            f"{function}: grad_{name}_wanted must be False without {name}_hbm, got True; pass the tensor",
+        )
+    require(
+        wanted[next(iter(given))] or not inplace,
+        f"{function}: inplace must be False without the gradient of {next(iter(given))}, which it is about, got True",
+    )
+
+
+def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
+    """Of the sum; None where there is none."""
+    if reduction == "none":
+        return None
+    divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}
+    return 1.0 / divisors[reduction]
+
+
+def _gradient(name: str, like_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    shape = tuple(like_hbm.shape)
+    return nl.ndarray(shape, dtype=like_hbm.dtype, buffer=nl.shared_hbm, name=f"grad_{name}_hbm")

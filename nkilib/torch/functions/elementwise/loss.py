@@ -1,0 +1,226 @@
+"""A loss of elements as PyTorch sees it: its operators, made from one description, and the semantics around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.options import Dataclass
+from nkilib.core.host.reductions import check_reduction
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.autograd import Derivative, differentiate
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import stored_order
+from nkilib.torch.dispatch.losses import (
+    FLOAT_DTYPES,
+    as_computed,
+    check_float_dtype,
+    is_each,
+    kernel_gradient,
+    loss_output,
+)
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.register import register
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Of the losses; every loss has it."""
+
+    reduction: str = "mean"
+
+
+@dataclass(frozen=True)
+class ElementwiseLoss:
+    """A loss, registered with PyTorch.
+
+    Attributes:
+        caller: its name, and how messages speak of its first tensor.
+        tensors: names of those that every call has, the first one first.
+        optional: names of further ones.
+        constant: names of those that there is no gradient of.
+        integers: names of those that PyTorch takes in integer types too.
+        derivative: of the operators.
+    """
+
+    caller: Caller
+    tensors: Sequence[str]
+    optional: Sequence[str]
+    constant: Sequence[str]
+    integers: Sequence[str]
+    derivative: Derivative = field(repr=False)
+
+    def __call__(
+        self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool = False, **options: Any
+    ) -> Tensor:
+        """The loss of tensors whose shapes broadcast.
+
+        Args:
+            tensors: by name, in the order of the description.
+            reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+            inplace: the backward writes the gradient over the first tensor.
+            options: of the kernels.
+
+        Raises:
+            TypeError: an argument has the wrong Python type; or float64.
+            ValueError: unknown ``reduction``; ``inplace`` where the kernel would get a copy.
+            RuntimeError: shapes or devices do not fit; a complex tensor, or an integer one; ``inplace`` of a leaf.
+            NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        """
+        self._check(tensors, reduction, inplace)
+        given = {name: each for name, each in tensors.items() if each is not None}
+        dtype = promoted(given.values())
+        floats = {name: each if each.is_floating_point() else each.to(dtype) for name, each in given.items()}
+        shape = torch.broadcast_shapes(*(each.shape for each in given.values()))  # type: ignore[no-untyped-call]
+        computed = {name: as_computed(each, reduction).expand(shape) for name, each in floats.items()}
+        if inplace:
+            self._check_inplace(given, computed)
+        every = [computed.get(name) for name in (*self.tensors, *self.optional)]
+        return self._of_one_shape(every, inplace, reduction=reduction, **options)
+
+    def _of_one_shape(self, tensors: Sequence[Tensor | None], inplace: bool, **options: Any) -> Tensor:
+        """Of tensors that the kernels get as the first one lies in memory, and with a dimension."""
+        first, *_ = tensors
+        if first is None:
+            raise TypeError(f"{self.caller}: argument {self.caller.input!r} must be Tensor, not None")
+        if first.dim() == 0:
+            rows = [None if each is None else each.reshape(1) for each in tensors]
+            return self._of_one_shape(rows, inplace, **options).reshape(())
+        order = stored_order(first)
+        stored = [None if each is None else each.permute(order) for each in tensors]
+        loss: Tensor = self.derivative.apply(inplace, *stored, **options)
+        if options["reduction"] != "none":
+            return loss
+        return loss.permute([order.index(dim) for dim in range(len(order))])
+
+    def _check(self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any) -> None:
+        """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""
+        caller = self.caller
+        checks.check_tensors(caller, tensors, self.optional)
+        check_reduction(caller, reduction)
+        if not isinstance(inplace, bool):
+            raise TypeError(f"{caller}: argument 'inplace' must be bool, not {type(inplace).__name__}")
+        first = next(each for each in tensors.values() if each is not None)
+        checks.check_plain(caller, tensors)
+        checks.check_devices(caller, first, tensors)
+        for name, tensor in tensors.items():
+            if tensor is not None and not (name in self.integers and is_whole(tensor)):
+                check_floating(caller, name, tensor)
+        for name in self.constant:
+            checks.check_constant(caller, name, tensors[name])
+
+    def _check_inplace(self, given: Mapping[str, Tensor], computed: Mapping[str, Tensor]) -> None:
+        first = self.tensors[0]
+        checks.check_inplace(self.caller, given[first])
+        tensor = given[first]
+        is_kept = tensor.dtype == computed[first].dtype and tensor.shape == computed[first].shape
+        if not is_kept or not tensor.permute(stored_order(tensor)).is_contiguous():
+            raise ValueError(
+                f"{self.caller}: inplace=True needs {first} dense, in the shape and type in which the loss is "
+                f"computed, got {tensor.dtype} of {tuple(tensor.shape)}, strides {tensor.stride()}; leave inplace off"
+            )
+
+
+def elementwise_loss(
+    name: str,
+    noun: str,
+    kernels: tuple[Any, Any],
+    tensors: Sequence[str] = ("input", "target"),
+    optional: Sequence[str] = (),
+    constant: Sequence[str] = (),
+    integers: Sequence[str] = (),
+    options: type[Dataclass] | None = None,
+    check_values: Callable[[Call], None] | None = None,
+) -> ElementwiseLoss:
+    """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
+
+    Args:
+        name: of the function in ``torch.nn.functional``.
+        noun: what its first tensor is, in words.
+        kernels: forward and backward, whose arguments have the names of tensors and options.
+        tensors, optional, constant, integers: as :class:`ElementwiseLoss` has them.
+        options: a dataclass of the kernels' options beside the reduction.
+        check_values: raises where values are out of range, on the CPU alone.
+    """
+    caller = Caller(name, tensors[0], noun, f"torch.nn.functional.{name}")
+    every = (*tensors, *optional)
+    inputs = tuple(Input(each, dtypes=FLOAT_DTYPES, is_optional=each in optional) for each in every)
+    differentiated = [each for each in every if each not in constant]
+    gradients = tuple(_gradient(each) for each in differentiated)
+    groups: list[type[Dataclass]] = [Reduction, *([options] if options else [])]
+    forward = register(
+        Operator(
+            f"{name}_forward",
+            inputs=inputs,
+            options=groups,
+            outputs=(loss_output(as_first, tuple(differentiated), _dtype_of_call),),
+            kernel=kernels[0],
+            arguments=_result_dtype,
+            check_values=check_values,
+            instead=caller.instead,
+        )
+    )
+    backward = register(
+        Operator(
+            f"{name}_backward",
+            inputs=(*inputs, Input("grad_loss")),
+            options=(*groups, _wanted(differentiated)),
+            outputs=gradients,
+            kernel=kernels[1],
+            on_request={each.name: each.request for each in gradients},
+            arguments=kernel_gradient,
+            may_overwrite=True,
+            instead=caller.instead,
+        )
+    )
+    return ElementwiseLoss(caller, tensors, optional, constant, integers, differentiate(forward, backward))
+
+
+def promoted(tensors: Any) -> torch.dtype:
+    """The type that the types of tensors promote to."""
+    return reduce(torch.promote_types, (each.dtype for each in tensors))
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Its numbers are integers or booleans."""
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def check_floating(caller: Caller, name: str, tensor: Tensor) -> None:
+    """Refuse another than a floating type that the hardware has.
+
+    Raises:
+        RuntimeError: complex or integer, as PyTorch has it.
+        TypeError: float64.
+    """
+    if not tensor.is_floating_point():
+        kind = "Complex" if tensor.is_complex() else "Integral"
+        raise RuntimeError(f"{caller}: {kind} inputs not supported, got {name} of {tensor.dtype}; pass floats")
+    check_float_dtype(caller, name, tensor)
+
+
+def _dtype_of_call(call: Call) -> torch.dtype:
+    return promoted(each for each in call.tensors.values() if each is not None)
+
+
+def _result_dtype(call: Call) -> dict[str, Any]:
+    return {"dtype": TILE_DTYPES[_dtype_of_call(call)]} if is_each(call) else {}
+
+
+def _gradient(name: str) -> Output:
+    def dtype(call: Call) -> torch.dtype:
+        tensor = call.tensors[name]
+        return call.first.dtype if tensor is None else tensor.dtype
+
+    return Output(f"grad_{name}", dtype, as_first, requested_by=f"grad_{name}_wanted")
+
+
+def _wanted(names: Sequence[str]) -> type[Dataclass]:
+    """Which gradients are asked for. The others are not computed."""
+    fields = [(f"grad_{name}_wanted", bool, field(default=at == 0)) for at, name in enumerate(names)]
+    return make_dataclass("WantedGradients", fields, frozen=True)

@@ -1,0 +1,84 @@
+"""``mse_loss`` and ``MSELoss``: the squared error."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from nkilib.experimental.loss.elementwise import mse_loss_backward, mse_loss_forward
+from nkilib.torch.functions.elementwise.loss import ElementwiseLoss, elementwise_loss
+from nkilib.torch.functions.elementwise.shapes import check_weight, warn_of_broadcast
+
+_KERNELS: Final = (mse_loss_forward, mse_loss_backward)
+MSE_LOSS: Final = elementwise_loss(
+    "mse_loss", "predictions", _KERNELS, optional=("weight",), integers=("input", "target", "weight")
+)
+
+
+def mse_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None, *, inplace: bool = False
+) -> Tensor:
+    """Squared error ``(input - target)^2``, on the kernels of :mod:`nkilib.experimental.loss`.
+
+    Equals ``torch.nn.functional.mse_loss(input, target, reduction=reduction, weight=weight)``, in float32, and sums are
+    float32. No value is looked at, so nothing waits for the device.
+
+    Args:
+        input: predictions, bfloat16, float16 or float32, of any shape.
+        target: in one of these types or of integers; of a shape that broadcasts with the input's, which warns. It may
+            require grad.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        weight: of the shape of the input; losses are multiplied by it, and a mean divides by its sum. It may require
+            grad.
+        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
+        the tensors promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction``; a weight of another shape; ``inplace`` of a tensor with gaps.
+        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    return with_weight(MSE_LOSS, input, target, reduction, weight, inplace)
+
+
+def with_weight(
+    loss: ElementwiseLoss,
+    input: Tensor,
+    target: Tensor,
+    reduction: str,
+    weight: Tensor | None,
+    inplace: bool,
+    **options: float,
+) -> Tensor:
+    """A loss of an input and a target that broadcast, and a weight of the shape of the input, as PyTorch takes it."""
+    if all(isinstance(each, Tensor) for each in (input, target)):  # the others are refused by the loss
+        warn_of_broadcast(loss.caller, input, target)
+    if isinstance(weight, Tensor):
+        check_weight(loss.caller, input, weight)
+    tensors = {"input": input, "target": target, "weight": weight}
+    if weight is None or reduction != "mean":
+        return loss(tensors, reduction, inplace, **options)
+    return loss(tensors, "sum", inplace, **options) / weight.sum(dtype=torch.float32)
+
+
+class MSELoss(nn.Module):
+    """``torch.nn.MSELoss`` on the kernels.
+
+    Args:
+        reduction, inplace: as for :func:`mse_loss`.
+    """
+
+    def __init__(self, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.inplace = inplace
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return mse_loss(input, target, self.reduction, inplace=self.inplace)

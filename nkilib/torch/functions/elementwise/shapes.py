@@ -1,0 +1,32 @@
+"""What losses of an input and a target say of their shapes."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.dispatch.caller import Caller
+
+
+def warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
+    """Warn where shapes differ, as PyTorch does: they broadcast, which is seldom what is meant."""
+    if input.shape != target.shape and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{caller}: target has shape {tuple(target.shape)} and input {tuple(input.shape)}: they are broadcast, and "
+            f"every loss of the result enters it; reshape one of them if that is not meant",
+            stacklevel=4,
+        )
+
+
+def check_weight(caller: Caller, input: Tensor, weight: Tensor | None) -> None:
+    """Refuse a weight of another shape than the input.
+
+    Raises:
+        ValueError: always then, as in PyTorch.
+    """
+    if weight is not None and weight.shape != input.shape:
+        raise ValueError(
+            f"{caller}: weight must have the shape of input, {tuple(input.shape)}, got {tuple(weight.shape)}; expand it"
+        )

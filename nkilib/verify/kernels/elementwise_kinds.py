@@ -1,0 +1,101 @@
+"""What each loss of elements is launched with: a table that verification and tests go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from nkilib.experimental import loss
+from nkilib.experimental.loss.elementwise.host.truth import ElementwiseTruth, WeightedTruth
+from nkilib.experimental.loss.elementwise.host.truths.mse import MseTruth
+from nkilib.verify.kernels import inputs
+from nkilib.verify.observation import Array
+
+Shape = tuple[int, ...]
+
+
+def any_numbers(seed: int, shape: Shape) -> Array:
+    """Normal ones."""
+    return inputs.numbers(seed, *shape)
+
+
+def positive(seed: int, shape: Shape) -> Array:
+    """From 1/8 on."""
+    found: Array = np.abs(inputs.numbers(seed, *shape)) + np.float32(0.125)
+    return found
+
+
+def unit_interval(seed: int, shape: Shape) -> Array:
+    """In (0, 1), 0.999 among them."""
+    found: Array = 1.0 / (1.0 + np.exp(-3.0 * inputs.numbers(seed, *shape)))
+    found.reshape(-1)[::11] = 0.999
+    return found
+
+
+def signs(seed: int, shape: Shape) -> Array:
+    """1 and -1."""
+    found: Array = np.where(inputs.numbers(seed, *shape) < 0.0, np.float32(-1.0), np.float32(1.0))
+    return found
+
+
+@dataclass(frozen=True)
+class ElementwiseKind:
+    """A loss with options.
+
+    Attributes:
+        name: of it and of what is special.
+        forward, backward: kernels.
+        truth: in float64, with the same options.
+        tensors: by the names of the kind, what makes each from a seed and a shape; the first one first.
+        gradients: names of the tensors by which the backward differentiates, in its order.
+        options: of both kernels.
+        absent: optional tensors that are None.
+    """
+
+    name: str
+    forward: Any
+    backward: Any
+    truth: ElementwiseTruth
+    tensors: Mapping[str, Callable[[int, Shape], Array]]
+    gradients: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+
+    def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
+        """Tensors of a shape, in types that repeat, by the names of the kind."""
+        return {
+            name: make(seed, shape).astype(dtypes[seed % len(dtypes)])
+            for seed, (name, make) in enumerate(self.tensors.items())
+        }
+
+    def arguments(self, tensors: Mapping[str, Array]) -> dict[str, Any]:
+        """Of either kernel, but for the reduction."""
+        given = {f"{name}_hbm": each for name, each in tensors.items()}
+        return {**given, **{f"{name}_hbm": None for name in self.absent}, **self.options}
+
+    def backward_arguments(self, tensors: Mapping[str, Array], upstream: Array, **wanted: bool) -> dict[str, Any]:
+        """Of the backward; ``wanted`` by name of the tensor, all by default."""
+        flags = {f"grad_{name}_wanted": wanted.get(name, not wanted) for name in self.gradients}
+        return {**self.arguments(tensors), "grad_loss_hbm": upstream, **flags}
+
+
+def _two(first: Any = any_numbers, second: Any = any_numbers) -> dict[str, Any]:
+    return {"input": first, "target": second}
+
+
+_BOTH: Final = ("input", "target")
+_MSE: Final = (loss.mse_loss_forward, loss.mse_loss_backward)
+KINDS: Final = (
+    ElementwiseKind("mse_loss", *_MSE, MseTruth(), _two(), _BOTH, absent=("weight",)),
+    ElementwiseKind(
+        "mse_loss, weighted",
+        *_MSE,
+        WeightedTruth(MseTruth()),
+        {**_two(), "weight": positive},
+        (*_BOTH, "weight"),
+    ),
+)
+"""A row for each loss, and for each of its forms."""

@@ -1,0 +1,124 @@
+"""Every loss of elements against float64, within its derived bounds: types, shapes, cores, in place, wrong results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.experimental.loss.bounds import error_over_bound
+from nkilib.experimental.loss.elementwise.host import truth
+from nkilib.experimental.loss.elementwise.host.truth import Exact
+from nkilib.nki import nl
+from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+
+TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+SHAPES = [(1,), (127,), (128,), (3, 43), (2, 3, 5, 7), (129, 1030), (1, 66000)]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def is_within(found: Any, exact: Exact) -> bool:
+    """Every number."""
+    return bool(error_over_bound(found, exact.value, exact.error).max() <= 1.0)
+
+
+def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
+    """What the kernel returns, with equal bits on one core and on two."""
+    found = []
+    for cores in (1, 2):
+        returned = kernel[cores](**arguments)
+        found.append(returned if isinstance(returned, tuple) else (returned,))
+    for one, two in zip(*found, strict=True):
+        assert one.tobytes() == two.tobytes()
+    return found[1]
+
+
+@every_kind
+@settings(deadline=None, max_examples=5)
+@given(
+    shape=st.sampled_from(SHAPES),
+    types=st.tuples(*[st.sampled_from(sorted(TYPES))] * 2),
+    reduction=st.sampled_from(REDUCTIONS),
+    buffers=st.sampled_from([2, 3]),
+)
+def test_losses_and_gradients(
+    kind: ElementwiseKind, shape: tuple[int, ...], types: tuple[str, str], reduction: str, buffers: int
+) -> None:
+    tensors = kind.made(shape, tuple(TYPES[name] for name in types))
+    options = {"reduction": reduction, "columns": 512, "buffers": buffers}
+    (found,) = of_both_cores(kind.forward, **kind.arguments(tensors), **options)
+    if reduction == "none":
+        assert found.dtype == TYPES[types[0]] and found.shape == shape
+        assert is_within(found, truth.losses(kind.truth, tensors, found.dtype))
+    else:
+        assert found.dtype == np.float32
+        assert is_within(found, truth.reduced(kind.truth, tensors, reduction, columns=512))
+    upstream = np.full(shape if reduction == "none" else (1,), -1.75, np.float32)
+    gradients = of_both_cores(kind.backward, **kind.backward_arguments(tensors, upstream), **options)
+    exact = truth.gradients(kind.truth, tensors, upstream, reduction)
+    for name, gradient in zip(kind.gradients, gradients, strict=True):
+        assert gradient.dtype == tensors[name].dtype and gradient.shape == shape
+        assert is_within(gradient, exact[name])
+
+
+@every_kind
+def test_the_bounds_tell_wrong_results(kind: ElementwiseKind) -> None:
+    tensors = kind.made((40, 40))
+    losses = truth.losses(kind.truth, tensors, np.float32)
+    found = kind.forward[2](**kind.arguments(tensors), reduction="none")
+    upstream = np.full((40, 40), 1.5, np.float32)
+    gradients = kind.backward[2](**kind.backward_arguments(tensors, upstream), reduction="none")
+    exact = truth.gradients(kind.truth, tensors, upstream, "none")
+    pairs = [(found, losses)]
+    returned = gradients if isinstance(gradients, tuple) else (gradients,)
+    pairs += [(each, exact[name]) for name, each in zip(kind.gradients, returned, strict=True)]
+    for result, known in pairs:
+        assert is_within(result, known)
+        wrong_results = (np.zeros_like(result), -result, result.T.copy(), result * np.float32(1.0001))
+        assert not any(is_within(wrong, known) for wrong in wrong_results)
+
+
+@every_kind
+def test_one_gradient_alone_and_in_place(kind: ElementwiseKind) -> None:
+    """Each has the bits that it has beside the others; written over the first tensor too."""
+    tensors = kind.made((150, 600))
+    upstream = np.full(1, 2.5, np.float32)
+    every = kind.backward[2](**kind.backward_arguments(tensors, upstream), columns=512)
+    every = every if isinstance(every, tuple) else (every,)
+    for name, expected in zip(kind.gradients, every, strict=True):
+        alone = kind.backward[2](**kind.backward_arguments(tensors, upstream, **{name: True}), columns=512)
+        assert alone.tobytes() == expected.tobytes()
+    first = kind.gradients[0]
+    arguments = kind.backward_arguments(tensors, upstream, **{first: True})
+    found = kind.backward[2](**arguments, columns=512, inplace=True)
+    assert found.tobytes() == every[0].tobytes() == arguments[f"{first}_hbm"].tobytes()
+
+
+@every_kind
+def test_the_type_of_losses_may_be_another(kind: ElementwiseKind) -> None:
+    tensors = kind.made((3, 5), (ml_dtypes.bfloat16,))
+    found = kind.forward[2](**kind.arguments(tensors), reduction="none", dtype=nl.float32)
+    assert found.dtype == np.float32 and is_within(found, truth.losses(kind.truth, tensors, np.float32))
+
+
+@every_kind
+def test_a_mean_of_many_losses(kind: ElementwiseKind) -> None:
+    """A sum in one accumulator would be off by far more, in one direction."""
+    tensors = {name: np.full((2048, 1024), each.reshape(-1)[0]) for name, each in kind.made((2, 2)).items()}
+    exact = truth.losses(kind.truth, tensors, np.float32).value[0, 0]
+    found = float(kind.forward[2](**kind.arguments(tensors))[0])
+    assert abs(found - exact) <= 1e-6 * abs(exact)
+
+
+@every_kind
+def test_a_number_that_is_none_leaves_its_neighbours(kind: ElementwiseKind) -> None:
+    tensors = kind.made((128, 512))
+    next(iter(tensors.values()))[7, 9] = np.nan
+    losses = kind.forward[2](**kind.arguments(tensors), reduction="none")
+    assert np.isnan(losses[7, 9]) and np.isfinite(np.delete(losses.reshape(-1), 7 * 512 + 9)).all()
+    assert np.isnan(kind.forward[2](**kind.arguments(tensors))).all()
