@@ -182,6 +182,7 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
     }
     assert importing == {"torch"}
     assert nkilib.torch.__all__ == [
+        "CTCLoss",
         "CosineEmbeddingLoss",
         "CrossEntropyLoss",
         "CrossEntropyOutputs",
@@ -199,6 +200,7 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         "TripletMarginLoss",
         "cosine_embedding_loss",
         "cross_entropy",
+        "ctc_loss",
         "distillation_loss",
         "int32_targets",
         "kl_div",
