@@ -82,7 +82,7 @@ class _Backward:
 
     def _counted(self, scores: Scores, lists: TargetLists, trips: nisa.VirtualRegister) -> nl.NkiTensor:
         """How many positive terms raise the class, less those that it is the target of, float32 [rows, C]."""
-        rows, classes = scores.others_sbuf.shape
+        rows = scores.others_sbuf.shape[0]
         counts_sbuf = self.counts_sbuf[0:rows, :]
         nisa.memset(dst=counts_sbuf, value=0.0)
         least_sbuf, sums_sbuf = float32_like(scores.biases_sbuf), float32_like(scores.biases_sbuf)

@@ -18,8 +18,8 @@ def multilabel_margin_loss_forward(
     relu(1 - (x_t - x_j)), divided by C.
 
     Equivalent to ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
-    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the longest list
-    of targets of all rows, which the device finds.
+    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the longest
+    list of targets of all rows, which the device finds.
 
     Dimensions:
         N: rows (0 < N <= 262,144).
@@ -32,8 +32,8 @@ def multilabel_margin_loss_forward(
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N.
 
     Returns:
-        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row with a target is one
-        in its loss.
+        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row with a target is
+        one in its loss.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.

@@ -72,7 +72,7 @@ class Launch:
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def loaded(self, block: RowBlock, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The input of a block, in a tile [128, C]; zeros where the other core stores the results, in its place maybe."""
+        """The input of a block, in a tile [128, C]; zeros where the other core may store over it."""
         input_sbuf = buffer_sbuf[0 : block.batch.rows, :]
         if block.is_stored:
             nisa.dma_copy(dst=input_sbuf, src=block.batch.part_of(self.input_hbm, 0, self.classes))

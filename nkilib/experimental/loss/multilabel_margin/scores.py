@@ -36,7 +36,7 @@ class Scores:
     ) -> Scores:
         """From the input [rows, C], in its place.
 
-        The score of a target is the only product that is not 0 of the row with a mask: so that the others are 0 they are
+        The score of a target is a sum of products with a mask, of which all others are 0: of finite scores. So they are
         made finite before.
         """
         rows, classes = input_sbuf.shape

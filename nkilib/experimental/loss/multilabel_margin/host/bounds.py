@@ -1,8 +1,8 @@
 """How far the kernels of the margins of several targets may be from the truth, derived: numpy only, for host code.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A term is
-relu(x_j + fl(1 - x_t)): u / 2 of |1 - x_t| and of itself. The terms of a target are summed one after the other, at most C,
-and then the sums of the targets. One factor follows. A sum of rows adds 32 numbers at a time. A gradient is an exact
+relu(x_j + fl(1 - x_t)): u / 2 of |1 - x_t| and of itself. The terms of a target are summed one after the other, at most
+C, and then the sums of the targets. One factor follows. A sum of rows adds 32 numbers at a time. A gradient is an exact
 count times two factors, where no term is within its error of 0.
 """
 
