@@ -153,6 +153,19 @@ LOG_PROBABILITY_KERNELS = {
 }
 
 
+MARGIN_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        LogProbabilityKernel(loss.multi_margin_loss_forward, _of_classes(), _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.multi_margin_loss_backward,
+            lambda rows, columns: {**_of_classes()(rows, columns), **_GRADIENT},
+            _OF_INPUTS,
+        ),
+    )
+}
+
+
 @dataclass(frozen=True)
 class ElementwiseKernel(Kernel):
     """A kernel of a loss of elements; a matrix is its first tensor."""

@@ -22,7 +22,7 @@ from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
-from tests.neuron import distillation, elementwise, log_probabilities, softmax
+from tests.neuron import distillation, elementwise, log_probabilities, margins, softmax
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -215,6 +215,7 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
     yield from _linear_launches_of_type(numpy_type)
     yield from log_probabilities.launches_of_type(numpy_type)
     yield from softmax.launches_of_type(numpy_type)
+    yield from margins.launches_of_type(numpy_type)
     yield from elementwise.launches_of_type(numpy_type)
     yield from distillation.launches_of_type(numpy_type)
     yield "inline", calls_plain, {**base, "dtype": dtype}

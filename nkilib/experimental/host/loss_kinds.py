@@ -8,11 +8,13 @@ from nkilib.experimental.loss.cross_entropy.host import kinds as cross_entropy
 from nkilib.experimental.loss.elementwise.host import kinds as elementwise
 from nkilib.experimental.loss.indexed.host import kinds as indexed
 from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
+from nkilib.experimental.loss.multi_margin.host import kinds as multi_margin
 from nkilib.loss_kind import LossKind
 
 LOSS_KINDS: Final[tuple[LossKind, ...]] = (
     *elementwise.KINDS,
     *indexed.KINDS,
+    *multi_margin.KINDS,
     *cross_entropy.KINDS,
     *linear_cross_entropy.KINDS,
 )

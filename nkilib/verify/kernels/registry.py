@@ -12,6 +12,7 @@ from nkilib.verify.kernels import (
     inlined,
     linear,
     log_probabilities,
+    margins,
     plain,
     softmax,
 )
@@ -26,6 +27,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     softmax.cases,
     distillation.cases,
     elementwise.cases,
+    margins.cases,
 )
 
 

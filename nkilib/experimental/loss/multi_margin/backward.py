@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import vector_elements
-from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.experimental.loss.elementwise.stream import ring_of
 from nkilib.experimental.loss.indexed.backward import Upstream
@@ -137,7 +137,7 @@ class _Backward:
         )
 
     def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
-        """Of the derivatives of each row, float32 [rows, 1]: upstream gradient, weight, and what sums are divided by."""
+        """Of the derivatives of each row, float32 [rows, 1]: upstream gradient, weight, and that of the reduction."""
         factor_sbuf = float32_like(thresholds.value_sbuf)
         nisa.scalar_tensor_tensor(
             dst=factor_sbuf,

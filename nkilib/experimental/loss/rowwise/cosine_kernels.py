@@ -35,10 +35,10 @@ def cosine_embedding_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Cosine embedding loss of rows: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1, else 0.
+    """Cosine embedding loss of rows: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1.
 
-    Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin, reduction=reduction)`` in PyTorch,
-    computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+    It is 0 for any other target. Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin,
+    reduction=reduction)`` in PyTorch, computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
     Dimensions:
         N: rows, N > 0.

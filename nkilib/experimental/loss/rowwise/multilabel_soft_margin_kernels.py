@@ -33,8 +33,8 @@ def multilabel_soft_margin_loss_forward(
     """Multi-label soft margin loss of rows: the mean over classes of the binary cross-entropy from logits.
 
     Of a logit x and a target t: ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
-    ``F.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)`` in PyTorch, computed in float32. Launch
-    with ``multilabel_soft_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+    ``F.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)`` in PyTorch, computed in float32.
+    Launch with ``multilabel_soft_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
     Dimensions:
         N: rows, N > 0.

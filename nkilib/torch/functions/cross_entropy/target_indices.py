@@ -90,6 +90,11 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
     return torch.where(is_ignored(target, ignore_index), _IGNORED, _in_reach(target, num_classes)), _IGNORED
 
 
+def class_indices(target: Tensor, num_classes: int) -> Tensor:
+    """int32 for a kernel that ignores no class: what is none stays none, whatever integer type it has."""
+    return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
+
+
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:
     """int32: the classes, and -1 or ``num_classes`` for what is none."""
     if _is_narrow(target):

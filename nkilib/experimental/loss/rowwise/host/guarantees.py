@@ -35,7 +35,7 @@ COSINE_FORWARD = Guarantee(
     **_COMMON,
     accumulator="float32",
     in_place=None,
-    error="(n + 10) u of the product of the norms by itself, n additions in a row, u = 2^-23, and u of margin and cosine",
+    error="(n + 10) u of 1, n additions in a row, u = 2^-23, and u of margin and cosine",
     notes=_ROWS,
 )
 COSINE_BACKWARD = Guarantee(
