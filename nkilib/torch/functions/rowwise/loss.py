@@ -178,7 +178,8 @@ def rowwise_loss(
         coefficients: numbers a row that the backward takes; None: none.
         wanted: defaults of the requests for gradients by the name of the tensor; None: all.
     """
-    name, groups, saved = caller.function, [Reduction, *options], []
+    name, saved = caller.function, list[Input]()
+    groups: list[type[Dataclass]] = [Reduction, *options]
     outputs = [loss_output(per_row, tuple(inputs.matrices), inputs.dtype)]
     if coefficients is not None:
         outputs.append(_coefficients_output(coefficients))
