@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nkilib.nki import nl
 from tests.experimental.refusals import CTC_KERNELS, Kernel, Refusal, assert_refused, parametrized
 
 FORWARD, BACKWARD = ("ctc_loss_forward",), ("ctc_loss_backward",)
@@ -57,7 +58,7 @@ REFUSALS = [
     Refusal(
         "dtype",
         "dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; cast it, as with .float()",
-        {"dtype": np.int32},
+        {"dtype": nl.int32},
         FORWARD,
     ),
     Refusal(
