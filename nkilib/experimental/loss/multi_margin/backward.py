@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import vector_elements
-from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.experimental.loss.elementwise.stream import ring_of
 from nkilib.experimental.loss.indexed.backward import Upstream

@@ -90,9 +90,7 @@ def square_hinges(
     scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
     """relu(x + bias)^2 of a tile, in scratch, and its sum of each row: Vector makes the hinges, Scalar the squares."""
-    nisa.tensor_scalar(
-        dst=scratch_sbuf, data=data, op0=nl.add, operand0=bias_sbuf, op1=nl.maximum, operand1=0.0
-    )
+    nisa.tensor_scalar(dst=scratch_sbuf, data=data, op0=nl.add, operand0=bias_sbuf, op1=nl.maximum, operand1=0.0)
     nisa.activation(
         dst=scratch_sbuf,
         op=nl.square,
