@@ -8,6 +8,7 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.elementwise.kernels import (
     hinge_embedding_loss_backward,
     hinge_embedding_loss_forward,
@@ -50,6 +51,8 @@ __all__ = [
     "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "ctc_loss_backward",
+    "ctc_loss_forward",
     "hinge_embedding_loss_backward",
     "hinge_embedding_loss_forward",
     "huber_loss_backward",
