@@ -86,7 +86,7 @@ class _Backward:
     def _counted(
         self, found: list[Scores], lists: list[TargetLists], trips: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """Of each block how many positive terms raise a class, less those that it is the target of, float32 [rows, C]."""
+        """How many positive terms raise a class of a block, less those that it is the target of: float32 [rows, C]."""
         counted = [_Counts.make(scores) for scores in found]
 
         def count_terms(trip: nisa.VirtualRegister) -> None:

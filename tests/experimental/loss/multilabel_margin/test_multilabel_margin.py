@@ -24,7 +24,7 @@ SHAPES = [(1, 1), (1, 9), (5, 7), (130, 3), (300, 20), (3, 150)]
 
 
 def arguments(shape: tuple[int, int], type_name: str, longest: int) -> dict[str, Any]:
-    """Scores, and lists of targets of up to that length, with classes that are there twice, and numbers behind the end."""
+    """Scores, and lists of targets of up to that length, with classes that are there twice, and some behind the end."""
     random = np.random.default_rng(sum(shape))
     rows, classes = shape
     targets = random.integers(0, classes, shape, dtype=np.int32)
