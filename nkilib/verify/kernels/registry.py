@@ -14,6 +14,7 @@ from nkilib.verify.kernels import (
     log_probabilities,
     margins,
     plain,
+    rowwise,
     softmax,
 )
 from nkilib.verify.kernels.case import Case
@@ -27,6 +28,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     softmax.cases,
     distillation.cases,
     elementwise.cases,
+    rowwise.cases,
     margins.cases,
 )
 
