@@ -13,8 +13,7 @@ from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
 
-KERNEL_DTYPES: Final = TILE_DTYPES
-FLOAT_DTYPES: Final = tuple(KERNEL_DTYPES)
+FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
