@@ -18,6 +18,7 @@ from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
 from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
+from nkilib.torch.functions.margins.multilabel_margin_loss import MultiLabelMarginLoss, multilabel_margin_loss
 from nkilib.torch.functions.nll_loss.functional import nll_loss
 from nkilib.torch.functions.nll_loss.modules import NLLLoss
 from nkilib.torch.functions.rowwise.cosine_embedding_loss import CosineEmbeddingLoss, cosine_embedding_loss
@@ -41,6 +42,7 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "MSELoss",
+    "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
     "NLLLoss",
@@ -57,6 +59,7 @@ __all__ = [
     "log_softmax",
     "mse_loss",
     "multi_margin_loss",
+    "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
     "softmax",

@@ -155,6 +155,11 @@ LOG_PROBABILITY_KERNELS = {
 }
 
 
+def _of_labels(rows: int, columns: int) -> Arguments:
+    """No target in any row."""
+    return {"targets_hbm": np.full((rows, columns), -1, np.int32)}
+
+
 MARGIN_KERNELS = {
     kernel.name: kernel
     for kernel in (
@@ -162,6 +167,12 @@ MARGIN_KERNELS = {
         LogProbabilityKernel(
             loss.multi_margin_loss_backward,
             lambda rows, columns: {**_of_classes()(rows, columns), **_GRADIENT},
+            _OF_INPUTS,
+        ),
+        LogProbabilityKernel(loss.multilabel_margin_loss_forward, _of_labels, _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.multilabel_margin_loss_backward,
+            lambda rows, columns: {**_of_labels(rows, columns), **_GRADIENT},
             _OF_INPUTS,
         ),
     )

@@ -36,3 +36,10 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
         forward = {**common, **options}
         yield f"multi_margin_loss_forward {name}", loss.multi_margin_loss_forward, forward
         yield f"multi_margin_loss_backward {name}", loss.multi_margin_loss_backward, {**forward, **UPSTREAM[name]}
+    lists = np.random.default_rng(6).integers(0, CLASSES, (ROWS, CLASSES), dtype=np.int32)
+    lists[np.arange(ROWS), np.arange(ROWS)] = -1
+    common["targets_hbm"] = lists
+    for name, upstream in UPSTREAM.items():
+        forward = {**common, "reduction": name}
+        yield f"multilabel_margin_loss_forward {name}", loss.multilabel_margin_loss_forward, forward
+        yield f"multilabel_margin_loss_backward {name}", loss.multilabel_margin_loss_backward, {**forward, **upstream}

@@ -9,6 +9,7 @@ from nkilib.experimental.loss.elementwise.host import kinds as elementwise
 from nkilib.experimental.loss.indexed.host import kinds as indexed
 from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
 from nkilib.experimental.loss.multi_margin.host import kinds as multi_margin
+from nkilib.experimental.loss.multilabel_margin.host import kinds as multilabel_margin
 from nkilib.experimental.loss.rowwise.host import kinds as rowwise
 from nkilib.loss_kind import LossKind
 
@@ -17,6 +18,7 @@ LOSS_KINDS: Final[tuple[LossKind, ...]] = (
     *rowwise.KINDS,
     *indexed.KINDS,
     *multi_margin.KINDS,
+    *multilabel_margin.KINDS,
     *cross_entropy.KINDS,
     *linear_cross_entropy.KINDS,
 )

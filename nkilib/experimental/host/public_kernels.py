@@ -14,6 +14,7 @@ from nkilib.experimental.loss import (
     indexed,
     linear_cross_entropy,
     multi_margin,
+    multilabel_margin,
     rowwise,
 )
 from nkilib.guarantee import Guarantee, stated_guarantee
@@ -25,6 +26,7 @@ FAMILIES: Final[Sequence[ModuleType]] = (
     softmax,
     indexed,
     multi_margin,
+    multilabel_margin,
     elementwise,
     rowwise,
     distillation,

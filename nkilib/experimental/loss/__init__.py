@@ -25,6 +25,10 @@ from nkilib.experimental.loss.linear_cross_entropy import (
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.multilabel_margin import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
 from nkilib.experimental.loss.rowwise import (
     cosine_embedding_loss_backward,
     cosine_embedding_loss_forward,
@@ -63,6 +67,8 @@ __all__ = [
     "mse_loss_forward",
     "multi_margin_loss_backward",
     "multi_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
     "multilabel_soft_margin_loss_backward",
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",

@@ -21,6 +21,10 @@ from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.multilabel_margin.kernels import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
 from nkilib.experimental.loss.rowwise.cosine_kernels import (
     cosine_embedding_loss_backward,
     cosine_embedding_loss_forward,
@@ -45,6 +49,8 @@ __all__ = [
     "mse_loss_forward",
     "multi_margin_loss_backward",
     "multi_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
     "multilabel_soft_margin_loss_backward",
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",

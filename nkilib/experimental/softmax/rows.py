@@ -38,13 +38,15 @@ RING = 3
 _KEPT_ROW = 2048
 # Pieces of a batch of short rows of log-softmax at most: its logs are taken at once, whose table takes long to load.
 _PIECES_OF_LOGS = 8
+# Bytes of a piece of short rows of softmax, one piece a batch: fewer instructions, while Scalar has one for each row.
+_KEPT_PIECE_BYTES = 6144
 # Tiles of halves of a piece, for maxima.
 _HALVES = 3
 _FLOAT32_BYTES = 4
 # Share of the products of softmax that Scalar takes from Vector.
 _SCALAR_SHARE = 0.35
-# Share of those of second exponentials that GpSimd takes from Vector.
-_GPSIMD_SHARE = 0.2
+# Share of those of second exponentials that GpSimd takes from Vector, and of those of short rows.
+_GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT = 0.2, 0.42
 
 
 def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
@@ -75,6 +77,8 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     plan = row_plan(function, row_size, streams, chunk_size, most_pieces)
     if _keeps_float32(plan, kind) and x_dtype != nl.float32:
         kept = Streams(of_x + _FLOAT32_BYTES, scratch + _FLOAT32_BYTES, _FLOAT32_BYTES)
+        if kind is Kind.SOFTMAX and plan.is_short and not plan.is_tiny:
+            return row_plan(function, row_size, kept, chunk_size, 1, _KEPT_PIECE_BYTES)
         return row_plan(function, row_size, kept, chunk_size, most_pieces)
     return plan
 
@@ -249,11 +253,22 @@ class _Forward:
     def _finish_rows_at_once(
         self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor
     ) -> None:
+        """Many rows in an instruction: GpSimd takes some of those that are not tiny, Vector the others."""
         op = nl.subtract if self.kind is Kind.LOG_SOFTMAX else nl.multiply
-        divisor_psum = nl.ndarray(divisor_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
-        nisa.tensor_copy(dst=divisor_psum, src=divisor_sbuf)
-        every_psum = divisor_psum.expand_dim(2).broadcast(2, kept_sbuf.shape[2])
-        nisa.tensor_tensor(dst=result_sbuf, data1=kept_sbuf, data2=every_psum, op=op)
+        _, rows, columns = kept_sbuf.shape
+        split = 0 if self.plan.is_tiny else int(rows * _GPSIMD_SHARE_OF_SHORT)
+        if split > 0:
+            nisa.tensor_tensor(
+                dst=result_sbuf[:, 0:split],
+                data1=kept_sbuf[:, 0:split],
+                data2=divisor_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
+                op=op,
+                engine=nisa.engine.gpsimd,
+            )
+        divisor_psum = nl.ndarray((divisor_sbuf.shape[0], rows - split), dtype=nl.float32, buffer=nl.psum)
+        nisa.tensor_copy(dst=divisor_psum, src=divisor_sbuf[:, split:])
+        every_psum = divisor_psum.expand_dim(2).broadcast(2, columns)
+        nisa.tensor_tensor(dst=result_sbuf[:, split:], data1=kept_sbuf[:, split:], data2=every_psum, op=op)
 
     def _multiply(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor) -> None:
         """Exponentials times 1 / d: Scalar takes some of the elements, Vector the others; both round alike."""

@@ -7,13 +7,34 @@ import numpy as np
 from tests.experimental.refusals import MARGIN_KERNELS, Kernel, Refusal, assert_refused, parametrized
 
 MULTI = ("multi_margin_loss_forward", "multi_margin_loss_backward")
-BACKWARD = ("multi_margin_loss_backward",)
+MULTILABEL = ("multilabel_margin_loss_forward", "multilabel_margin_loss_backward")
+BACKWARD = ("multi_margin_loss_backward", "multilabel_margin_loss_backward")
 
 REFUSALS = [
     Refusal(
         "trn1",
         "needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1",
+        kernels=MULTI,
         target="trn1",
+    ),
+    Refusal(
+        "a target a row",
+        "targets_hbm must be int32 of shape (3, 100), got int32 of shape (3,); cast it to int32, and fill rows with -1",
+        {"targets_hbm": np.zeros(3, np.int32)},
+        MULTILABEL,
+    ),
+    Refusal(
+        "too many classes",
+        "a row must have at most 4096 classes, which are on chip together, got 4097; drop classes "
+        "that are nobody's target",
+        {"input_hbm": np.ones((3, 4097), np.float32), "targets_hbm": np.zeros((3, 4097), np.int32)},
+        MULTILABEL,
+    ),
+    Refusal(
+        "too many rows of labels",
+        "a launch takes at most 262144 rows, got 262145; split the rows",
+        {"input_hbm": np.ones((2**18 + 1, 1), np.float32), "targets_hbm": np.zeros((2**18 + 1, 1), np.int32)},
+        MULTILABEL,
     ),
     Refusal(
         "input 1-D",
