@@ -45,6 +45,7 @@ bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.bench
 	$(RUN) -m benchmarks.linear_bench
 	$(RUN) -m benchmarks.softmax_bench
+	$(RUN) -m benchmarks.loss_bench
 	$(RUN) -m benchmarks.torch_path
 	$(RUN) -m benchmarks.instruction_cost
 	$(RUN) -m benchmarks.loop_profiles

@@ -19,21 +19,26 @@ from benchmarks._against_torch import Comparison, SharedInputs, compare_backward
 from benchmarks._cases import Case, Tuning
 from benchmarks._display import verdict
 from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
+from benchmarks._pass_results import (
+    LARGEST_BEYOND_ARRAYS,
+    MEBI,
+    TORCH_THREADS,
+    load_line,
+    parse_timing_arguments,
+    timing_parser,
+)
 from benchmarks._profile_cost import ProfileCost, profile_cost
 from benchmarks._tune import best_tuning
 from examples._display import heading, make_console, plain_table
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
-TORCH_THREADS = 2
 # The goals: ours at most that many times torch's seconds, a profile at most that many times the plain run's, and at
 # most that many bytes beyond the arrays.
 LARGEST_RATIO = 0.9
 LARGEST_RATIO_OF_BF16_FORWARD = 1.3
 LARGEST_RATIO_OF_PROFILE = 1.1
-LARGEST_BEYOND_ARRAYS = 400 << 20
 FEWEST_RUNS = 7
-MEBI = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,26 +66,15 @@ class Result:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; ``None`` means that of this process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bench",
-        description="Time the simulated forward and backward on two cores against torch.nn.functional.cross_entropy "
-        "and its backward on this CPU, and measure their memory.",
-        epilog="The exit code is 1 only if a result differs from torch's; a missed goal leaves it 0.",
+    parser = timing_parser(
+        "bench",
+        "Time the simulated forward and backward on two cores against torch.nn.functional.cross_entropy and its "
+        "backward on this CPU, and measure their memory.",
     )
     parser.add_argument(
         "--tune", action="store_true", help="try several tunings first and use the fastest of each pass"
     )
-    return parse_timing_arguments(parser, arguments)
-
-
-def parse_timing_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line of a benchmark that times passes: what ``parser`` has, ``--runs`` and ``--quick``."""
-    parser.add_argument("--runs", type=int, default=FEWEST_RUNS, help=f"timed runs of each (default {FEWEST_RUNS})")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; the times mean nothing")
-    options = parser.parse_args(arguments)
-    if options.runs < 1:
-        parser.error(f"--runs must be at least 1, got {options.runs}")
-    return options
+    return parse_timing_arguments(parser, arguments, FEWEST_RUNS, knows_cpu=False)
 
 
 def cases(quick: bool) -> list[Case]:
@@ -96,13 +90,6 @@ def default_tuning(case: Case) -> Tuning:
     """
     longest = 65535 if case.dtype_name == "bf16" else 32767
     return Tuning(128, div_ceil(case.vocabulary, div_ceil(case.vocabulary, longest)))
-
-
-def load_line() -> str:
-    """How busy the machine is before the first run, for the heading."""
-    if not hasattr(os, "getloadavg"):
-        return "Load of the machine before the start: not known here; other work distorts the ratios."
-    return f"Load average before the start: {os.getloadavg()[0]:.2f}; other work on the machine distorts the ratios."
 
 
 def run_case(console: Console, case: Case, runs: int, tune: bool) -> tuple[list[Result], ProfileCost]:

@@ -24,8 +24,9 @@ from benchmarks._display import verdict
 from benchmarks._inputs import make_logits, make_targets
 from benchmarks._launch import CORES, NKI_DTYPES
 from benchmarks._memory import TORCH_IN_PLACE, MemoryUse, measure_memory
+from benchmarks._pass_results import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from benchmarks._timing import Contender, interleaved_minimum
-from benchmarks.bench import MEBI, TORCH_THREADS, cases, load_line, parse_timing_arguments
+from benchmarks.bench import FEWEST_RUNS, cases
 from examples._display import heading, make_console, plain_table
 from nkilib.experimental.loss import (
     choose_tiling,
@@ -214,7 +215,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description="Time nkilib.torch against its kernels called on numpy arrays, and measure its memory.",
         epilog="The exit code is 1 only if the results differ; a missed goal leaves it 0.",
     )
-    return parse_timing_arguments(parser, arguments)
+    return parse_timing_arguments(parser, arguments, FEWEST_RUNS, knows_cpu=False)
 
 
 def report(console: Console, compared: Sequence[Comparison], memories: Sequence[tuple[Case, MemoryUse]]) -> int:

@@ -20,13 +20,15 @@ class ModelledLaunch:
         forward: of the forward kernel; else of the backward one.
         arguments: from the name of a type, as ``"bfloat16"``, the arguments of the kernel: specifications of tensors
             (:func:`nkilib.simulator.spec`) and options, by name.
-        bound: time over the bound of the DMA engines that the kernel is held to, by the name of the type.
+        bound: time over the bound that the kernel is held to, by the name of the type.
+        held_to: the engines that set this bound, as profiles name them; None: those that set the largest.
     """
 
     label: str
     forward: bool
     arguments: Callable[[str], dict[str, Any]]
     bound: dict[str, float]
+    held_to: str | None = "dma"
 
 
 @dataclass(frozen=True)

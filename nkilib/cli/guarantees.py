@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
+from nkilib.cli.tables import in_cell, said, table
 from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
 from nkilib.guarantee import Guarantee
 
@@ -33,15 +34,15 @@ def as_tables() -> str:
             f"`{name}`",
             each.math,
             each.accumulator,
-            _said(each.deterministic),
-            _said(each.same_bits_on_cores),
+            said(each.deterministic),
+            said(each.same_bits_on_cores),
             f"`{each.in_place}`" if each.in_place else "-",
-            _in_cell(each.workspace),
+            in_cell(each.workspace),
         )
         for name, each in found.items()
     ]
-    further = [(f"`{name}`", _in_cell(each.error), _in_cell(each.notes) or "-") for name, each in found.items()]
-    return "\n\n".join((_table(_PROMISES, promises), _table(("kernel", "largest error", "notes"), further)))
+    further = [(f"`{name}`", in_cell(each.error), in_cell(each.notes) or "-") for name, each in found.items()]
+    return "\n\n".join((table(_PROMISES, promises), table(("kernel", "largest error", "notes"), further)))
 
 
 def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
@@ -49,8 +50,8 @@ def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
     facts = {
         "elements": guarantee.math,
         "sums": guarantee.accumulator,
-        "same bits again": _said(guarantee.deterministic),
-        "on 1 and 2 cores": _said(guarantee.same_bits_on_cores),
+        "same bits again": said(guarantee.deterministic),
+        "on 1 and 2 cores": said(guarantee.same_bits_on_cores),
         "workspace, bytes": guarantee.workspace,
         "in place": guarantee.in_place or "no",
         "largest error": guarantee.error,
@@ -60,20 +61,6 @@ def _lines(name: str, guarantee: Guarantee) -> Iterator[str]:
     for fact, found in facts.items():
         if found:
             yield f"  {fact:<{width}}  {found}"
-
-
-def _said(holds: bool) -> str:
-    return "yes" if holds else "no"
-
-
-def _in_cell(text: str) -> str:
-    """A bar would end the cell of a table, and two underscores or stars set what is between them apart."""
-    return "".join(f"\\{letter}" if letter in "|_*" else letter for letter in text)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,16 @@ from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
+from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
+from nkilib.torch.functions.margins.multilabel_margin_loss import MultiLabelMarginLoss, multilabel_margin_loss
 from nkilib.torch.functions.nll_loss.functional import nll_loss
 from nkilib.torch.functions.nll_loss.modules import NLLLoss
+from nkilib.torch.functions.rowwise.cosine_embedding_loss import CosineEmbeddingLoss, cosine_embedding_loss
+from nkilib.torch.functions.rowwise.multilabel_soft_margin_loss import (
+    MultiLabelSoftMarginLoss,
+    multilabel_soft_margin_loss,
+)
+from nkilib.torch.functions.rowwise.triplet_margin_loss import TripletMarginLoss, triplet_margin_loss
 from nkilib.torch.functions.softmax.functional import log_softmax, softmax
 from nkilib.torch.functions.softmax.modules import LogSoftmax, Softmax, Softmax2d
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
@@ -26,6 +34,7 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
 
 __all__ = [
+    "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
     "DistillationLoss",
@@ -33,10 +42,15 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "MSELoss",
+    "MultiLabelMarginLoss",
+    "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "NLLLoss",
     "Softmax",
     "Softmax2d",
     "TokenScores",
+    "TripletMarginLoss",
+    "cosine_embedding_loss",
     "cross_entropy",
     "distillation_loss",
     "int32_targets",
@@ -44,9 +58,13 @@ __all__ = [
     "linear_cross_entropy",
     "log_softmax",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
     "nll_loss",
     "softmax",
     "token_scores",
+    "triplet_margin_loss",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_linear_cross_entropy",
 ]

@@ -11,20 +11,20 @@ import numpy.typing as npt
 from nkilib.verify.observation import Array
 
 CLASSES: Final = ("NaN", "+inf", "-inf", "+normal", "-normal", "+subnormal", "-subnormal", "+0", "-0")
-_SMALLEST_NORMAL: Final = 2.0**-126
+_SMALLEST_NORMAL: Final = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-14}
 
 
 def is_float(array: Array) -> bool:
-    """Whether the elements are of one of the two floating-point types of the kernels."""
-    return array.dtype.name in ("float32", "bfloat16")
+    """Whether the elements are of one of the floating-point types of the kernels."""
+    return array.dtype.name in _SMALLEST_NORMAL
 
 
 def classes_of(array: Array) -> npt.NDArray[np.int8]:
-    """For each element of a float32 or bfloat16 array, the place of its class in ``CLASSES``."""
+    """For each element of an array of such a type, the place of its class in ``CLASSES``."""
     values = array.astype(np.float32)  # exact
     size, negative = np.abs(values), np.signbit(values)
     found = np.select(
-        [np.isnan(values), np.isinf(values), size >= _SMALLEST_NORMAL, size > 0],
+        [np.isnan(values), np.isinf(values), size >= _SMALLEST_NORMAL[array.dtype.name], size > 0],
         [np.int8(0), np.int8(1) + negative, np.int8(3) + negative, np.int8(5) + negative],
         default=np.int8(7) + negative,
     )

@@ -79,7 +79,6 @@ def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_p
         pytest.param(("--vocab", "9"), 2, "the following arguments are required: --positions", id="no positions"),
         pytest.param((*SIZES, "--positions", "0"), 2, "--positions: must be a positive integer, got '0'", id="none"),
         pytest.param((*SIZES, "--dtype", "float64"), 2, "invalid choice: 'float64'", id="type"),
-        pytest.param((*SIZES, "--dtype", "float16"), 2, "float16 is of linear cross-entropy", id="linear type"),
         pytest.param((*SIZES, "--features", "64", "--extended"), 2, "--extended: is for kernels without", id="two"),
         pytest.param((*SIZES, "--class-block", "128"), 2, "--class-block: is for kernels with", id="block"),
         pytest.param((*SIZES, "--direction", "forward_backward"), 2, "add --features", id="linear direction"),

@@ -44,9 +44,9 @@ REFUSALS = [
         {"{matrix}": np.ones((ROWS, 0), np.float32)},
     ),
     Refusal(
-        "matrix float16",
-        "{matrix}.dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
-        {"{matrix}": np.ones((ROWS, COLUMNS), np.float16)},
+        "matrix int32",
+        "{matrix}.dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; use one of them",
+        {"{matrix}": np.ones((ROWS, COLUMNS), np.int32)},
     ),
     Refusal(
         "targets too short",
@@ -61,9 +61,9 @@ REFUSALS = [
     ),
     Refusal("inplace a string", "inplace must be True or False, got yes", {"inplace": "yes"}),
     Refusal(
-        "tiles float16",
-        "dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
-        {"dtype": nl.float16},
+        "tiles int32",
+        "dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; use one of them",
+        {"dtype": nl.int32},
     ),
     *(
         Refusal(

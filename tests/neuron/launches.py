@@ -22,7 +22,7 @@ from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
-from tests.neuron import distillation, elementwise, log_probabilities, softmax
+from tests.neuron import distillation, elementwise, log_probabilities, margins, rowwise, softmax
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -215,7 +215,9 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
     yield from _linear_launches_of_type(numpy_type)
     yield from log_probabilities.launches_of_type(numpy_type)
     yield from softmax.launches_of_type(numpy_type)
+    yield from margins.launches_of_type(numpy_type)
     yield from elementwise.launches_of_type(numpy_type)
+    yield from rowwise.launches_of_type(numpy_type)
     yield from distillation.launches_of_type(numpy_type)
     yield "inline", calls_plain, {**base, "dtype": dtype}
     yield "extended_inline", calls_extended, {**base, "grad_loss_hbm": _numbers(6, ROWS), "dtype": dtype}
@@ -243,8 +245,24 @@ def _linear_launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[s
             yield f"{kernel.__name__} {name}", kernel, {**given, **operands}
 
 
+def _float16_launches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Cross-entropy of float16: both forms, and an entropy, for which -inf has to be raised."""
+    asked = {"default", "shift", "entropy under a shift", "with_entropy", "not in place", "entropy"}
+    base = {"logits_hbm": _logits(np.float16), "targets_hbm": _targets(), **TILING, "dtype": nl.float16}
+    extended_back = {**base, "lse_hbm": _lse(), "grad_loss_hbm": _numbers(6, ROWS)}
+    groups = (
+        (loss.cross_entropy_forward, base, PLAIN_FORWARD),
+        (loss.cross_entropy_backward, {**base, "lse_state_hbm": _lse()}, PLAIN_BACKWARD),
+        (loss.extended_cross_entropy_forward, base, EXTENDED_FORWARD),
+        (loss.extended_cross_entropy_backward, extended_back, EXTENDED_BACKWARD),
+    )
+    for kernel, common, cases in groups:
+        for name in sorted(asked & set(cases)):
+            yield f"{kernel.__name__} {name}", kernel, {**common, **cases[name]}
+
+
 # What kernels call the matrix that they work on.
-_MATRICES: Final = ("logits_hbm", "input_hbm", "student_hbm", "x_hbm", "grad_hbm")
+_MATRICES: Final = ("logits_hbm", "input_hbm", "student_hbm", "x_hbm", "grad_hbm", "anchor_hbm", "input1_hbm")
 
 
 def matrix_of(arguments: Mapping[str, Any]) -> np.ndarray:
@@ -259,6 +277,11 @@ def launches() -> dict[str, Launch]:
         f"{name}, {type_name}, {cores} core(s)": Launch(kernel, arguments, cores)
         for type_name, types in TYPES.items()
         for name, kernel, arguments in _launches_of_type(*types)
+        for cores in (1, 2)
+    }
+    found |= {
+        f"{name}, float16, {cores} core(s)": Launch(kernel, arguments, cores)
+        for name, kernel, arguments in _float16_launches()
         for cores in (1, 2)
     }
     inputs = dict(zip(("hidden", "weight", "targets"), make_inputs(7, 6, 600), strict=True))

@@ -67,7 +67,7 @@ def test_every_public_kernel_is_launched_with_every_option(kernel: Any) -> None:
     for parameter in inspect.signature(function).parameters.values():
         assert any(_sets(launch, parameter) for launch in own), f"no launch gives {parameter.name} another value"
     given = {(launch.cores, matrix_of(launch.arguments).dtype) for launch in own}
-    assert given == {(cores, np.dtype(numpy_type)) for cores in (1, 2) for numpy_type, _ in TYPES.values()}
+    assert given >= {(cores, np.dtype(numpy_type)) for cores in (1, 2) for numpy_type, _ in TYPES.values()}
 
 
 def _sets(launch: Launch, parameter: inspect.Parameter) -> bool:

@@ -17,6 +17,11 @@ def test_every_class_is_told(dtype: type) -> None:
     assert [CLASSES[place] for place in found] == list(CLASSES)
 
 
+def test_float16_has_subnormal_numbers_of_its_own() -> None:
+    found = classes_of(np.array([np.nan, np.inf, -np.inf, 1.0, -(2.0**-14), 2.0**-15, -1e-6, 0.0, -0.0], np.float16))
+    assert [CLASSES[place] for place in found] == list(CLASSES)
+
+
 def test_the_first_element_of_another_class_is_named() -> None:
     expected = np.array([[1, 2], [3, np.nan], [0, 1]], np.float32)
     came = np.array([[5, -2], [3, np.inf], [-0.0, 1]], np.float32)
@@ -31,7 +36,7 @@ def test_integers_have_no_classes() -> None:
     assert class_difference(np.zeros(2, np.int32), np.ones(2, np.int32)) is None
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
 def test_distances_count_neighbours_across_zero(dtype: type) -> None:
     one = np.array([1, -1, 0, np.nan, np.inf], np.float32).astype(dtype)
     next_up = np.nextafter(one, np.array(np.inf, dtype))

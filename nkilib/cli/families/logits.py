@@ -42,8 +42,6 @@ class LogitsKernels(Family):
         """Why such a launch is none."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is of linear cross-entropy: add --features"
-        if self.options.dtype == "float16":
-            return "argument --dtype: float16 is of linear cross-entropy: add --features"
         return None
 
     def chosen(self, **arguments: Any) -> Tiling:

@@ -13,6 +13,8 @@ from nkilib.nki import nisa, nl
 
 # A free axis of an instruction has a 16-bit size (nki/guides/architecture/trainium_inferentia2_arch.rst).
 FREE_AXIS_MAX = 65535
+# Types that the kernels compute in; the hardware has no float64.
+FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 # Bound on rows * chunk_size * bytes of a batch that the published API states.
 BATCH_BYTES_MAX = 24 * 1024 * 1024
 
@@ -54,10 +56,10 @@ def require_indirect_dma(function: str) -> None:
 
 
 def require_float_type(function: str, name: str, dtype: nl.DType) -> None:
-    """One of the two types that the kernels compute in."""
+    """One of the types that the kernels compute in."""
     require(
-        dtype in (nl.bfloat16, nl.float32),
-        f"{function}: {name} must be nl.bfloat16 or nl.float32, got {dtype}; use one of the two",
+        dtype in FLOATS,
+        f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; use one of them",
     )
 
 

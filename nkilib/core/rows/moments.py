@@ -16,7 +16,8 @@ large elements cancel exactly, not afterwards.
 Where z = scale * x, F, G and E are formed of x, and ``scale`` is multiplied to what is made of G and E.
 
 An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are raised
-first, to where exp is 0 in float32 all the same.
+first, to where exp is 0 in float32 all the same. float16 has no such number where the maximum is near its lowest one,
+or the scale is small: there -inf alone is raised, and after its exponential is taken.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ NEGLIGIBLE = -200.0
 # Elements with z below min(1.5 * m, -450) are raised to it: at least 150 below any m, and never as far as -inf is,
 # though rounded to bfloat16, while m is above -2.2e38.
 _RAISED_TIMES, _RAISED_MOST = 1.5, -450.0
+FLOAT16_LOWEST = -65504.0
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,7 @@ class PieceTerms:
                 reduce_res=sum_sbuf if piece.is_last else None,
                 reduce_cmd=command,
             )
+            raise_infinite(elements_sbuf)
             nisa.scalar_tensor_tensor(
                 dst=piece.tile_psum,
                 data=elements_sbuf,
@@ -257,7 +260,7 @@ def raise_negligible(
 ) -> None:
     """Raise elements of a chunk with exp(scale * (x - m)) = 0, where they stand, so that none is -inf.
 
-    A chunk of -inf alone stays as it is.
+    A chunk of -inf alone stays as it is, and one of float16: that is what :func:`raise_infinite` is for.
 
     Args:
         chunk_sbuf: x, [rows, columns].
@@ -266,6 +269,8 @@ def raise_negligible(
         is_shared: GpSimd takes a half, for where Vector has another chunk to work on meanwhile: of bfloat16 Vector
             takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
     """
+    if chunk_sbuf.dtype == nl.float16:
+        return
     lowest_sbuf = float32_like(neg_max_sbuf)
     nisa.tensor_scalar(
         dst=lowest_sbuf,
@@ -288,6 +293,15 @@ def raise_negligible(
         )
     first_sbuf = chunk_sbuf[:, 0 : columns - half]
     nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=lowest_sbuf)
+
+
+def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
+    """Raise -inf to the lowest number of float16, where it stands, once the exponentials are taken.
+
+    Elements of another type stay as :func:`raise_negligible` has left them.
+    """
+    if elements_sbuf.dtype == nl.float16:
+        nisa.tensor_scalar(dst=elements_sbuf, data=elements_sbuf, op0=nl.maximum, operand0=FLOAT16_LOWEST)
 
 
 @dataclass(frozen=True)

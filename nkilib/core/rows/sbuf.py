@@ -14,7 +14,7 @@ SCRATCH_BYTES = 4
 
 
 def dtype_bytes(dtype: nl.DType) -> int:
-    """Bytes of an element of bfloat16 or float32."""
+    """Bytes of an element of bfloat16, float16 or float32."""
     return 4 if dtype == nl.float32 else 2
 
 

@@ -15,7 +15,7 @@ How far a sum may go. Rounding x - c costs an element above c half a unit of the
 exponential; log S is rounded to half a unit of its last place. With S at most 2^23, log S and every x - c are below 16,
 and either is at most 2^-21. The difference of two bfloat16 is exact unless one of them is over 2^16 times the other, so
 that these rows bear log's rounding alone. Of float32 elements both count: S is at most 2^11, log S below 8, each at
-most 2^-22.
+most 2^-22. So it is of float16, of which 2^12 times the other is enough for a difference to be rounded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from nkilib.nki import nisa, nl
 # A sum is at least 1 but for the rounding of exp(0); it is 0 where the shift had to be clamped.
 SUM_MIN = 0.5
 _SUM_MAX_OF_BFLOAT16 = 2.0**23
-_SUM_MAX_OF_FLOAT32 = 2.0**11
+_SUM_MAX_OF_OTHERS = 2.0**11
 # Beside an entropy, from which log S is subtracted again but for what the softmax is spread.
 SUM_MAX_BESIDE_ENTROPY = 2.0**11
 
 
 def sum_max(dtype: nl.DType) -> float:
     """The largest sum under a shift that adds at most 2^-21 to the error of its log, for elements of ``dtype``."""
-    return _SUM_MAX_OF_FLOAT32 if dtype == nl.float32 else _SUM_MAX_OF_BFLOAT16
+    return _SUM_MAX_OF_BFLOAT16 if dtype == nl.bfloat16 else _SUM_MAX_OF_OTHERS
 
 
 def doubtful(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:

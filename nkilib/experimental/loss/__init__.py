@@ -24,16 +24,34 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
+from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.multilabel_margin import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
+from nkilib.experimental.loss.rowwise import (
+    cosine_embedding_loss_backward,
+    cosine_embedding_loss_forward,
+    multilabel_soft_margin_loss_backward,
+    multilabel_soft_margin_loss_forward,
+    triplet_margin_loss_backward,
+    triplet_margin_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 
 __all__ = [
     "DistillationTiling",
     "ElementwiseTiling",
     "LinearTiling",
+    "RowwiseTiling",
     "Tiling",
     "choose_distillation_tiling",
     "choose_elementwise_tiling",
     "choose_linear_tiling",
+    "choose_rowwise_tiling",
     "choose_tiling",
+    "cosine_embedding_loss_backward",
+    "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "distillation_backward",
@@ -47,8 +65,16 @@ __all__ = [
     "linear_cross_entropy_forward_backward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
+    "multilabel_soft_margin_loss_backward",
+    "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
+    "triplet_margin_loss_backward",
+    "triplet_margin_loss_forward",
 ]
 
 # The bundled package has an nkilib.experimental.loss too: its modules stay importable (see nkilib/__init__.py).

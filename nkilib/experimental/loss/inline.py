@@ -20,8 +20,24 @@ from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.multilabel_margin.kernels import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.cosine_kernels import (
+    cosine_embedding_loss_backward,
+    cosine_embedding_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.multilabel_soft_margin_kernels import (
+    multilabel_soft_margin_loss_backward,
+    multilabel_soft_margin_loss_forward,
+)
+from nkilib.experimental.loss.rowwise.triplet_kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
 
 __all__ = [
+    "cosine_embedding_loss_backward",
+    "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "kl_div_backward",
@@ -31,6 +47,14 @@ __all__ = [
     "linear_cross_entropy_forward_backward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
+    "multilabel_soft_margin_loss_backward",
+    "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
+    "triplet_margin_loss_backward",
+    "triplet_margin_loss_forward",
 ]

@@ -8,14 +8,17 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import (
 )
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
+from nkilib.experimental.loss.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 
 __all__ = [
     "CORES",
     "POSITIONS_PER_BATCH",
     "ElementwiseTiling",
     "LinearTiling",
+    "RowwiseTiling",
     "Tiling",
     "choose_elementwise_tiling",
     "choose_linear_tiling",
+    "choose_rowwise_tiling",
     "choose_tiling",
 ]

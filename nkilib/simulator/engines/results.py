@@ -18,7 +18,7 @@ from ..machine.core import Core
 from ..memory.deferred import Block, Deferred
 from ..memory.rectangles import Rectangle
 from ..memory.storage import Storage
-from ..numerics.casts import FLOAT32, copy_as_float32, store_float
+from ..numerics.casts import FLOAT32, copy_as_float32, store_float, to_float32
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, tfloat32
 from .blocks import ResultRows, SourceRows, blocks_of_rows, is_worth_deferring, row_blocks
@@ -135,9 +135,11 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
     target = dst.storage.block_of(dst.layout, dst.dtype)
     if target is None or dst.indirect_access is not None:
         return None
+    # First, since to read them may make what is deferred.
+    columns = {number: _copy_of_column(tile) for number, tile in enumerate(tiles) if _is_column(tile)}
     inputs: list[_Input] = []
-    for tile in tiles:
-        found = _input(tile, dst, target)
+    for number, tile in enumerate(tiles):
+        found = _input(tile, dst, target) if number not in columns else _input_of_column(columns[number])
         if found is None or dst.storage in found.operands:
             return None
         inputs.append(found)
@@ -166,6 +168,21 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
         return None
     operands = frozenset() if is_in_place else frozenset({storage})
     return _Input(rows, None, _NOWHERE, (), operands, is_in_place, numpy_type)
+
+
+def _is_column(tile: NkiTensor) -> bool:
+    """Whether all elements of a partition are one and the same: a (P, 1) tile that was broadcast."""
+    is_static = tile.indirect_access is None and not tile.storage.is_abstract
+    return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
+
+
+def _copy_of_column(tile: NkiTensor) -> Float32s:
+    """The elements of such a tile, as it is now; one number a partition."""
+    return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
+
+
+def _input_of_column(elements: Float32s) -> _Input:
+    return _Input(elements, None, _NOWHERE, (), frozenset(), False, FLOAT32)
 
 
 _NOWHERE: Block = (slice(0, 0), slice(0, 0))

@@ -95,11 +95,12 @@ def _checksum(values: npt.NDArray[Any], before: int) -> int:
     """A checksum of what is written, on top of that of earlier writes: of all of it, or of many pieces of a lot."""
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)
-    rows = values.reshape(values.shape[0], -1)  # a view, also where rows are not next to each other
+    # To take the last dimension apart is a view, whatever the strides; to join dimensions may be a copy of everything.
+    rows = values if values.shape[-1] >= _PIECE else values.reshape(values.shape[0], -1)
     every = -(-values.nbytes // _CHECKSUM_BYTES)
-    pieces = rows[:, : rows.shape[1] // _PIECE * _PIECE].reshape(len(rows), -1, _PIECE)
-    tails = rows[:, -_PIECE:]
-    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[:, ::every].tobytes(), before))
+    pieces = rows[..., : rows.shape[-1] // _PIECE * _PIECE].reshape(*rows.shape[:-1], -1, _PIECE)
+    tails = rows[..., -_PIECE:]
+    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[..., ::every, :].tobytes(), before))
 
 
 def _is_same(write: _Access, other: _Access | None) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Rows of the source that are copied at a time: as many as share the lines of a cache that a column of them reads.
-_ROWS = 16
+# Rows of the source that are copied at a time: their part that is copied stays in a core's first cache.
+_ROWS = 64
 # Smaller ones stay in a cache anyway.
 _SMALLEST_BYTES = 1 << 17
 
@@ -30,11 +30,18 @@ def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> No
     """``destination[...] = values``, arrays of one shape and type.
 
     Where the last dimension is not the dense one of ``values``, as after a transpose, numpy would read every line of
-    memory once for each element in it: a few rows of the source at a time are three times as fast.
+    memory once for each element in it. A few rows of the source at a time are copied in their own order first, and
+    turned on their way from there, which takes a quarter of the time.
     """
     is_in_order = values.ndim < 2 or abs(values.strides[-1]) <= values.itemsize
     if is_in_order or destination.nbytes < _SMALLEST_BYTES or np.may_share_memory(destination, values):
         np.copyto(destination, values)
         return
-    for start in range(0, values.shape[-1], _ROWS):
-        destination[..., start : start + _ROWS] = values[..., start : start + _ROWS]
+    into, bits = _as_bits(destination), _as_bits(values)
+    for start in range(0, bits.shape[-1], _ROWS):
+        into[..., start : start + _ROWS] = bits[..., start : start + _ROWS].copy(order="K")
+
+
+def _as_bits(elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """As unsigned integers, which numpy moves faster than the types of ``ml_dtypes``."""
+    return elements.view(f"u{elements.itemsize}")

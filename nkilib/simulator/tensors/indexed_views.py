@@ -18,6 +18,7 @@ from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.integers import as_integer, as_integers
 from ..terms.layout import row_major_strides
+from ..terms.regions import ON_CHIP
 from .indexing import Picked, resolve_key
 from .indirect import check_offsets, checked_index_tensor, checked_scalar_index
 from .scalars import DeviceInteger
@@ -43,8 +44,8 @@ class IndexedViews(View):
             OutOfRangeError: if an index leaves the tensor.
             NkiValidationError: if the key is of another kind or indexes the dimension of an indirect access.
         """
-        if self.indirect_access is None and type(key) is tuple:
-            view = self._of_plain_key(key)
+        if self.indirect_access is None:
+            view = self._of_plain_key(key if type(key) is tuple else (key,))
             if view is not None:
                 return view
         picked = resolve_key(self, key)
@@ -59,14 +60,16 @@ class IndexedViews(View):
         return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
 
     def _of_plain_key(self, key: tuple[Any, ...]) -> Self | None:
-        """``self[key]`` where the key is one slice or integer a dimension, none of them negative, and all is inside.
+        """``self[key]`` where the key is slices and integers, none of them negative, and all is inside.
 
         Most keys are; :meth:`__getitem__` takes the long way for the others, and for what is wrong.
         """
-        if len(key) != len(self.shape) or type(key[0]) is not slice:
+        given, dimensions = len(key), len(self.shape)
+        is_on_chip = self.buffer in ON_CHIP
+        if not 0 < given <= dimensions or (is_on_chip and type(key[0]) is not slice):
             return None
         offset, shape, strides = self.offset, [], []
-        for item, size, stride in zip(key, self.shape, self.strides, strict=True):
+        for item, size, stride in zip(key, self.shape, self.strides, strict=False):
             if type(item) is slice:
                 start, stop, step = item.start, item.stop, item.step
                 if start is None:
@@ -89,7 +92,13 @@ class IndexedViews(View):
                 return None
             if start:
                 offset += start * stride
-        return self._with(shape, strides, offset) if len(shape) > 1 or len(key) == 1 else None
+        if given < dimensions:
+            shape += self.shape[given:]
+            strides += self.strides[given:]
+        # Rather than lose its last dimension, or on chip its only free one, a tensor keeps it at size 1.
+        if len(shape) < 2 and len(shape) < (min(2, dimensions) if is_on_chip else 1):
+            return None
+        return self._with(shape, strides, offset)
 
     def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
         """Refuse to index a dimension that takes part in an indirection."""

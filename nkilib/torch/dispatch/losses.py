@@ -8,13 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nkilib.nki import nl
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import Call, Output, Shape
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
 
-KERNEL_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
-FLOAT_DTYPES: Final = tuple(KERNEL_DTYPES)
+FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:

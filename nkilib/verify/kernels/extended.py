@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
-from nkilib.experimental.loss.bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT, bfloat16_allowance
+from nkilib.experimental.loss.bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT, bfloat16_allowance, float16_allowance
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     CAP_UNITS,
     extended_forward_bounds,
@@ -42,6 +42,8 @@ _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
 _FURTHER: Final = ("grad_lse_hbm", "grad_logprob_hbm", "entropy_hbm", "grad_entropy_hbm")
 _SHARD_FIRST: Final = 20
 _SIZES: Final = (POSITIONS, CLASSES)
+# What rounding a gradient to a type adds to its bound.
+_ALLOWANCES: Final = {"bfloat16": bfloat16_allowance, "float16": float16_allowance}
 _SHARD_SIZES: Final = (POSITIONS, CLASSES - _SHARD_FIRST)
 _RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
 # How the forward computes, and not what; both forms have cases of their own.
@@ -125,12 +127,12 @@ def backward_truths(given: Mapping[str, Any]) -> Truths:
         return {}
     logits, dtype, options = given["logits_hbm"], given["dtype"], loss_of(given)
     received = BackwardInputs(given["lse_hbm"], given["grad_loss_hbm"], *(given.get(name) for name in _FURTHER))
-    result = logits.dtype if given.get("inplace") else inputs.TYPES[str(dtype)][0]
+    result = logits.dtype if given.get("inplace") else inputs.ALL_TYPES[str(dtype)][0]
     with np.errstate(all="ignore"):
         exact = extended_backward_reference(logits, given["targets_hbm"], dtype, options, received)
         bound = extended_gradient_bound(logits, given["targets_hbm"], dtype, options, received)
-        if "bfloat16" in (result.name, str(dtype)):
-            bound = bound + bfloat16_allowance(exact)
+        for name in {result.name, str(dtype)} & set(_ALLOWANCES):
+            bound = bound + _ALLOWANCES[name](exact)
     return {"gradient": Truth(exact, bound)}
 
 
@@ -156,7 +158,7 @@ def _forward(type_name: str, **options: Any) -> dict[str, Any]:
     return {
         "logits_hbm": inputs.logits(POSITIONS, CLASSES, type_name),
         "targets_hbm": inputs.targets(POSITIONS, CLASSES),
-        "dtype": inputs.TYPES[type_name][1],
+        "dtype": inputs.ALL_TYPES[type_name][1],
         **_TILING,
         **options,
     }
@@ -177,7 +179,7 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 def _ties(type_name: str) -> dict[str, Any]:
     """Rows whose largest logit stands in many columns, a few of the last chunk; and a chunk of fewer than eight."""
     given = _forward(type_name, **_ALL_ASKED, chunk_size=20)
-    given["logits_hbm"] = (given["logits_hbm"].astype(np.float32) > 2.0).astype(inputs.TYPES[type_name][0])
+    given["logits_hbm"] = (given["logits_hbm"].astype(np.float32) > 2.0).astype(inputs.ALL_TYPES[type_name][0])
     return given
 
 
@@ -185,7 +187,7 @@ def _special_forward(type_name: str, **options: Any) -> dict[str, Any]:
     return {
         "logits_hbm": inputs.special_logits(type_name),
         "targets_hbm": inputs.special_targets(),
-        "dtype": inputs.TYPES[type_name][1],
+        "dtype": inputs.ALL_TYPES[type_name][1],
         **inputs.SPECIAL_TILING,
         **options,
     }
@@ -243,7 +245,7 @@ def cases() -> Iterator[Case]:
     for name, options in OPTIONS.items():
         yield _forward_case(f"{name}, float32", 2, partial(_forward, "float32", **options, **_ALL_ASKED))
         yield _backward_case(f"{name}, float32", partial(_of_forward, "float32", options))
-    for type_name in inputs.TYPES:
+    for type_name in inputs.ALL_TYPES:
         shard, special = f"a shard, {type_name}", f"special rows, {type_name}"
         yield _forward_case(shard, 2, partial(_shard_forward, type_name), _SHARD_SIZES)
         yield _backward_case(shard, partial(_shard_backward, type_name), shard_backward_truths, _SHARD_SIZES)
@@ -256,9 +258,11 @@ def cases() -> Iterator[Case]:
             f"every gradient, in place, {type_name}", partial(_all_gradients, type_name), written="logits_hbm"
         )
     shifted = {**_WEIGHTS, **_IGNORED, **_SQUARE, "with_log_sum": True, "exact_maximum": False}
-    for cores, type_name in enumerate(inputs.TYPES, start=1):
+    for number, type_name in enumerate(inputs.ALL_TYPES):
         yield _forward_case(
-            f"weights, ignored, z-loss, under a shift, {type_name}", cores, partial(_forward, type_name, **shifted)
+            f"weights, ignored, z-loss, under a shift, {type_name}",
+            1 + number % 2,
+            partial(_forward, type_name, **shifted),
         )
     capped = "special rows, soft cap, float32"
     yield _forward_case(capped, 2, partial(_special_forward, "float32", **_CAPPED), inputs.SPECIAL_SIZES)

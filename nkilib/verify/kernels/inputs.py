@@ -15,6 +15,7 @@ NAN: Final = float("nan")
 SUBNORMAL: Final = 1e-39
 
 TYPES: Final = {"float32": (np.dtype(np.float32), nl.float32), "bfloat16": (np.dtype(ml_dtypes.bfloat16), nl.bfloat16)}
+ALL_TYPES: Final = {**TYPES, "float16": (np.dtype(np.float16), nl.float16)}
 
 
 def numbers(seed: int, *shape: int) -> Array:
@@ -47,7 +48,7 @@ def logits(positions: int, vocabulary: int, type_name: str) -> Array:
     """Normal logits with a standard deviation of 3; each seventh row has one confident class."""
     found = 3.0 * numbers(1, positions, vocabulary)
     found[::7, vocabulary // 2] += 20.0
-    return found.astype(TYPES[type_name][0])
+    return found.astype(ALL_TYPES[type_name][0])
 
 
 def targets(positions: int, vocabulary: int) -> Array:
@@ -102,13 +103,13 @@ def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
     found = logits(positions, vocabulary, "float32")
     found[np.arange(positions) % 14 != 0, -1] += 200.0
     found[::5].sort(axis=1)
-    return found.astype(TYPES[type_name][0])
+    return found.astype(ALL_TYPES[type_name][0])
 
 
 def special_logits(type_name: str) -> Array:
     """Rows with infinities, NaN, zeros of both signs, subnormal numbers and results, and the ends of the range."""
     with np.errstate(over="ignore"):
-        return np.array([row for row, _ in _ROWS], np.float32).astype(TYPES[type_name][0])
+        return np.array([row for row, _ in _ROWS], np.float32).astype(ALL_TYPES[type_name][0])
 
 
 def special_targets() -> Array:

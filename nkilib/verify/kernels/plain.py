@@ -31,7 +31,7 @@ _LONG_SIZES: Final = (256, 32128)
 
 def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
     """numpy types of loss and log-sum-exp of a launch."""
-    return inputs.TYPES[str(dtype)][0], inputs.TYPES[str(dtype if lse_dtype is None else lse_dtype)][0]
+    return inputs.ALL_TYPES[str(dtype)][0], inputs.ALL_TYPES[str(dtype if lse_dtype is None else lse_dtype)][0]
 
 
 def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
@@ -70,7 +70,7 @@ def _forward(positions: int, vocabulary: int, type_name: str, **options: Any) ->
     return {
         "logits_hbm": inputs.logits(positions, vocabulary, type_name),
         "targets_hbm": inputs.targets(positions, vocabulary),
-        "dtype": inputs.TYPES[type_name][1],
+        "dtype": inputs.ALL_TYPES[type_name][1],
         **_tiling(positions, vocabulary, type_name, "forward"),
         **options,
     }
@@ -85,14 +85,14 @@ def _backward(
         **options,
     }
     lse = exact_lse(given["logits_hbm"], given["targets_hbm"], given["dtype"])
-    return {**given, "lse_state_hbm": lse.astype(inputs.TYPES[lse_type][0])}
+    return {**given, "lse_state_hbm": lse.astype(inputs.ALL_TYPES[lse_type][0])}
 
 
 def _special(type_name: str, **options: Any) -> dict[str, Any]:
     return {
         "logits_hbm": inputs.special_logits(type_name),
         "targets_hbm": inputs.special_targets(),
-        "dtype": inputs.TYPES[type_name][1],
+        "dtype": inputs.ALL_TYPES[type_name][1],
         **inputs.SPECIAL_TILING,
         **options,
     }
@@ -137,7 +137,7 @@ def cases() -> Iterator[Case]:
     yield _backward_case(
         "small, bfloat16 with a bfloat16 log-sum-exp", 1, partial(_backward, *small, "bfloat16", lse_type="bfloat16")
     )
-    for type_name in inputs.TYPES:
+    for type_name in inputs.ALL_TYPES:
         yield _forward_case(f"1000 classes, {type_name}", 2, partial(_forward, *middle, type_name), middle)
         yield _backward_case(f"1000 classes, {type_name}, in place", 2, partial(_backward, *middle, type_name), middle)
         special, is_quick = f"special rows, {type_name}", type_name == "float32"

@@ -12,7 +12,9 @@ from nkilib.verify.kernels import (
     inlined,
     linear,
     log_probabilities,
+    margins,
     plain,
+    rowwise,
     softmax,
 )
 from nkilib.verify.kernels.case import Case
@@ -26,6 +28,8 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     softmax.cases,
     distillation.cases,
     elementwise.cases,
+    rowwise.cases,
+    margins.cases,
 )
 
 

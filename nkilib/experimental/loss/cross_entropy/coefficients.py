@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.moments import raise_negligible
+from nkilib.core.rows.moments import raise_infinite, raise_negligible
 from nkilib.core.rows.psum import Piece
-from nkilib.core.rows.tiles import difference, float32_like, product, scaled
+from nkilib.core.rows.tiles import cast, difference, float32_like, product, scaled
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, squared, through_cap
 from nkilib.experimental.loss.cross_entropy.upstream import SoftmaxTerms
 from nkilib.nki import nisa, nl
@@ -143,12 +143,14 @@ class ChunkCoefficients:
         Args:
             entropy: of these coefficients.
             dst_sbuf: [rows, columns], may be the scores.
-            scores_sbuf: times the scale they are z; none is -inf.
+            scores_sbuf: times the scale they are z; none is -inf but of float16, which are overwritten.
             products_sbuf: float32 [rows, columns], overwritten.
             pieces: of the chunk.
             factors_sbuf: [rows, columns], or None for 1.
         """
-        entropy.slopes(products_sbuf, scores_sbuf, self.softmax.normalized(entropy.slope_sbuf))
+        slope_sbuf, may_be_infinite = self.softmax.normalized(entropy.slope_sbuf), scores_sbuf.dtype == nl.float16
+        if not may_be_infinite:
+            entropy.slopes(products_sbuf, scores_sbuf, slope_sbuf)
         all_sbuf = float32_like(self.all_sbuf)
         offset_sbuf = self.softmax.normalized(entropy.offset_sbuf)
         nisa.tensor_tensor(dst=all_sbuf, data1=self.all_sbuf, data2=offset_sbuf, op=nl.add)
@@ -156,6 +158,9 @@ class ChunkCoefficients:
             nisa.activation(
                 dst=piece.tile_psum, op=nl.exp, data=piece.of(scores_sbuf), bias=self.bias_sbuf, scale=entropy.scale
             )
+            if may_be_infinite:
+                raise_infinite(piece.of(scores_sbuf))
+                entropy.slopes(piece.of(products_sbuf), piece.of(scores_sbuf), slope_sbuf)
             nisa.scalar_tensor_tensor(
                 dst=piece.of(dst_sbuf if self.spread_sbuf is None else products_sbuf),
                 data=piece.of(products_sbuf),
@@ -216,6 +221,8 @@ class TargetCoefficients(ChunkCoefficients):
             score_sbuf = float32_like(logit_sbuf)
             hyperbolic_tangents(score_sbuf, logit_sbuf, self.softcap)
         elif self.entropy is not None:
+            if score_sbuf.dtype == nl.float16:  # which has no number that would be far enough below
+                score_sbuf = cast(score_sbuf, nl.float32)
             raise_negligible(score_sbuf, self.entropy.neg_center_sbuf, self.scale)
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=score_sbuf, bias=self.bias_sbuf, scale=self.scale)
         p_sbuf = self.softmax.normalized(exponential_sbuf)

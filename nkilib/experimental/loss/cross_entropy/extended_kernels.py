@@ -53,14 +53,14 @@ def extended_cross_entropy_forward(
         V: classes of the logits (V > 0).
 
     Args:
-        logits_hbm: [N, V], bfloat16 or float32, in HBM.
+        logits_hbm: [N, V], bfloat16, float16 or float32, in HBM.
         targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; another value is an out-of-range access of
-            the DMA engine. Or class probabilities, [N, V], float32 or bfloat16.
+            the DMA engine. Or class probabilities, [N, V], bfloat16, float16 or float32.
         class_weight_hbm: [V], float32, in HBM.
         positions_per_batch: positions that are worked on at a time, 1 to 128.
         chunk_size: classes that are worked on at a time, 1 to min(V, 65535); a chunk and the tiles that the options
             need beside it fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits whatever the options are.
-        dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded.
+        dtype: bfloat16, float32, or of float16 logits float16: type of the tiles, to which the logits are rounded.
         ignore_index: target of positions that do not count, an integer of 32 bits.
         label_smoothing: e, in [0, 1]; arXiv 1512.00567.
         logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is.

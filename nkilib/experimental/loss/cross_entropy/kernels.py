@@ -37,18 +37,19 @@ def cross_entropy_forward(
         V: vocabulary size (V > 0).
 
     Args:
-        logits_hbm: [N, V], bfloat16 or float32, in HBM.
+        logits_hbm: [N, V], bfloat16, float16 or float32, in HBM.
         targets_hbm: [N], int32, in HBM; each in [0, V). Another value is an out-of-range access of the DMA engine.
         positions_per_batch: positions that are worked on at a time, 1 to 128.
         chunk_size: vocabulary entries that are worked on at a time, 1 to min(V, 65535), such that
             ``positions_per_batch * chunk_size * bytes(dtype) <= 24 MiB`` and a chunk fits a partition of SBUF.
-        dtype: bfloat16 or float32: type of the tiles, to which the logits are rounded, and of the loss. All statistics
-            are float32 whatever it is.
-        lse_dtype: bfloat16 or float32: type of the log-sum-exp; None means ``dtype``.
+        dtype: bfloat16, float32, or of float16 logits float16: type of the tiles, to which the logits are rounded, and
+            of the loss. All statistics are float32 whatever it is.
+        lse_dtype: bfloat16, float16 or float32: type of the log-sum-exp; None means ``dtype``. Where a result of
+            float16 would be beyond 65504, it is infinite.
         exact_maximum: True takes the maximum of every row before its exponentials. False takes them under a shift that
             is known before, the maximum of the row's first chunk and of the target's logit, and computes the few rows
             anew for which that is not exact enough; it needs at least two chunks a row, and a position for each core.
-            None takes whichever is modelled to be faster: the shift for large launches of bfloat16.
+            None takes whichever is modelled to be faster: the shift for large launches of 16-bit types.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -91,14 +92,17 @@ def cross_entropy_backward(
         V: vocabulary size (V > 0).
 
     Args:
-        logits_hbm: [N, V], bfloat16 or float32, in HBM: what the forward was given.
+        logits_hbm: [N, V], bfloat16, float16 or float32, in HBM: what the forward was given.
         targets_hbm: [N], int32, in HBM: what the forward was given.
-        lse_state_hbm: [N], bfloat16 or float32, in HBM: the log-sum-exp from the forward. Its rounding is multiplied
-            into the gradient: bfloat16 changes exp(x - LSE) by up to 2^-9 of LSE, 6 percent for an LSE of 32. Ask the
-            forward for ``lse_dtype=nl.float32``.
+        lse_state_hbm: [N], bfloat16, float16 or float32, in HBM: the log-sum-exp from the forward. Its rounding is
+            multiplied into the gradient: bfloat16 changes exp(x - LSE) by up to 2^-9 of LSE, 6 percent for an LSE of
+            32. Ask the forward for ``lse_dtype=nl.float32``.
         reduction: ``"mean"`` (scale 1/N) or ``"sum"`` (scale 1).
         positions_per_batch, chunk_size: as in the forward; they need not be the same.
-        dtype: bfloat16 or float32: type of the tiles and of the gradient. Everything of shape [P, 1] is float32.
+        dtype: bfloat16, float32, or of float16 logits float16: type of the tiles and of the gradient, which is rounded
+            to it once. Everything of shape [P, 1] is float32. float16 has nothing between 0 and 6e-8: a mean over 4,096
+            positions is 0 where a probability is below 1.2e-4. Scale the loss, as the extended kernel's ``grad_loss``
+            does.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
 
     Returns:

@@ -60,18 +60,18 @@ def _obstacle(launch: Launch, options: Options) -> str:
 
 
 def _pays(launch: Launch, options: Options) -> bool:
-    is_bfloat16 = launch.dtype == nl.bfloat16 and launch.logits_hbm.dtype == nl.bfloat16
+    is_short = launch.dtype == launch.logits_hbm.dtype and launch.dtype in (nl.bfloat16, nl.float16)
     columns = launch.vocab_size - launch.chunk_size
     is_long = launch.chunk_size >= _CHUNK_BESIDE_ENTROPY and columns >= _COLUMNS_BESIDE_ENTROPY
     if options.wanted.entropy and not is_long:
         return False
-    return is_bfloat16 and shift_pays(len(launch.batches_of(0)), launch.vocab_size, launch.chunk_size)
+    return is_short and shift_pays(len(launch.batches_of(0)), launch.vocab_size, launch.chunk_size)
 
 
 def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
     """Whether a core's pass for the maximum would take longer than all that comes with a shift.
 
-    In bfloat16: loads of float32 take longer than either pass.
+    Of 16-bit types: loads of float32 take longer than either pass.
     """
     columns = vocab_size - chunk_size // 2
     return columns >= _COLUMNS_OF_ROW and batches * columns >= _COLUMNS_OF_BATCHES

@@ -99,6 +99,11 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
     else:
         validate_class_targets(function, launch.targets_hbm, launch.num_positions, "logits_hbm", "the logits")
     require_float_type(function, "dtype", launch.dtype)
+    require(
+        launch.dtype != nl.float16 or launch.logits_hbm.dtype == nl.float16,
+        f"{function}: dtype must be nl.bfloat16 or nl.float32 for logits of {launch.logits_hbm.dtype}, which float16 "
+        f"ends before, got {launch.dtype}; use one of the two",
+    )
 
 
 def validate_tiles(launch: Launch, plan: SbufPlan) -> None:

@@ -51,7 +51,8 @@ class ElementFinder:
         start_sbuf: the first element of each position of a batch, but for its place.
         places_sbuf: D.
         penalty_sbuf: ``INDEX_LIMIT``.
-        ignored_sbuf, first_sbuf, last_sbuf: classes.
+        ignored_sbuf: the ignored class; None: every target counts.
+        first_sbuf, last_sbuf: classes.
     """
 
     shape: Shape
@@ -60,15 +61,15 @@ class ElementFinder:
     start_sbuf: nl.NkiTensor
     places_sbuf: nl.NkiTensor
     penalty_sbuf: nl.NkiTensor
-    ignored_sbuf: nl.NkiTensor
+    ignored_sbuf: nl.NkiTensor | None
     first_sbuf: nl.NkiTensor
     last_sbuf: nl.NkiTensor
 
     @classmethod
     def make(
-        cls, shape: Shape, targets_hbm: nl.NkiTensor, class_weight_hbm: nl.NkiTensor | None, ignore_index: int
+        cls, shape: Shape, targets_hbm: nl.NkiTensor, class_weight_hbm: nl.NkiTensor | None, ignore_index: int | None
     ) -> ElementFinder:
-        """For all batches."""
+        """For all batches; without an ``ignore_index`` every target counts."""
         rows = min(PARTITIONS, shape.rows_of_block if shape.is_along_rows else shape.places)
         return cls(
             shape,
@@ -77,7 +78,7 @@ class ElementFinder:
             int32_column(rows, 0, shape.row_size if shape.is_along_rows else 1),
             int32_column(rows, shape.places, 0),
             int32_column(rows, INDEX_LIMIT, 0),
-            int32_column(rows, ignore_index, 0),
+            None if ignore_index is None else int32_column(rows, ignore_index, 0),
             int32_column(rows, 0, 0),
             int32_column(rows, shape.classes - 1, 0),
         )
@@ -97,7 +98,10 @@ class ElementFinder:
         class_sbuf = clamped(targets_sbuf, self.first_sbuf, self.last_sbuf)
         counts_sbuf = nl.ndarray(tile, dtype=nl.uint32, buffer=nl.sbuf)
         index_sbuf = nl.ndarray(tile, dtype=nl.int32, buffer=nl.sbuf)
-        integer_op(counts_sbuf, targets_sbuf, self.ignored_sbuf, nl.not_equal)
+        if self.ignored_sbuf is None:
+            nisa.memset(dst=counts_sbuf, value=1)
+        else:
+            integer_op(counts_sbuf, targets_sbuf, self.ignored_sbuf, nl.not_equal)
         integer_op(index_sbuf, class_sbuf, targets_sbuf, nl.not_equal)
         integer_op(index_sbuf, index_sbuf, counts_sbuf, nl.multiply)
         integer_op(index_sbuf, index_sbuf, self.penalty_sbuf, nl.multiply)

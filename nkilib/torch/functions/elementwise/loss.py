@@ -18,14 +18,13 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.layout import stored_order
 from nkilib.torch.dispatch.losses import (
     FLOAT_DTYPES,
-    KERNEL_DTYPES,
     as_computed,
     check_float_dtype,
     is_each,
     kernel_gradient,
     loss_output,
 )
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 
 
@@ -210,7 +209,7 @@ def _dtype_of_call(call: Call) -> torch.dtype:
 
 
 def _result_dtype(call: Call) -> dict[str, Any]:
-    return {"dtype": KERNEL_DTYPES[_dtype_of_call(call)]} if is_each(call) else {}
+    return {"dtype": TILE_DTYPES[_dtype_of_call(call)]} if is_each(call) else {}
 
 
 def _gradient(name: str) -> Output:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss import extended_cross_entropy_backward, extended_cross_entropy_forward
-from nkilib.experimental.loss.cross_entropy.host.bounds import bfloat16_allowance, error_over_bound
+from nkilib.experimental.loss.cross_entropy.host.bounds import bfloat16_allowance, error_over_bound, float16_allowance
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import extended_forward_bounds, extended_gradient_bound
 from nkilib.experimental.loss.cross_entropy.host.reference import (
     BackwardInputs,
@@ -20,7 +20,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
 from nkilib.simulator import using
 
 from .loss_checks import as_nl
-from .loss_inputs import BF16
+from .loss_inputs import BF16, FP16
 
 Array = npt.NDArray[Any]
 
@@ -153,5 +153,7 @@ def assert_gradient(
     bounds = extended_gradient_bound(logits, targets, dtype, options, given)
     if BF16 in (dtype, gradient.dtype):
         bounds = bounds + bfloat16_allowance(truth)
+    if FP16 in (dtype, gradient.dtype):
+        bounds = bounds + float16_allowance(truth)
     ratio = error_over_bound(gradient, truth, bounds).max()
     assert ratio <= 1.0, f"gradient: worst error is {ratio:.3g} times the bound"

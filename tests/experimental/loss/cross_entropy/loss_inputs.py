@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+FP16 = np.dtype(np.float16)
 FP32 = np.dtype(np.float32)
 DTYPE_PAIRS = [(logits_dtype, dtype) for logits_dtype in (BF16, FP32) for dtype in (BF16, FP32)]
 

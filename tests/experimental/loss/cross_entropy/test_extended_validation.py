@@ -32,7 +32,8 @@ REFUSALS = [
     ),
     Refusal(
         "probabilities int32",
-        "targets_hbm.dtype of class probabilities must be nl.bfloat16 or nl.float32, got int32; use one of the two",
+        "targets_hbm.dtype of class probabilities must be nl.bfloat16, nl.float16 or nl.float32, got int32; "
+        "use one of them",
         {"targets_hbm": zeros(3, 100, dtype=np.int32)},
         BOTH,
     ),

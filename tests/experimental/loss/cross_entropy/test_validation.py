@@ -22,9 +22,9 @@ REFUSALS = [
         FORWARD + BACKWARD,
     ),
     Refusal(
-        "lse float16",
-        "lse_dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
-        {"lse_dtype": nl.float16},
+        "lse int32",
+        "lse_dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; use one of them",
+        {"lse_dtype": nl.int32},
         FORWARD,
     ),
     Refusal(
@@ -35,9 +35,9 @@ REFUSALS = [
         BACKWARD,
     ),
     Refusal(
-        "LSE float16",
-        "lse_state_hbm.dtype must be nl.bfloat16 or nl.float32, got float16; use one of the two",
-        {"lse_state_hbm": np.zeros(3, np.float16)},
+        "LSE int32",
+        "lse_state_hbm.dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; use one of them",
+        {"lse_state_hbm": np.zeros(3, np.int32)},
         BACKWARD,
     ),
     *(

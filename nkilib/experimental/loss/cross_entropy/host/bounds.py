@@ -35,7 +35,10 @@ TARGET_UNITS = 2.0
 SMALLEST_NORMAL = 2.0**-126
 BFLOAT16_ULPS = 0.51
 
-_BFLOAT16_FRACTION_BITS = 7
+_FLOAT16_SMALLEST_NORMAL = 2.0**-14
+# From here on float16 is infinite: half a unit above its largest number, 65504.
+_FLOAT16_END = 65520.0
+_BFLOAT16_FRACTION_BITS, _FLOAT16_FRACTION_BITS = 7, 10
 _FLOAT64_EXPONENT_MASK = np.int64(0x7FF0_0000_0000_0000)
 
 
@@ -46,7 +49,7 @@ def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -
 
         loss: 16 u max(1, |m - x_target|, log d)        lse: 16 u max(1, |m|, log d)
 
-    and for bfloat16 ones :func:`bfloat16_allowance` more.
+    and for bfloat16 ones :func:`bfloat16_allowance` more, for float16 ones :func:`float16_allowance`.
 
     Derivation. m and x_target are exact. The loss is formed as (m - x_target) + log d, never as lse - x_target, so |m|
     does not enter. A relative error of d is an absolute one of log d; it consists of
@@ -70,8 +73,8 @@ def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -
     loss_bound = FORWARD_UNITS * UNIT * np.maximum(np.maximum(1.0, distance), log_sum)
     lse_bound = FORWARD_UNITS * UNIT * np.maximum(np.maximum(1.0, np.abs(statistics.maximum)), log_sum)
     return (
-        loss_bound + _rounding_allowance(statistics.loss, loss_dtype),
-        lse_bound + _rounding_allowance(statistics.lse, lse_dtype),
+        loss_bound + _rounding_allowance(statistics.loss, {as_numpy_dtype(loss_dtype)}),
+        lse_bound + _rounding_allowance(statistics.lse, {as_numpy_dtype(lse_dtype)}),
     )
 
 
@@ -90,7 +93,8 @@ def gradient_bound(
         scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target only) + 2^-126
 
     and :func:`bfloat16_allowance` of the exact gradient more where ``dtype`` or ``result_dtype`` is bfloat16 (in place
-    the two may differ: the tile is rounded to one, the stored gradient to the other).
+    the two may differ: the tile is rounded to one, the stored gradient to the other), :func:`float16_allowance` where
+    one of them is float16.
 
     Derivation. An element is scale * exp(x - lse), or exp(x - lse + log scale) with the scale folded into the
     exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself
@@ -112,8 +116,9 @@ def gradient_bound(
     units[at_target] += TARGET_UNITS * (1.0 - p[at_target])
     units *= scale * UNIT
     units += SMALLEST_NORMAL
-    if _is_bfloat16(dtype) or _is_bfloat16(result_dtype):
-        units += bfloat16_allowance(gradient_of_rows(logits, targets, lse_state, scale, dtype))
+    rounded = {as_numpy_dtype(dtype), as_numpy_dtype(result_dtype)}
+    if rounded != {np.dtype(np.float32)}:
+        units += _rounding_allowance(gradient_of_rows(logits, targets, lse_state, scale, dtype), rounded)
     return units
 
 
@@ -126,9 +131,19 @@ def bfloat16_allowance(exact: Float64Array) -> Float64Array:
     float32 bound of it, possibly above the next power of two, where the ulp doubles; the rounded value is then that
     power or close to it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
     """
-    exponent_only = np.ascontiguousarray(exact, np.float64).view(np.int64) & _FLOAT64_EXPONENT_MASK
-    power_of_two = np.maximum(exponent_only.view(np.float64), SMALLEST_NORMAL)
-    return power_of_two * (BFLOAT16_ULPS * 2.0**-_BFLOAT16_FRACTION_BITS)
+    return _power_of_two(exact, SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_BFLOAT16_FRACTION_BITS)
+
+
+def float16_allowance(exact: Float64Array) -> Float64Array:
+    """0.51 ulp of float16 at ``exact``, as :func:`bfloat16_allowance`. Below 2^-14 the ulp stays 2^-24."""
+    return _power_of_two(exact, _FLOAT16_SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_FLOAT16_FRACTION_BITS)
+
+
+def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
+    """``exact``, infinite where it is beyond the range of float16 and that is ``dtype``: from 65520 on."""
+    if as_numpy_dtype(dtype) != np.dtype(np.float16):
+        return exact
+    return np.where(np.abs(exact) >= _FLOAT16_END, np.copysign(np.inf, exact), exact)
 
 
 def error_over_bound(actual: npt.NDArray[Any], exact: Float64Array, bound: Float64Array) -> Float64Array:
@@ -166,8 +181,8 @@ def forward_error_over_bound(
     statistics = row_statistics(logits, targets, dtype)
     loss_bound, lse_bound = forward_bounds(statistics, loss.dtype, lse.dtype)
     return (
-        float(error_over_bound(loss, statistics.loss, loss_bound).max()),
-        float(error_over_bound(lse, statistics.lse, lse_bound).max()),
+        float(error_over_bound(loss, in_range(statistics.loss, loss.dtype), loss_bound).max()),
+        float(error_over_bound(lse, in_range(statistics.lse, lse.dtype), lse_bound).max()),
     )
 
 
@@ -205,9 +220,16 @@ def gradient_error_over_bound(
     return worst
 
 
-def _rounding_allowance(exact: Float64Array, result_dtype: Any) -> Float64Array | float:
-    return bfloat16_allowance(exact) if _is_bfloat16(result_dtype) else 0.0
+def _power_of_two(exact: Float64Array, least: float) -> Float64Array:
+    """The largest power of two that is not above the size of ``exact``, and ``least`` where it would be below that."""
+    exponent_only = np.ascontiguousarray(exact, np.float64).view(np.int64) & _FLOAT64_EXPONENT_MASK
+    return np.maximum(exponent_only.view(np.float64), least)
 
 
-def _is_bfloat16(dtype: Any) -> bool:
-    return as_numpy_dtype(dtype) == np.dtype(ml_dtypes.bfloat16)
+# What rounding to a type may add.
+_ALLOWANCES = {np.dtype(ml_dtypes.bfloat16): bfloat16_allowance, np.dtype(np.float16): float16_allowance}
+
+
+def _rounding_allowance(exact: Float64Array, rounded: set[np.dtype[Any]]) -> Float64Array | float:
+    """What rounding to each of some types may add."""
+    return sum((_ALLOWANCES[dtype](exact) for dtype in rounded if dtype in _ALLOWANCES), 0.0)

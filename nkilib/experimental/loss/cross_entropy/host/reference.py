@@ -22,20 +22,21 @@ Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 # Elements of a block of rows: 8 MiB in float64. A single row may be longer.
 _BLOCK_ELEMENTS = 1 << 20
+_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 
 
 def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
     """The numpy type of an NKI, numpy or ml_dtypes type, or of a name such as ``"bfloat16"``.
 
     Raises:
-        TypeError: if it is neither float32 nor bfloat16, the two types that the kernels compute in.
+        TypeError: if it is none of float32, bfloat16 and float16, the types that the kernels compute in.
     """
     try:
         resolved = np.dtype(dtype)
     except TypeError:
         resolved = np.dtype(str(dtype))  # an NKI type that is no string prints as its name
-    if resolved not in (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)):
-        raise TypeError(f"cross-entropy reference: dtype must be float32 or bfloat16, got {dtype!r}")
+    if resolved not in _DTYPES:
+        raise TypeError(f"cross-entropy reference: dtype must be float32, bfloat16 or float16, got {dtype!r}")
     return resolved
 
 
@@ -69,14 +70,14 @@ def row_statistics(logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: A
     """Maximum, target logit and log of the sum of exponentials of every row.
 
     Args:
-        logits: [N, V], float32 or bfloat16.
+        logits: [N, V], float32, bfloat16 or float16.
         targets: [N], integers in [0, V).
         dtype: type of the kernel's tiles; the logits are rounded to it first.
 
     Raises:
         ValueError: if the shapes do not fit each other or a dimension is 0.
         IndexError: if a target lies outside [0, V).
-        TypeError: if ``dtype`` is neither float32 nor bfloat16.
+        TypeError: if ``dtype`` is none of float32, bfloat16 and float16.
     """
     _check(logits, targets)
     positions = logits.shape[0]
@@ -121,7 +122,7 @@ def cross_entropy_backward_reference(
         scale * (torch.exp(x - lse_state.double()[:, None]) - F.one_hot(targets.long(), V))
 
     Args:
-        logits: [N, V], float32 or bfloat16.
+        logits: [N, V], float32, bfloat16 or float16.
         targets: [N], integers in [0, V).
         lse_state: [N], the log-sum-exp that the kernel received, in the precision that it had there.
         reduction: "mean" (scale 1/N) or "sum" (scale 1).
@@ -133,7 +134,7 @@ def cross_entropy_backward_reference(
     Raises:
         ValueError: if the shapes do not fit each other, a dimension is 0, or ``reduction`` is another word.
         IndexError: if a target lies outside [0, V).
-        TypeError: if ``dtype`` is neither float32 nor bfloat16.
+        TypeError: if ``dtype`` is none of float32, bfloat16 and float16.
     """
     _check(logits, targets, lse_state)
     scale = gradient_scale(reduction, logits.shape[0])
@@ -191,7 +192,7 @@ def rounded_to(logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
     """
     if dtype is None:
         return logits.astype(np.float64)
-    with np.errstate(over="ignore"):  # float32 beyond the range of bfloat16 becomes infinite there
+    with np.errstate(over="ignore"):  # what is beyond the range of a type becomes infinite there
         return logits.astype(as_numpy_dtype(dtype), copy=False).astype(np.float64)
 
 
@@ -273,7 +274,7 @@ def extended_forward_reference(
     """All results of ``extended_cross_entropy_forward`` in float64, all rows at once.
 
     Args:
-        logits: [N, V], float32 or bfloat16; float64 without ``dtype``.
+        logits: [N, V], float32, bfloat16 or float16; float64 without ``dtype``.
         targets: [N] integers, each a class or ``options.ignore_index``; or [N, V] class probabilities.
         dtype: type of the kernel's tiles; the logits are rounded to it first, unless it is None.
         options: of the loss.

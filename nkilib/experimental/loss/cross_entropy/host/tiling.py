@@ -133,7 +133,7 @@ _EXTENDED_TILES = {
     "backward": _Tiles(LARGEST_PLAN.small_bytes, _EXTENDED_SCRATCH, 2 * SCRATCH_BYTES),
 }
 
-_ITEMSIZES = {"bfloat16": 2, "float32": 4}
+_ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _DIRECTIONS = ("forward", "backward")
 
 
@@ -153,7 +153,7 @@ def choose_tiling(
     Args:
         num_positions: N, rows of the logits.
         vocab_size: V, columns of the logits.
-        dtype: bfloat16 or float32, of the logits and of the tiles: as NKI, numpy, torch or a string names it.
+        dtype: bfloat16, float16 or float32, of the logits and of the tiles: as NKI, numpy, torch or a string names it.
         direction: ``"forward"`` or ``"backward"``.
         target: ``"trn2"`` or ``"trn3"``.
         extended: for the extended kernels. Their options need up to 20 bytes of a partition more for each entry of a
@@ -176,7 +176,8 @@ def choose_tiling(
     name = dtype_name(dtype)
     if name not in _ITEMSIZES:
         raise ValueError(
-            f"choose_tiling: dtype must be bfloat16 or float32, got {dtype!r}; pass the dtype of the kernel's tiles"
+            f"choose_tiling: dtype must be bfloat16, float16 or float32, got {dtype!r}; pass the dtype of the kernel's "
+            f"tiles"
         )
     if not isinstance(direction, str) or direction not in _DIRECTIONS:
         raise ValueError(

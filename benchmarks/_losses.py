@@ -1,0 +1,160 @@
+"""The losses of elements that are measured: their inputs, their passes in ``nkilib.torch`` and in torch, their memory.
+
+``python -m benchmarks._losses NAME SHAPE DTYPE PASS`` runs one pass of ours and prints what memory it took, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import nkilib.torch
+from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
+
+FORWARD, BACKWARD = "forward", "backward"
+TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# Fills a tensor in place, so that there is no second copy of it.
+Fill = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def _normal(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor.normal_(generator=generator)
+
+
+def _probabilities(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor.uniform_(0.0625, 0.9375, generator=generator)
+
+
+def _positive(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor.uniform_(0.125, 2.0, generator=generator)
+
+
+def _signs(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    return tensor.uniform_(-1.0, 1.0, generator=generator).sign_()
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """A loss of elements of ``torch.nn.functional``.
+
+    Attributes:
+        name: of the function, there and in ``nkilib.torch``.
+        fills: what fills each of its tensors; the gradient is by the first one.
+        options: further arguments.
+    """
+
+    name: str
+    fills: tuple[Fill, ...] = (_normal, _normal)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+_ALL: Final = (
+    MeasuredLoss("kl_div", options={"log_target": True, "reduction": "sum"}),  # its mean warns
+    MeasuredLoss("mse_loss"),
+    MeasuredLoss("l1_loss"),
+    MeasuredLoss("smooth_l1_loss"),
+    MeasuredLoss("huber_loss"),
+    MeasuredLoss("binary_cross_entropy", (_probabilities, _probabilities)),
+    MeasuredLoss("binary_cross_entropy_with_logits", (_normal, _probabilities)),
+    MeasuredLoss("hinge_embedding_loss", (_normal, _signs)),
+    MeasuredLoss("margin_ranking_loss", (_normal, _normal, _signs)),
+    MeasuredLoss("poisson_nll_loss", (_normal, _positive)),
+    MeasuredLoss("gaussian_nll_loss", (_normal, _normal, _positive)),
+)
+# Those that nkilib.torch has, by name.
+LOSSES: Final = {loss.name: loss for loss in _ALL if hasattr(nkilib.torch, loss.name)}
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """A loss with a problem size.
+
+    Attributes:
+        name: of the loss, a key of ``LOSSES``.
+        shape: of its tensors.
+        dtype_name: of its tensors, a key of ``TYPES``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype_name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {list(self.shape)}, {self.dtype_name}"
+
+
+class LossInputs:
+    """The tensors of a case, the same memory for both libraries."""
+
+    def __init__(self, case: LossCase) -> None:
+        self._loss = LOSSES[case.name]
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = [
+            fill(torch.empty(case.shape, dtype=TYPES[case.dtype_name]), generator) for fill in self._loss.fills
+        ]
+
+    def value(self, library: ModuleType) -> Tensor:
+        """The loss, without a graph."""
+        with torch.no_grad():
+            return self._of(library, self.tensors[0])
+
+    def gradient(self, library: ModuleType) -> Tensor:
+        """Its gradient by the first tensor; the graph is made when it is first asked for."""
+        loss = self._of_ours if library is nkilib.torch else self._of_torch
+        return torch.autograd.grad(loss, self._leaf, retain_graph=True)[0]
+
+    @cached_property
+    def _leaf(self) -> Tensor:
+        return self.tensors[0].detach().requires_grad_()
+
+    @cached_property
+    def _of_ours(self) -> Tensor:
+        return self._of(nkilib.torch, self._leaf)
+
+    @cached_property
+    def _of_torch(self) -> Tensor:
+        return self._of(F, self._leaf)
+
+    def _of(self, library: ModuleType, first: Tensor) -> Tensor:
+        loss: Tensor = getattr(library, self._loss.name)(first, *self.tensors[1:], **self._loss.options)
+        return loss
+
+
+PASSES: Final[dict[str, Callable[[LossInputs, ModuleType], Tensor]]] = {
+    FORWARD: LossInputs.value,
+    BACKWARD: LossInputs.gradient,
+}
+
+
+def measure_loss_memory(case: LossCase, name: str) -> MemoryUse:
+    """Run the pass ``name`` of ``case`` in a fresh process and return what it needed; a backward counts its forward.
+
+    Raises:
+        RuntimeError: the process failed; the message ends with what it wrote.
+    """
+    return measure_in_process("benchmarks._losses", case.name, "x".join(map(str, case.shape)), case.dtype_name, name)
+
+
+def main(arguments: list[str]) -> None:
+    loss, shape, dtype_name, name = arguments
+    inputs = LossInputs(LossCase(loss, tuple(map(int, shape.split("x"))), dtype_name))
+    held = sum(tensor.nbytes for tensor in inputs.tensors)
+    before = resident_bytes()
+    result = PASSES[name](inputs, nkilib.torch)
+    # The inputs lay in memory before: both what grew and what is held count them.
+    growth = max(peak_resident_bytes() - before, result.nbytes) + held
+    print(json.dumps(asdict(MemoryUse(growth=growth, arrays=held + result.nbytes))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

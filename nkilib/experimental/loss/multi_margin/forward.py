@@ -1,0 +1,124 @@
+"""The losses of a core's rows, stored or summed.
+
+A row passes once. The element at its target is gathered before; the term that the target itself adds is computed by the
+very same instructions, and subtracted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.partial_sums import PartialSums
+from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.stream import Chunk, Stream
+from nkilib.core.rows.tiles import float32_like
+from nkilib.experimental.loss.elementwise.stream import ring_of
+from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
+from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
+from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges, hinges_on_vector, square_hinges
+from nkilib.experimental.loss.multi_margin.thresholds import Thresholds, thresholds_of_blocks
+from nkilib.nki import nisa, nl
+
+# Of so many chunks Vector takes one: both engines are then faster than the loads.
+_TURNS, _TURN_OF_VECTOR = 3, 1
+
+
+def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
+    """The losses [N], or their sum [1]."""
+    sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
+    blocks = launch.blocks()
+    if blocks:
+        _Forward.make(launch, blocks).run(blocks, loss_hbm, sums)
+    if sums is not None:
+        total_sbuf = sums.total(pipe=0)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=loss_hbm.reshape((1, 1)), src=total_sbuf)
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """A block whose terms are being summed.
+
+    Attributes:
+        block: which.
+        thresholds: of its rows.
+        parts: sums of chunks.
+        own_sbuf: the term of the target, float32 [rows, 1].
+    """
+
+    block: RowBlock
+    thresholds: Thresholds
+    parts: RowSums
+    own_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What all blocks have in common.
+
+    Attributes:
+        launch: of the kernel.
+        stream: of the input.
+        scratch: float32, of squares; None where there are none.
+        zeros_sbuf: a chunk of them.
+    """
+
+    launch: Launch
+    stream: Stream[Batch]
+    scratch: Scratch | None
+    zeros_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch, blocks: list[RowBlock]) -> _Forward:
+        buffers = ring_of(BUFFERS, launch.tiling.chunk_size, launch.input_hbm.dtype)
+        stream = Stream.make(launch.input_hbm, [block.batch for block in blocks], buffers, is_first_halved=True)
+        scratch = Scratch.make(launch, nl.float32) if launch.options.p == 2 else None
+        (zeros_sbuf,) = ring_of(1, launch.tiling.chunk_size, nl.bfloat16)
+        nisa.memset(dst=zeros_sbuf, value=0.0)
+        return cls(launch, stream, scratch, zeros_sbuf)
+
+    def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
+        """Go through all rows. A block is finished while the next one is worked on: no engine waits for its sums."""
+        found = thresholds_of_blocks(self.launch, blocks)
+        previous: _Summed | None = None
+        for visit, block in enumerate(blocks):
+            summed = self._begin(block, next(found))
+            for number in range(self.stream.num_chunks):
+                load = visit * self.stream.num_chunks + number
+                self._terms(self.stream.chunk(load), self.stream.loaded(load), summed)
+                if number == 0 and previous is not None:
+                    self._finish(previous, loss_hbm, sums)
+            previous = summed
+        if previous is not None:
+            self._finish(previous, loss_hbm, sums)
+
+    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _Summed:
+        """With the term of the target itself."""
+        own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
+        terms = hinges if self.scratch is None else square_hinges
+        terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)
+        return _Summed(block, thresholds, RowSums.make(block.batch.rows, self.stream.num_chunks), own_sbuf)
+
+    def _terms(self, chunk: Chunk[Batch], input_sbuf: nl.NkiTensor, summed: _Summed) -> None:
+        bias_sbuf, sum_sbuf = summed.thresholds.bias_sbuf, summed.parts.of_chunk(chunk.number)
+        if self.scratch is not None:
+            square_hinges(self.scratch.tile(chunk.load, input_sbuf), input_sbuf, bias_sbuf, sum_sbuf)
+        elif chunk.number % _TURNS == _TURN_OF_VECTOR:
+            hinges_on_vector(input_sbuf, self.zeros_sbuf, bias_sbuf, sum_sbuf)
+        else:
+            hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
+
+    def _finish(self, summed: _Summed, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
+        """The losses of a block, stored or summed."""
+        rows = summed.block.batch.rows
+        losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=losses_sbuf if sums is None else sums.of_part(summed.block.number, rows),
+            data=summed.parts.without(summed.own_sbuf),
+            op0=nl.multiply,
+            operand0=self.launch.factor,
+            op1=nl.multiply,
+            operand1=summed.thresholds.elements.weight_sbuf,
+        )
+        if sums is None:
+            summed.block.batch.stored(loss_hbm, losses_sbuf)

@@ -1,0 +1,117 @@
+"""Kernels of the margin between a target and the other classes: plain functions, to be launched or called from NKI."""
+
+from __future__ import annotations
+
+from nkilib.core.rows.checks import require_flag
+from nkilib.experimental.loss.elementwise.validation import require_upstream
+from nkilib.experimental.loss.indexed.backward import Upstream
+from nkilib.experimental.loss.multi_margin.backward import backward_of_core
+from nkilib.experimental.loss.multi_margin.forward import forward_of_core
+from nkilib.experimental.loss.multi_margin.host.tiling import MultiMarginTiling, choose_multi_margin_tiling
+from nkilib.experimental.loss.multi_margin.options import Launch, MultiMarginOptions
+from nkilib.experimental.loss.multi_margin.validation import validate
+from nkilib.nki import nl
+
+
+def multi_margin_loss_forward(
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None = None,
+    p: int = 1,
+    margin: float = 1.0,
+    reduction: str = "mean",
+    chunk_size: int | None = None,
+) -> nl.NkiTensor:
+    """Margin loss of every row: the sum over the classes j other than the target t of w[t] relu(x_j - x_t + margin)^p,
+    divided by C.
+
+    Equivalent to ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input
+    is read once. Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+
+    Dimensions:
+        N: rows (N > 0).
+        C: classes (C > 0).
+
+    Args:
+        input_hbm: [N, C], bfloat16, float16 or float32, in HBM.
+        targets_hbm: [N], int32, each in [0, C). Another value is an out-of-range access of the DMA engine, which
+            touches no other row.
+        class_weight_hbm: [C], float32; None means 1.
+        p: 1 or 2.
+        margin: finite.
+        reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N, whatever the weights are.
+        chunk_size: columns that are worked on at a time, at most 4,096; None:
+            :func:`~nkilib.experimental.loss.multi_margin.host.tiling.choose_multi_margin_tiling`.
+
+    Returns:
+        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row is one in its
+        loss.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    options = MultiMarginOptions(p, margin)
+    launch = _launch(
+        "multi_margin_loss_forward", input_hbm, targets_hbm, class_weight_hbm, options, reduction, chunk_size
+    )
+    shape, dtype = (tuple(targets_hbm.shape), input_hbm.dtype) if launch.is_each else ((1,), nl.float32)
+    loss_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+    forward_of_core(launch, loss_hbm)
+    return loss_hbm
+
+
+def multi_margin_loss_backward(
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None = None,
+    p: int = 1,
+    margin: float = 1.0,
+    reduction: str = "mean",
+    inplace: bool = False,
+    chunk_size: int | None = None,
+) -> nl.NkiTensor:
+    """Gradient of :func:`multi_margin_loss_forward` by the input.
+
+    By x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where the base is positive, and 0 elsewhere; by x_t minus
+    the sum of these. The input is read once, and the gradient is written once, but for the element at the target.
+
+    Args:
+        input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: what the forward was given.
+        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read on the device.
+        inplace: write the gradient over ``input_hbm``; else into a new tensor.
+
+    Returns:
+        grad_input_hbm: [N, C], of the type of the input; with ``inplace``, ``input_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "multi_margin_loss_backward"
+    options = MultiMarginOptions(p, margin)
+    launch = _launch(function, input_hbm, targets_hbm, class_weight_hbm, options, reduction, chunk_size)
+    require_flag(function, "inplace", inplace)
+    require_upstream(function, grad_loss_hbm, tuple(targets_hbm.shape), launch.is_each)
+    grad_input_hbm = input_hbm
+    if not inplace:
+        shape = tuple(input_hbm.shape)
+        grad_input_hbm = nl.ndarray(shape, dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="grad_input_hbm")
+    grad_hbm = grad_loss_hbm.reshape((launch.shape.rows, 1)) if launch.is_each else grad_loss_hbm
+    backward_of_core(launch, Upstream(grad_hbm, None, launch.is_each), grad_input_hbm)
+    return grad_input_hbm
+
+
+def _launch(
+    function: str,
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None,
+    options: MultiMarginOptions,
+    reduction: str,
+    chunk_size: int | None,
+) -> Launch:
+    classes = input_hbm.shape[-1] if len(input_hbm.shape) else 0
+    tiling = choose_multi_margin_tiling(max(1, classes)) if chunk_size is None else MultiMarginTiling(chunk_size)
+    launch = Launch(function, input_hbm, targets_hbm, class_weight_hbm, options, reduction, tiling)
+    validate(launch)
+    return launch

@@ -1,0 +1,101 @@
+"""The terms of a row, relu(x_j - x_t + margin)^p, of which those at the target do not count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.tiles import float32_like
+from nkilib.experimental.loss.elementwise.stream import ring_of
+from nkilib.experimental.loss.multi_margin.host.tiling import SCRATCH_TURNS
+from nkilib.experimental.loss.multi_margin.options import Launch
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """A float32 number a row and chunk.
+
+    Attributes:
+        parts_sbuf: [rows, chunks].
+    """
+
+    parts_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, rows: int, chunks: int) -> RowSums:
+        """Not written yet."""
+        return cls(nl.ndarray((rows, chunks), dtype=nl.float32, buffer=nl.sbuf))
+
+    def of_chunk(self, number: int) -> nl.NkiTensor:
+        """Where the numbers of a chunk go, [rows, 1]."""
+        return self.parts_sbuf[:, number : number + 1]
+
+    def without(self, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The sum of each row less a number, [rows, 1]."""
+        sum_sbuf = float32_like(own_sbuf)
+        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=self.parts_sbuf, axis=1)
+        nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)
+        return sum_sbuf
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Tiles [128, columns of a chunk] that chunks take in turn."""
+
+    tiles_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: Launch, dtype: nl.DType) -> Scratch:
+        """Of a type."""
+        return cls(ring_of(SCRATCH_TURNS, launch.tiling.chunk_size, dtype))
+
+    def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The one for chunk number ``load`` of the core, of the shape of another tile."""
+        rows, columns = like_sbuf.shape
+        return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
+
+
+def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
+    """relu(x + bias) of a tile, and its sum of each row, on Scalar."""
+    nisa.activation(
+        dst=dst,
+        op=nl.relu,
+        data=data,
+        bias=bias_sbuf,
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+
+
+def hinges_on_vector(
+    data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
+) -> None:
+    """As :func:`hinges`, in place, on Vector."""
+    rows, columns = data.shape
+    nisa.scalar_tensor_tensor(
+        dst=data,
+        data=data,
+        op0=nl.add,
+        operand0=bias_sbuf,
+        op1=nl.maximum,
+        operand1=zeros_sbuf[0:rows, 0:columns],
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+
+
+def square_hinges(
+    scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
+) -> None:
+    """relu(x + bias)^2 of a tile, in scratch, and its sum of each row: Vector makes the hinges, Scalar the squares."""
+    nisa.tensor_scalar(dst=scratch_sbuf, data=data, op0=nl.add, operand0=bias_sbuf, op1=nl.maximum, operand1=0.0)
+    nisa.activation(
+        dst=scratch_sbuf,
+        op=nl.square,
+        data=scratch_sbuf,
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )

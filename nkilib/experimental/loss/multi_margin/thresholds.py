@@ -1,0 +1,76 @@
+"""What the elements of a row are compared with: the one at the target, less the margin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
+from nkilib.experimental.loss.indexed.elements import ElementFinder, TargetElements
+from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
+from nkilib.nki import nisa, nl
+
+# Blocks whose elements are gathered before they are needed.
+_AHEAD = 3
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Of the rows of a block: tiles [rows, 1], float32.
+
+    Attributes:
+        elements: where the element at the target is, and what the row weighs.
+        value_sbuf: the element at the target, x_t.
+        bias_sbuf: margin - x_t, finite.
+    """
+
+    elements: TargetElements
+    value_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+
+    def least(self) -> nl.NkiTensor:
+        """x_t - margin: a term is positive where an element is above it."""
+        least_sbuf = float32_like(self.bias_sbuf)
+        nisa.tensor_scalar(dst=least_sbuf, data=self.bias_sbuf, op0=nl.multiply, operand0=-1.0)
+        return least_sbuf
+
+
+def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thresholds]:
+    """Those of each block. They are gathered some blocks ahead, since a gather has the latency of three DMA, and made a
+    block ahead: Vector works in order, and would make them when the block before is finished.
+    """
+    finder = launch.finder()
+    gathered: list[tuple[TargetElements, nl.NkiTensor]] = []
+    made: list[Thresholds] = []
+    for number in range(len(blocks)):
+        gathered.extend(_gathered(launch, finder, block) for block in blocks[len(gathered) : number + _AHEAD])
+        for elements, value_sbuf in gathered[len(made) : number + 2]:
+            made.append(_thresholds(launch, elements, cast(value_sbuf, nl.float32)))
+        yield made[number]
+
+
+def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[TargetElements, nl.NkiTensor]:
+    (elements,) = finder.find([block.positions])
+    return elements, elements.gathered(block.positions.block.of(launch.input_hbm))
+
+
+def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTensor) -> Thresholds:
+    """The bias is kept finite: with an infinite one an element would be inf - inf."""
+    bias_sbuf = float32_like(value_sbuf)
+    nisa.tensor_scalar(
+        dst=bias_sbuf,
+        data=value_sbuf,
+        op0=nl.multiply,
+        operand0=-1.0,
+        op1=nl.add,
+        operand1=launch.options.margin,
+    )
+    nisa.tensor_scalar(
+        dst=bias_sbuf,
+        data=bias_sbuf,
+        op0=nl.minimum,
+        operand0=FLOAT32_HIGHEST,
+        op1=nl.maximum,
+        operand1=-FLOAT32_HIGHEST,
+    )
+    return Thresholds(elements, value_sbuf, bias_sbuf)

@@ -1,0 +1,85 @@
+"""Arithmetic on numbers of rows, float32 [partitions, rows]: each function makes the tile that it returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nkilib.core.rows.tiles import FLOAT32_HIGHEST, constant, float32_like, product, scaled
+from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+# ``sqrt`` is documented on [2^-116, 2^118]: numbers outside of these limits are brought there by a power of two.
+_SMALL, _LARGE = 2.0**-100, 2.0**100
+_STEP, _ROOT_OF_STEP = 2.0**100, 2.0**50
+_LEAST_OF_SQRT = 2.0**-116
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTensor:
+    """1 where ``value <op> number`` holds, else 0."""
+    is_true_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=is_true_sbuf, data=values_sbuf, op0=op, operand0=number)
+    return is_true_sbuf
+
+
+def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """1 and 0 as uint32, as predicates are."""
+    mask_sbuf = nl.ndarray(is_true_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=mask_sbuf, src=is_true_sbuf)
+    return mask_sbuf
+
+
+def shifted(values_sbuf: nl.NkiTensor, number: float) -> nl.NkiTensor:
+    """value + number."""
+    shifted_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=number)
+    return shifted_sbuf
+
+
+def at_least_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """max(value, 0); NaN of NaN."""
+    limited_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=limited_sbuf, data=values_sbuf, op0=nl.maximum, operand0=0.0)
+    return limited_sbuf
+
+
+def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
+    """left <op> right."""
+    combined_sbuf = float32_like(left_sbuf)
+    nisa.tensor_tensor(dst=combined_sbuf, data1=left_sbuf, data2=right_sbuf, op=op)
+    return combined_sbuf
+
+
+def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Of numbers of at least 0, in the whole range of float32; of infinity and NaN they themselves."""
+    is_small, is_large = compared(values_sbuf, nl.less, _SMALL), compared(values_sbuf, nl.greater, _LARGE)
+    brought_sbuf = product(values_sbuf, _power(is_small, is_large, _STEP))
+    nisa.tensor_scalar(
+        dst=brought_sbuf, data=brought_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=_LARGE
+    )
+    nisa.activation(dst=brought_sbuf, op=nl.sqrt, data=brought_sbuf)
+    root_sbuf = product(brought_sbuf, _power(is_small, is_large, 1.0 / _ROOT_OF_STEP))
+    # 0, infinity and NaN are their own roots
+    is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
+    is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
+    found_sbuf = scaled(values_sbuf, 1.0)
+    nisa.tensor_copy_predicated(dst=found_sbuf, src=root_sbuf, predicate=mask_of(is_proper_sbuf))
+    return found_sbuf
+
+
+def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
+    """``step`` where a number is small, its inverse where it is large, else 1."""
+    factor_sbuf = constant(is_small, 1.0)
+    for is_meant, factor in ((is_small, step), (is_large, 1.0 / step)):
+        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(is_meant))
+    return factor_sbuf
+
+
+def inverse_or_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """1 / value of numbers of at least 0, and 0 of 0."""
+    inverse_sbuf = float32_like(values_sbuf)
+    nisa.tensor_scalar(dst=inverse_sbuf, data=values_sbuf, op0=nl.maximum, operand0=_SMALLEST_NORMAL)
+    nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
+    return product(inverse_sbuf, compared(values_sbuf, nl.greater, 0.0))

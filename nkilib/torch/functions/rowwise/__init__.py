@@ -1,0 +1,1 @@
+"""Losses of rows: the semantics of PyTorch around operators that are made from descriptions."""

@@ -1,0 +1,53 @@
+"""`benchmarks.loss_bench` runs, and says when the results differ. No time is asserted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nkilib.torch
+from benchmarks import _losses, loss_bench
+from benchmarks._losses import BACKWARD, LOSSES, PASSES, LossCase, LossInputs
+from benchmarks._memory import MemoryUse
+from nkilib.experimental.loss.elementwise.host.kinds import KINDS
+
+SHAPE = (12, 70)
+
+
+def test_it_runs_and_prints_every_pass(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(loss_bench, "measure_loss_memory", lambda *_: MemoryUse(growth=3 << 20, arrays=1 << 20))
+    monkeypatch.setattr(loss_bench, "QUICK_SHAPE", SHAPE)
+    assert loss_bench.main(["--quick", "--runs", "1", "--cpu", "kl_div"]) == 0
+    printed = capsys.readouterr().out
+    for dtype_name in ("fp32", "bf16"):
+        assert printed.count(str(LossCase("kl_div", SHAPE, dtype_name))) == 2  # in seconds and in memory
+    assert "CPU seconds" in printed and "memory 4 of 4" in printed
+
+
+def test_every_loss_of_elements_is_measured() -> None:
+    assert {kind.name for kind in KINDS} <= set(LOSSES)
+
+
+@pytest.mark.parametrize("dtype_name", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_wrong_result_is_seen(loss: str, name: str, dtype_name: str) -> None:
+    inputs = LossInputs(LossCase(loss, SHAPE, dtype_name))
+    ours, theirs = PASSES[name](inputs, nkilib.torch), PASSES[name](inputs, F)
+    assert loss_bench.difference(ours, theirs) <= loss_bench.LARGEST_DIFFERENCE
+    for wrong in (torch.zeros_like(ours), -ours):
+        assert loss_bench.difference(wrong, theirs) > loss_bench.LARGEST_DIFFERENCE
+
+
+def test_a_process_measures_the_memory_of_a_pass() -> None:
+    use = _losses.measure_loss_memory(LossCase("kl_div", SHAPE, "bf16"), BACKWARD)
+    assert use.arrays == 3 * SHAPE[0] * SHAPE[1] * 2
+
+
+@pytest.mark.parametrize("arguments", [["--runs", "0"], ["--tune"], ["no_loss"]], ids=str)
+def test_a_wrong_command_line_ends(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        loss_bench.parse_arguments(arguments)

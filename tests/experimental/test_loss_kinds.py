@@ -1,0 +1,111 @@
+"""The registry of losses: every kind has its kernels, guarantees, functions of PyTorch, docs and tests."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch.nn
+import torch.nn.functional as F
+
+import nkilib.torch
+from nkilib.cli.losses import edges, formulas, guarantees, over_bound
+from nkilib.experimental import loss
+from nkilib.experimental.host.loss_kinds import LOSS_KINDS
+from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
+from nkilib.experimental.loss import inline
+from nkilib.loss_kind import LossKind, ModelledLaunch
+from nkilib.verify.kernels.registry import cases
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+PAGE = (CHECKOUT / "docs" / "losses.md").read_text(encoding="utf-8")
+EXPECTED = {
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "linear_cross_entropy",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "triplet_margin_loss",
+}
+# Their arguments are their own: DTensors, further results, hidden states.
+OWN_ARGUMENTS = {"cross_entropy", "linear_cross_entropy"}
+LEGACY = {"size_average", "reduce"}
+CASES = {case.kernel for case in cases() if hasattr(case, "kernel")}
+every_kind = pytest.mark.parametrize("kind", LOSS_KINDS, ids=lambda kind: kind.name)
+TIMES = [
+    pytest.param(kind, launch, dtype, id=f"{kind.name} {launch.label} {dtype}")
+    for kind in LOSS_KINDS
+    for launch in kind.launches
+    for dtype in launch.bound
+]
+
+
+def test_all_kinds_are_there_once() -> None:
+    assert sorted(kind.name for kind in LOSS_KINDS) == sorted(EXPECTED)
+
+
+@every_kind
+def test_a_kind_has_kernels_that_promise_and_are_verified(kind: LossKind) -> None:
+    for kernel, direction in ((kind.forward, "forward"), (kind.backward, "backward")):
+        name = kernel.__name__
+        assert name.removeprefix("extended_") == f"{kind.name}_{direction}"
+        assert public_kernels()[name] is kernel is getattr(loss, name)
+        assert guarantee_of(kernel) is not None and kernel in CASES
+        assert hasattr(inline, name) or name.startswith("extended_")
+
+
+@every_kind
+def test_a_kind_has_its_function_and_module_of_pytorch(kind: LossKind) -> None:
+    ours = inspect.signature(getattr(nkilib.torch, kind.name)).parameters
+    assert issubclass(getattr(nkilib.torch, kind.module), torch.nn.Module)
+    assert set(kind.options) <= ours.keys() and "reduction" in ours
+    if kind.name in OWN_ARGUMENTS:
+        return
+    assert set(kind.differentiated) <= ours.keys()
+    theirs = inspect.signature(getattr(F, kind.name)).parameters
+    positional = [each for each in ours.values() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert [each.name for each in positional] == [name for name in theirs if name not in LEGACY]
+    for each in positional:
+        assert each.default == theirs[each.name].default, each.name
+    built = inspect.signature(getattr(nkilib.torch, kind.module)).parameters
+    expected = set(inspect.signature(getattr(torch.nn, kind.module)).parameters) - LEGACY
+    assert expected <= built.keys()
+
+
+@every_kind
+def test_a_kind_has_its_docs_and_its_tests(kind: LossKind) -> None:
+    assert f"| `{kind.name}` |" in PAGE
+    for place in kind.tests:
+        sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
+        goes_through_a_table = "elementwise_kinds import KINDS" in sources
+        assert "def test_" in sources and (kind.name in sources or goes_through_a_table), place
+
+
+def test_the_page_has_the_tables_that_are_printed() -> None:
+    """But for the times, which the sweep holds."""
+    for printed in (formulas(), guarantees(), edges()):
+        assert printed in PAGE, "run `python tools/write_tables.py`"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("kind", "launch", "dtype"), TIMES)
+def test_modelled_times(kind: LossKind, launch: ModelledLaunch, dtype: str) -> None:
+    """Each launch is within the time over the bound that it is held to, and the page says the figure."""
+    found = over_bound(kind, launch, dtype)
+    assert found <= launch.bound[dtype]
+    assert f", {found:.2f}" in PAGE

@@ -1,0 +1,30 @@
+"""Write the tables that are made from data into the pages: ``python tools/write_tables.py``.
+
+The guarantees of the kernels into docs/kernels.md, the registry of losses into docs/losses.md. Modelled times of all
+losses take a minute.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nkilib.cli import guarantees, losses
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def write(page: str, begin: str, end: str, text: str) -> None:
+    """Replace what is between two markers, each of which is there; the second one is the next after the first."""
+    path = DOCS / page
+    whole = path.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- {begin} -->\n).*?(<!-- {end} -->)", re.DOTALL)
+    if len(pattern.findall(whole)) != 1:
+        raise ValueError(f"docs/{page} must have the marker {begin!r} once")
+    path.write_text(pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", whole), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write("kernels.md", "guarantees: begin", "guarantees: end", guarantees.as_tables())
+    for table in (losses.formulas, losses.edges, losses.guarantees, losses.times):
+        write("losses.md", f"losses: {table.__name__}", "losses: end", table())
