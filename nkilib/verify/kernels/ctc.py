@@ -25,7 +25,6 @@ from nkilib.verify.observation import Array
 _STEPS, _SEQUENCES, _CLASSES, _LABELS = 75, 5, 9, 12
 _SIZES: Final = (_STEPS * _SEQUENCES, _CLASSES)
 _BLANK: Final = 2
-_KEYS: Final = ("log_probs_hbm", "targets_hbm", "input_lengths_hbm", "target_lengths_hbm")
 
 
 def _batch(type_name: str, **options: Any) -> dict[str, Any]:
@@ -44,7 +43,8 @@ def _batch(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _found(given: Mapping[str, Any]) -> CtcLosses:
-    return ctc_loss_reference(*(given[key] for key in _KEYS), given["blank"])
+    lengths = given["input_lengths_hbm"], given["target_lengths_hbm"]
+    return ctc_loss_reference(given["log_probs_hbm"], given["targets_hbm"], *lengths, given["blank"])
 
 
 def _forward_truths(given: Mapping[str, Any]) -> Truths:
