@@ -22,7 +22,8 @@ _ONE_QUEUE = ModelParameters(queues_by_direction=False)
         ((256, 262144), "bfloat16", Kind.LOG_SOFTMAX, "backward", 1.05),
         ((131072, 128), "bfloat16", Kind.LOG_SOFTMAX, "backward", 1.20),
         ((131072, 128), "bfloat16", Kind.SOFTMAX, "backward", 1.10),
-        ((131072, 128), "bfloat16", Kind.SOFTMAX, "forward", 1.65),  # of which Scalar, row by row, is the reason
+        ((131072, 128), "bfloat16", Kind.SOFTMAX, "forward", 1.53),  # of which Scalar, row by row, is the reason
+        ((65536, 256), "bfloat16", Kind.SOFTMAX, "forward", 1.28),
     ],
 )
 def test_large_launches_are_near_the_bound(
