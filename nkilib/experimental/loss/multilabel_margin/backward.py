@@ -9,11 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.multilabel_margin.forward import BUFFERS
-from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, Launch, RowBlock
-from nkilib.experimental.loss.multilabel_margin.scores import Scores
-from nkilib.experimental.loss.multilabel_margin.targets import Ordinals, TargetLists, TargetReader, of_trip
+from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, InputBuffers, Launch, RowBlock
+from nkilib.experimental.loss.multilabel_margin.scores import Scores, scores_of_group
+from nkilib.experimental.loss.multilabel_margin.targets import (
+    TARGETS_OF_TRIP,
+    Ordinals,
+    TargetLists,
+    TargetReader,
+    of_trip,
+)
 from nkilib.nki import nisa, nl
+
+# Of a block at a time: scores, counts, and three float32 numbers a target.
+_BYTES_OF_CLASS = 20
 
 
 def backward_of_core(launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm: nl.NkiTensor) -> None:
@@ -28,44 +36,39 @@ class _Backward:
     Attributes:
         launch: of the kernel.
         reader: of the targets.
-        buffers_sbuf: tiles [128, C] of the input, and then of the gradient, which blocks take in turn.
         unused_sbuf: float32 [128, C].
-        counts_sbuf: float32 [128, C].
         grad_loss_hbm: [N], or float32 [1].
         grad_input_hbm: [N, C].
     """
 
     launch: Launch
     reader: TargetReader
-    buffers_sbuf: list[nl.NkiTensor]
     unused_sbuf: nl.NkiTensor
-    counts_sbuf: nl.NkiTensor
     grad_loss_hbm: nl.NkiTensor
     grad_input_hbm: nl.NkiTensor
 
     @classmethod
     def make(cls, launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm: nl.NkiTensor) -> _Backward:
-        shape = (PARTITIONS, launch.classes)
-        buffers = [nl.ndarray(shape, dtype=launch.input_hbm.dtype, buffer=nl.sbuf) for _ in range(BUFFERS)]
-        unused_sbuf, counts_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
+        unused_sbuf = nl.ndarray((PARTITIONS, launch.classes), dtype=nl.float32, buffer=nl.sbuf)
         reader = TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf)
-        return cls(launch, reader, buffers, unused_sbuf, counts_sbuf, grad_loss_hbm, grad_input_hbm)
+        return cls(launch, reader, unused_sbuf, grad_loss_hbm, grad_input_hbm)
 
     def run(self) -> None:
         """Go through all rows."""
-        blocks, classes = self.launch.blocks(), self.launch.classes
-        lengths_sbuf = self.reader.lengths(blocks)
-        trips = self.reader.trips(lengths_sbuf)
-        for place, block in enumerate(blocks):
-            rows = block.batch.rows
-            input_sbuf = self.launch.loaded(block, self.buffers_sbuf[place % BUFFERS])
-            factor_sbuf = self._factor(block)
-            lists = self.reader.lists(place, block, lengths_sbuf[0:rows, place : place + 1])
-            scores = Scores.make(input_sbuf, lists, self.reader.ordinals, trips, self.unused_sbuf)
-            counts_sbuf = self._counted(scores, lists, trips)
-            nisa.tensor_scalar(dst=input_sbuf, data=counts_sbuf, op0=nl.multiply, operand0=factor_sbuf)
-            if block.is_stored:
-                nisa.dma_copy(dst=block.batch.part_of(self.grad_input_hbm, 0, classes), src=input_sbuf)
+        groups = self.launch.groups(_BYTES_OF_CLASS)
+        buffers = InputBuffers.make(self.launch, len(groups[0]))
+        lengths = self.reader.lengths(self.launch.blocks())
+        trips = self.reader.trips(lengths)
+        for group in groups:
+            inputs = buffers.loaded(group)
+            lists = [self.reader.lists(block, lengths) for block in group]
+            found = scores_of_group(inputs, lists, self.reader.ordinals, trips, self.unused_sbuf)
+            counts = self._counted(found, lists, trips)
+            for block, input_sbuf, counts_sbuf in zip(group, inputs, counts, strict=True):
+                nisa.tensor_scalar(dst=input_sbuf, data=counts_sbuf, op0=nl.multiply, operand0=self._factor(block))
+                if block.is_stored:
+                    store_hbm = block.batch.part_of(self.grad_input_hbm, 0, self.launch.classes)
+                    nisa.dma_copy(dst=store_hbm, src=input_sbuf)
 
     def _factor(self, block: RowBlock) -> nl.NkiTensor:
         """What counts are multiplied by, float32 [rows, 1]."""
@@ -80,52 +83,81 @@ class _Backward:
         nisa.tensor_scalar(dst=factor_sbuf, data=grad_sbuf, op0=nl.multiply, operand0=self.launch.factor)
         return factor_sbuf
 
-    def _counted(self, scores: Scores, lists: TargetLists, trips: nisa.VirtualRegister) -> nl.NkiTensor:
-        """How many positive terms raise the class, less those that it is the target of, float32 [rows, C]."""
-        rows = scores.others_sbuf.shape[0]
-        counts_sbuf = self.counts_sbuf[0:rows, :]
-        nisa.memset(dst=counts_sbuf, value=0.0)
-        least_sbuf, sums_sbuf = float32_like(scores.biases_sbuf), float32_like(scores.biases_sbuf)
-        nisa.memset(dst=sums_sbuf, value=0.0)
-        nisa.tensor_scalar(dst=least_sbuf, data=scores.biases_sbuf, op0=nl.multiply, operand0=-1.0)
+    def _counted(
+        self, found: list[Scores], lists: list[TargetLists], trips: nisa.VirtualRegister
+    ) -> list[nl.NkiTensor]:
+        """How many positive terms raise a class of a block, less those that it is the target of: float32 [rows, C]."""
+        counted = [_Counts.make(scores) for scores in found]
 
         def count_terms(trip: nisa.VirtualRegister) -> None:
-            for place in range(sums_sbuf.shape[2]):
-                nisa.scalar_tensor_tensor(
-                    dst=counts_sbuf,
-                    data=scores.others_sbuf,
-                    op0=nl.greater,
-                    operand0=of_trip(least_sbuf, trip, place),
-                    op1=nl.add,
-                    operand1=counts_sbuf,
-                    reduce_op=nl.add,
-                    reduce_res=of_trip(sums_sbuf, trip, place),
-                )
+            for place in range(TARGETS_OF_TRIP):
+                for counts in counted:
+                    counts.count(trip, place)
 
         nl.fori_loop(0, trips, count_terms)
-        self._give_to_targets(counts_sbuf, _negative_differences(sums_sbuf), lists, trips)
-        return counts_sbuf
-
-    def _give_to_targets(
-        self, counts_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor, lists: TargetLists, trips: nisa.VirtualRegister
-    ) -> None:
-        """Add the number of each target to the count of its class, where there was 0."""
-        rows = counts_sbuf.shape[0]
-        rising_sbuf, chosen_sbuf = self.reader.ordinals.rising_sbuf[0:rows, :], self.unused_sbuf[0:rows, :]
+        numbers = [_negative_differences(counts.sums_sbuf) for counts in counted]
 
         def give(trip: nisa.VirtualRegister) -> None:
-            for place in range(numbers_sbuf.shape[2]):
-                nisa.tensor_scalar(
-                    dst=chosen_sbuf,
-                    data=rising_sbuf,
-                    op0=nl.equal,
-                    operand0=lists.of_trip(trip, place),
-                    op1=nl.multiply,
-                    operand1=of_trip(numbers_sbuf, trip, place),
-                )
-                nisa.tensor_tensor(dst=counts_sbuf, data1=counts_sbuf, data2=chosen_sbuf, op=nl.add)
+            for place in range(TARGETS_OF_TRIP):
+                for counts, each, numbers_sbuf in zip(counted, lists, numbers, strict=True):
+                    target_sbuf, number_sbuf = each.of_trip(trip, place), of_trip(numbers_sbuf, trip, place)
+                    counts.give(target_sbuf, number_sbuf, self.reader.ordinals, self.unused_sbuf)
 
         nl.fori_loop(0, trips, give)
+        return [counts.counts_sbuf for counts in counted]
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Of a block.
+
+    Attributes:
+        scores: of it.
+        counts_sbuf: of positive terms, float32 [rows, C].
+        sums_sbuf: of the counts of a row after each target, float32 [rows, trips, targets of a trip].
+    """
+
+    scores: Scores
+    counts_sbuf: nl.NkiTensor
+    sums_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, scores: Scores) -> _Counts:
+        """All 0. The biases of the scores become what scores of positive terms are above."""
+        counts = cls(scores, float32_like(scores.others_sbuf), float32_like(scores.biases_sbuf))
+        for tile_sbuf in (counts.counts_sbuf, counts.sums_sbuf):
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        nisa.tensor_scalar(dst=scores.biases_sbuf, data=scores.biases_sbuf, op0=nl.multiply, operand0=-1.0)
+        return counts
+
+    def count(self, trip: nisa.VirtualRegister, place: int) -> None:
+        """The positive terms of a target of each row."""
+        nisa.scalar_tensor_tensor(
+            dst=self.counts_sbuf,
+            data=self.scores.others_sbuf,
+            op0=nl.greater,
+            operand0=of_trip(self.scores.biases_sbuf, trip, place),
+            op1=nl.add,
+            operand1=self.counts_sbuf,
+            reduce_op=nl.add,
+            reduce_res=of_trip(self.sums_sbuf, trip, place),
+        )
+
+    def give(
+        self, target_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor, ordinals: Ordinals, unused_sbuf: nl.NkiTensor
+    ) -> None:
+        """Add the number of a target to the count of its class, where there was 0."""
+        rows = self.counts_sbuf.shape[0]
+        chosen_sbuf = unused_sbuf[0:rows, :]
+        nisa.tensor_scalar(
+            dst=chosen_sbuf,
+            data=ordinals.rising_sbuf[0:rows, :],
+            op0=nl.equal,
+            operand0=target_sbuf,
+            op1=nl.multiply,
+            operand1=number_sbuf,
+        )
+        nisa.tensor_tensor(dst=self.counts_sbuf, data1=self.counts_sbuf, data2=chosen_sbuf, op=nl.add)
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:

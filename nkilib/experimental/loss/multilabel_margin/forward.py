@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, Launch, RowBlock
-from nkilib.experimental.loss.multilabel_margin.scores import Scores
-from nkilib.experimental.loss.multilabel_margin.targets import Ordinals, TargetReader, of_trip
+from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, InputBuffers, Launch, RowBlock
+from nkilib.experimental.loss.multilabel_margin.scores import Scores, scores_of_group
+from nkilib.experimental.loss.multilabel_margin.targets import TARGETS_OF_TRIP, Ordinals, TargetReader, of_trip
 from nkilib.nki import nisa, nl
 
-BUFFERS = 2
+# Of a block at a time: scores, marks of targets, and two float32 numbers a target.
+_BYTES_OF_CLASS = 14
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
@@ -31,60 +32,53 @@ class _Forward:
     Attributes:
         launch: of the kernel.
         reader: of the targets.
-        buffers_sbuf: tiles [128, C] of the input, which blocks take in turn.
         unused_sbuf: what instructions write that only sum up, float32 [128, C].
     """
 
     launch: Launch
     reader: TargetReader
-    buffers_sbuf: list[nl.NkiTensor]
     unused_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, launch: Launch) -> _Forward:
-        shape = (PARTITIONS, launch.classes)
-        buffers = [nl.ndarray(shape, dtype=launch.input_hbm.dtype, buffer=nl.sbuf) for _ in range(BUFFERS)]
-        unused_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        return cls(launch, TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf), buffers, unused_sbuf)
+        unused_sbuf = nl.ndarray((PARTITIONS, launch.classes), dtype=nl.float32, buffer=nl.sbuf)
+        return cls(launch, TargetReader.make(launch, Ordinals.make(launch.classes), unused_sbuf), unused_sbuf)
 
     def run(self, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
         """Go through all rows."""
-        blocks = self.launch.blocks()
-        lengths_sbuf = self.reader.lengths(blocks)
-        trips = self.reader.trips(lengths_sbuf)
-        for place, block in enumerate(blocks):
-            rows = block.batch.rows
-            input_sbuf = self.launch.loaded(block, self.buffers_sbuf[place % BUFFERS])
-            lists = self.reader.lists(place, block, lengths_sbuf[0:rows, place : place + 1])
-            scores = Scores.make(input_sbuf, lists, self.reader.ordinals, trips, self.unused_sbuf)
-            if block.is_stored:
-                self._finish(block, self._summed(scores, trips), loss_hbm, sums)
-            else:
-                self._summed(scores, trips)
+        groups = self.launch.groups(_BYTES_OF_CLASS)
+        buffers = InputBuffers.make(self.launch, len(groups[0]))
+        lengths = self.reader.lengths(self.launch.blocks())
+        trips = self.reader.trips(lengths)
+        for group in groups:
+            inputs = buffers.loaded(group)
+            lists = [self.reader.lists(block, lengths) for block in group]
+            found = scores_of_group(inputs, lists, self.reader.ordinals, trips, self.unused_sbuf)
+            for block, sum_sbuf in zip(group, self._summed(found, trips), strict=True):
+                if block.is_stored:
+                    self._finish(block, sum_sbuf, loss_hbm, sums)
 
-    def _summed(self, scores: Scores, trips: nisa.VirtualRegister) -> nl.NkiTensor:
-        """The sum of all terms of each row, float32 [rows, 1]."""
-        parts_sbuf = float32_like(scores.biases_sbuf)
-        nisa.memset(dst=parts_sbuf, value=0.0)
-        rows = parts_sbuf.shape[0]
+    def _summed(self, found: list[Scores], trips: nisa.VirtualRegister) -> list[nl.NkiTensor]:
+        """The sum of all terms of each row of each block, float32 [rows, 1]."""
+        parts = [float32_like(scores.biases_sbuf) for scores in found]
+        for parts_sbuf in parts:
+            nisa.memset(dst=parts_sbuf, value=0.0)
 
         def sum_terms(trip: nisa.VirtualRegister) -> None:
-            for place in range(parts_sbuf.shape[2]):
-                nisa.activation(
-                    dst=self.unused_sbuf[0:rows, :],
-                    op=nl.relu,
-                    data=scores.others_sbuf,
-                    bias=of_trip(scores.biases_sbuf, trip, place),
-                    reduce_op=nl.add,
-                    reduce_res=of_trip(parts_sbuf, trip, place),
-                    reduce_cmd=nisa.reduce_cmd.reset_reduce,
-                )
+            for place in range(TARGETS_OF_TRIP):
+                for scores, parts_sbuf in zip(found, parts, strict=True):
+                    nisa.activation(
+                        dst=self.unused_sbuf[0 : parts_sbuf.shape[0], :],
+                        op=nl.relu,
+                        data=scores.others_sbuf,
+                        bias=of_trip(scores.biases_sbuf, trip, place),
+                        reduce_op=nl.add,
+                        reduce_res=of_trip(parts_sbuf, trip, place),
+                        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+                    )
 
         nl.fori_loop(0, trips, sum_terms)
-        sum_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        columns = parts_sbuf.shape[1] * parts_sbuf.shape[2]
-        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=parts_sbuf.reshape((rows, columns)), axis=1)
-        return sum_sbuf
+        return [_total(parts_sbuf) for parts_sbuf in parts]
 
     def _finish(
         self, block: RowBlock, sum_sbuf: nl.NkiTensor, loss_hbm: nl.NkiTensor, sums: PartialSums | None
@@ -96,3 +90,11 @@ class _Forward:
         nisa.tensor_scalar(dst=to_sbuf, data=sum_sbuf, op0=nl.multiply, operand0=self.launch.factor)
         if sums is None:
             block.batch.stored(loss_hbm, losses_sbuf)
+
+
+def _total(parts_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """The sum of each row of a tile [rows, trips, targets of a trip]."""
+    rows, trips, places = parts_sbuf.shape
+    sum_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=parts_sbuf.reshape((rows, trips * places)), axis=1)
+    return sum_sbuf

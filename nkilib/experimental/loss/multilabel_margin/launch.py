@@ -13,6 +13,8 @@ PARTITIONS = 128
 CLASSES_MAX = 4096
 # Blocks of a launch: a program of so many is near its limit.
 BLOCKS_MAX = 2048
+# Bytes of a partition for all tiles of C columns, and what a block's do not take of them, by the class.
+_TILE_BYTES, _SHARED_BYTES = 190_000, 28
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,13 @@ class RowBlock:
 
     Attributes:
         number: among all blocks of the launch.
+        place: among those of its core.
         batch: the rows.
         is_stored: their results are this core's to store.
     """
 
     number: int
+    place: int
     batch: Batch
     is_stored: bool
 
@@ -71,22 +75,55 @@ class Launch:
         """Of all cores: an even number, so that both run their loops equally often; it does not depend on them."""
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
-    def loaded(self, block: RowBlock, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The input of a block, in a tile [128, C]; zeros where the other core may store over it."""
-        input_sbuf = buffer_sbuf[0 : block.batch.rows, :]
-        if block.is_stored:
-            nisa.dma_copy(dst=input_sbuf, src=block.batch.part_of(self.input_hbm, 0, self.classes))
-        else:
-            nisa.memset(dst=input_sbuf, value=0.0)
-        return input_sbuf
+    def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
+        """The blocks of this core, in groups that pass the loops together: to start a loop takes long.
+
+        Args:
+            bytes_of_class: that a block takes in a partition.
+        """
+        blocks = self.blocks()
+        fitting = max(1, (_TILE_BYTES // self.classes - _SHARED_BYTES) // bytes_of_class)
+        size = div_ceil(len(blocks), div_ceil(len(blocks), fitting))
+        return [blocks[start : start + size] for start in range(0, len(blocks), size)]
 
     def blocks(self) -> list[RowBlock]:
         """Those of this core. Of a single row each core takes the same one, and the first core stores it."""
         cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
         if self.rows == 1:
-            return [RowBlock(0, Batch(0, 1, 1), core == 0)]
+            return [RowBlock(0, 0, Batch(0, 1, 1), core == 0)]
         bounds = [self.rows * number // count for number in range(count + 1)]
         return [
-            RowBlock(number, Batch(bounds[number], bounds[number + 1] - bounds[number], 1), True)
-            for number in range(core, count, cores)
+            RowBlock(number, place, Batch(bounds[number], bounds[number + 1] - bounds[number], 1), True)
+            for place, number in enumerate(range(core, count, cores))
         ]
+
+
+@dataclass(frozen=True)
+class InputBuffers:
+    """Tiles [128, C] of the input, which groups take in turn.
+
+    Attributes:
+        launch: of the kernel.
+        tiles_sbuf: one for each block of a group.
+    """
+
+    launch: Launch
+    tiles_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: Launch, blocks: int) -> InputBuffers:
+        """For groups of so many blocks."""
+        shape, dtype = (PARTITIONS, launch.classes), launch.input_hbm.dtype
+        return cls(launch, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(blocks)])
+
+    def loaded(self, group: list[RowBlock]) -> list[nl.NkiTensor]:
+        """The inputs of a group, [rows, C] each; zeros where the other core may store over it."""
+        inputs = []
+        for block, tile_sbuf in zip(group, self.tiles_sbuf, strict=False):
+            input_sbuf = tile_sbuf[0 : block.batch.rows, :]
+            if block.is_stored:
+                nisa.dma_copy(dst=input_sbuf, src=block.batch.part_of(self.launch.input_hbm, 0, self.launch.classes))
+            else:
+                nisa.memset(dst=input_sbuf, value=0.0)
+            inputs.append(input_sbuf)
+        return inputs

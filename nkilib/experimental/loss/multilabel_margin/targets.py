@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.batches import Batch
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, Launch, RowBlock
 from nkilib.nki import nisa, nl
@@ -97,12 +96,12 @@ class TargetReader:
         """Of the lists, float32 [128, blocks]; 0 in a partition without a row."""
         lengths_sbuf = nl.ndarray((PARTITIONS, len(blocks)), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=lengths_sbuf, value=0.0)
-        for place, block in enumerate(blocks):
-            rows = block.batch.rows
+        for block in blocks:
+            rows, place = block.batch.rows, block.place
             # The first negative number is where what is left of the row is longest.
             nisa.scalar_tensor_tensor(
                 dst=self.unused_sbuf[0:rows, :],
-                data=self._loaded(place, block.batch),
+                data=self._loaded(block),
                 op0=nl.less,
                 operand0=0.0,
                 op1=nl.multiply,
@@ -140,9 +139,10 @@ class TargetReader:
         nisa.register_load(trips, trips_sbuf)
         return trips
 
-    def lists(self, place: int, block: RowBlock, length_sbuf: nl.NkiTensor) -> TargetLists:
-        """Those of a block, of which the lengths are [rows, 1]: (target + 1) * [place in the list < length]."""
+    def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
+        """Those of a block: (target + 1) * [place in the list < length]."""
         rows, classes = block.batch.rows, self.launch.classes
+        length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
         trips = trips_of(classes)
         padded_sbuf = nl.ndarray((rows, trips * TARGETS_OF_TRIP), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=padded_sbuf, value=0.0)
@@ -151,7 +151,7 @@ class TargetReader:
         nisa.tensor_scalar(dst=counts_sbuf, data=rising_sbuf, op0=nl.less_equal, operand0=length_sbuf)
         nisa.scalar_tensor_tensor(
             dst=padded_sbuf[:, 0:classes],
-            data=self._loaded(place, block.batch),
+            data=self._loaded(block),
             op0=nl.add,
             operand0=1.0,
             op1=nl.multiply,
@@ -159,7 +159,7 @@ class TargetReader:
         )
         return TargetLists(padded_sbuf.reshape((rows, trips, TARGETS_OF_TRIP)))
 
-    def _loaded(self, place: int, batch: Batch) -> nl.NkiTensor:
-        targets_sbuf = self.loaded_sbuf[place % len(self.loaded_sbuf)][0 : batch.rows, :]
-        nisa.dma_copy(dst=targets_sbuf, src=batch.part_of(self.launch.targets_hbm, 0, self.launch.classes))
+    def _loaded(self, block: RowBlock) -> nl.NkiTensor:
+        targets_sbuf = self.loaded_sbuf[block.place % len(self.loaded_sbuf)][0 : block.batch.rows, :]
+        nisa.dma_copy(dst=targets_sbuf, src=block.batch.part_of(self.launch.targets_hbm, 0, self.launch.classes))
         return targets_sbuf

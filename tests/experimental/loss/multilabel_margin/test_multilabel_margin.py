@@ -24,7 +24,7 @@ SHAPES = [(1, 1), (1, 9), (5, 7), (130, 3), (300, 20), (3, 150)]
 
 
 def arguments(shape: tuple[int, int], type_name: str, longest: int) -> dict[str, Any]:
-    """Scores, and lists of targets of up to that length, with classes that are there twice, and numbers behind the end."""
+    """Scores, and lists of targets of up to that length, with classes that are there twice, and some behind the end."""
     random = np.random.default_rng(sum(shape))
     rows, classes = shape
     targets = random.integers(0, classes, shape, dtype=np.int32)
@@ -105,6 +105,19 @@ def test_the_loops_run_as_often_as_the_longest_list_needs() -> None:
         given["targets_hbm"][row, :9], given["targets_hbm"][row, 9] = np.arange(9), -1
         found = profile(multilabel_margin_loss_forward[2], **given)
         assert {name.split(" ")[0]: trips for name, trips in found.trips.items()} == {"find_targets": 3, "sum_terms": 3}
+
+
+@pytest.mark.parametrize("classes", [500, 1000, 1333, 2048, 4096])
+def test_groups_of_blocks_fit_on_chip(classes: int) -> None:
+    """Of as many blocks as pass a loop together. Starting a loop takes 25 us, modelled."""
+    given = {"input_hbm": spec((4096, classes), nl.float32), "targets_hbm": spec((4096, classes), nl.int32)}
+    most = nl.tile_size.sbuf_fmax_bytes
+    for kernel, further in (
+        (multilabel_margin_loss_forward, {}),
+        (multilabel_margin_loss_backward, {"grad_loss_hbm": spec((1,), nl.float32)}),
+    ):
+        found = profile(kernel[2], **given, **further, trips=1)
+        assert 0 < found.sbuf_peak_bytes_per_partition <= most
 
 
 def test_modelled_bytes() -> None:
