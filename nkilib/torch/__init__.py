@@ -10,6 +10,8 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.ctc_loss.functional import ctc_loss
+from nkilib.torch.functions.ctc_loss.modules import CTCLoss
 from nkilib.torch.functions.distillation.functional import distillation_loss
 from nkilib.torch.functions.distillation.modules import DistillationLoss
 from nkilib.torch.functions.elementwise.hinge_embedding_loss import HingeEmbeddingLoss, hinge_embedding_loss
@@ -22,6 +24,8 @@ from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
+from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
+from nkilib.torch.functions.margins.multilabel_margin_loss import MultiLabelMarginLoss, multilabel_margin_loss
 from nkilib.torch.functions.nll_loss.functional import nll_loss
 from nkilib.torch.functions.nll_loss.modules import NLLLoss
 from nkilib.torch.functions.rowwise.cosine_embedding_loss import CosineEmbeddingLoss, cosine_embedding_loss
@@ -37,6 +41,7 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
 
 __all__ = [
+    "CTCLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
@@ -49,7 +54,9 @@ __all__ = [
     "LogSoftmax",
     "MSELoss",
     "MarginRankingLoss",
+    "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "NLLLoss",
     "SmoothL1Loss",
     "Softmax",
@@ -58,6 +65,7 @@ __all__ = [
     "TripletMarginLoss",
     "cosine_embedding_loss",
     "cross_entropy",
+    "ctc_loss",
     "distillation_loss",
     "hinge_embedding_loss",
     "huber_loss",
@@ -68,6 +76,8 @@ __all__ = [
     "log_softmax",
     "margin_ranking_loss",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
     "smooth_l1_loss",

@@ -18,6 +18,8 @@ import nkilib.simulator
 from nkilib.experimental import loss, softmax
 from nkilib.nki import nl
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+from nkilib.verify.kernels.rowwise_kinds import KINDS as ROWWISE_KINDS
+from nkilib.verify.kernels.rowwise_kinds import RowwiseKind
 
 Arguments = dict[str, Any]
 ROWS, COLUMNS = 3, 100
@@ -153,6 +155,30 @@ LOG_PROBABILITY_KERNELS = {
 }
 
 
+def _of_labels(rows: int, columns: int) -> Arguments:
+    """No target in any row."""
+    return {"targets_hbm": np.full((rows, columns), -1, np.int32)}
+
+
+MARGIN_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        LogProbabilityKernel(loss.multi_margin_loss_forward, _of_classes(), _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.multi_margin_loss_backward,
+            lambda rows, columns: {**_of_classes()(rows, columns), **_GRADIENT},
+            _OF_INPUTS,
+        ),
+        LogProbabilityKernel(loss.multilabel_margin_loss_forward, _of_labels, _OF_INPUTS),
+        LogProbabilityKernel(
+            loss.multilabel_margin_loss_backward,
+            lambda rows, columns: {**_of_labels(rows, columns), **_GRADIENT},
+            _OF_INPUTS,
+        ),
+    )
+}
+
+
 @dataclass(frozen=True)
 class ElementwiseKernel(Kernel):
     """A kernel of a loss of elements; a matrix is its first tensor."""
@@ -171,6 +197,29 @@ def _elementwise(kind: ElementwiseKind) -> Iterator[ElementwiseKernel]:
 
 
 ELEMENTWISE_KERNELS = {kernel.name: kernel for kind in KINDS for kernel in _elementwise(kind)}
+
+
+@dataclass(frozen=True)
+class RowwiseKernel(Kernel):
+    """A kernel of a loss of rows; a matrix is its first tensor."""
+
+    kind: RowwiseKind
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on tensors of such a shape."""
+        tensors = self.kind.made(shape)
+        if self.function is self.kind.forward:
+            return self.kind.arguments(tensors)
+        return self.kind.backward_arguments(tensors, np.ones(1, np.float32))
+
+
+def _rowwise(kind: RowwiseKind) -> Iterator[RowwiseKernel]:
+    words = {"matrix": f"{next(iter(kind.tensors))}_hbm"}
+    yield RowwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
+    yield RowwiseKernel(kind.backward, lambda rows, columns: {}, words, kind)
+
+
+ROWWISE_KERNELS = {kernel.name: kernel for kind in ROWWISE_KINDS for kernel in _rowwise(kind)}
 
 
 @dataclass(frozen=True)

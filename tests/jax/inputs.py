@@ -18,7 +18,7 @@ from nkilib.experimental.loss.reference import (
 )
 
 POSITIONS, CLASSES = 6, 11
-DTYPES = [jnp.float32, jnp.bfloat16]
+DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
 
 
 def make_logits(*shape: int, dtype: Any = jnp.float32, seed: int = 0, spread: float = 3.0) -> jax.Array:

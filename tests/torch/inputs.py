@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 POSITIONS, CLASSES = 6, 11
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def make_logits(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 3.0) -> Tensor:

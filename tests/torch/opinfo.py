@@ -262,6 +262,15 @@ def with_keywords(samples: Sequence[Sample], **keywords: Any) -> tuple[Sample, .
     return tuple(_named(replace(sample, kwargs={**sample.kwargs, **keywords})) for sample in samples)
 
 
+def with_inputs_of(samples: Sequence[Sample], dtype: torch.dtype) -> tuple[Sample, ...]:
+    """The samples with their floating tensors in another type, for functions that PyTorch has in float32 alone."""
+
+    def other(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor.clone()
+
+    return tuple(_named(replace(sample.fresh(other), dtype=dtype)) for sample in samples)
+
+
 @cache
 def op_samples(name: str, dtype: torch.dtype, variant: str = "") -> tuple[Sample, ...]:
     """The samples of an ``OpInfo``.

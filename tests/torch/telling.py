@@ -16,8 +16,9 @@ LOSS_UNITS = 32.0
 # Of an element p = exp(x - lse) of a gradient: 8 u and 1 u for each unit of |x - lse| and |lse|, which are below 30 in
 # these tests; 2 u at the target; and as much again for the products with weights and upstream gradients.
 GRADIENT_UNITS = 128.0
-# Half an ulp of bfloat16, and 0.01 ulp for a float32 value that lies on the other side of a tie.
-BFLOAT16_ROUNDING = 0.51 * 2.0**-7
+# Half an ulp of a type that is rounded to, and 0.01 ulp for a float32 value that lies on the other side of a tie. Below
+# 2^-14, where float16 has fewer digits, the absolute part is more.
+ROUNDING = {torch.float32: 0.0, torch.bfloat16: 0.51 * 2.0**-7, torch.float16: 0.51 * 2.0**-10}
 
 
 def assert_loss(actual: Tensor, exact: Tensor, magnitude: float) -> None:
@@ -33,14 +34,14 @@ def assert_loss(actual: Tensor, exact: Tensor, magnitude: float) -> None:
 
 
 def assert_gradient(actual: Tensor, exact: Tensor, scale: float) -> None:
-    """``actual``, float32 or bfloat16, is within the budget of ``exact``, a float64 gradient.
+    """``actual``, float32, bfloat16 or float16, is within the budget of ``exact``, a float64 gradient.
 
     Args:
         actual: what the kernels gave.
         exact: float64, of the same shape.
         scale: the largest factor of a softmax in it: upstream gradient times weight.
     """
-    rounding = BFLOAT16_ROUNDING if actual.dtype == torch.bfloat16 else 0.0
+    rounding = ROUNDING[actual.dtype]
     assert_telling(actual, exact, rounding, GRADIENT_UNITS * UNIT * scale)
 
 

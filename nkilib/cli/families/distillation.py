@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from nkilib.simulator.profiling.trips import AskedTrips
 
 _CHUNKS = (512, 1024, 2048, 3072, 4096)
-_VECTORS_OF_BACKWARD = 6
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,7 @@ class DistillationKernels(Family):
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Of a launch; ``trips`` are those of its loop over positions that are computed anew."""
-        from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
-        from nkilib.simulator import profile, spec, using
+        from nkilib.experimental.loss.distillation.host.profiling import profile_distillation_launch
 
-        logits, vector = spec(self.shape, self.dtype), spec(self.shape[:1], "float32")
-        given = {**tiling._asdict(), **arguments}
-        with using(target=self.target):
-            if not self.is_backward:
-                return profile(distillation_forward[cores], logits, logits, trips=trips, **given)
-            return profile(distillation_backward[cores], logits, logits, *[vector] * _VECTORS_OF_BACKWARD, **given)
+        given = {"target": self.target, "cores": cores, "trips": trips, **tiling._asdict(), **arguments}
+        return profile_distillation_launch(*self.shape, self.dtype, self.direction, **given)

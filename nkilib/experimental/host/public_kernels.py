@@ -7,7 +7,16 @@ from types import ModuleType
 from typing import Any, Final
 
 from nkilib.experimental import softmax
-from nkilib.experimental.loss import cross_entropy, distillation, elementwise, indexed, linear_cross_entropy, rowwise
+from nkilib.experimental.loss import (
+    cross_entropy,
+    distillation,
+    elementwise,
+    indexed,
+    linear_cross_entropy,
+    multi_margin,
+    multilabel_margin,
+    rowwise,
+)
 from nkilib.guarantee import Guarantee, stated_guarantee
 
 _DIRECTIONS: Final = ("_forward", "_backward")
@@ -16,6 +25,8 @@ FAMILIES: Final[Sequence[ModuleType]] = (
     linear_cross_entropy,
     softmax,
     indexed,
+    multi_margin,
+    multilabel_margin,
     elementwise,
     rowwise,
     distillation,

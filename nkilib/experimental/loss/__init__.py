@@ -13,6 +13,7 @@ from nkilib.experimental.loss.cross_entropy import (
     extended_cross_entropy_forward,
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
 from nkilib.experimental.loss.elementwise import (
@@ -39,6 +40,11 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
+from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.multilabel_margin import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
 from nkilib.experimental.loss.rowwise import (
     cosine_embedding_loss_backward,
     cosine_embedding_loss_forward,
@@ -64,6 +70,8 @@ __all__ = [
     "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "ctc_loss_backward",
+    "ctc_loss_forward",
     "distillation_backward",
     "distillation_forward",
     "extended_cross_entropy_backward",
@@ -83,6 +91,10 @@ __all__ = [
     "margin_ranking_loss_forward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
     "multilabel_soft_margin_loss_backward",
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",

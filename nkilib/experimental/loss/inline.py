@@ -8,6 +8,7 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.elementwise.kernels import (
     hinge_embedding_loss_backward,
     hinge_embedding_loss_forward,
@@ -30,6 +31,11 @@ from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.multilabel_margin.kernels import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
 from nkilib.experimental.loss.rowwise.cosine_kernels import (
     cosine_embedding_loss_backward,
     cosine_embedding_loss_forward,
@@ -45,6 +51,8 @@ __all__ = [
     "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "ctc_loss_backward",
+    "ctc_loss_forward",
     "hinge_embedding_loss_backward",
     "hinge_embedding_loss_forward",
     "huber_loss_backward",
@@ -60,6 +68,10 @@ __all__ = [
     "margin_ranking_loss_forward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "multi_margin_loss_backward",
+    "multi_margin_loss_forward",
+    "multilabel_margin_loss_backward",
+    "multilabel_margin_loss_forward",
     "multilabel_soft_margin_loss_backward",
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",

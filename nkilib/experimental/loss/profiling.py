@@ -1,6 +1,7 @@
 """What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
 
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
+from nkilib.experimental.loss.distillation.host.profiling import profile_distillation_launch
 from nkilib.experimental.loss.linear_cross_entropy.host.profiling import profile_linear_launch
 
-__all__ = ["profile_launch", "profile_linear_launch"]
+__all__ = ["profile_distillation_launch", "profile_launch", "profile_linear_launch"]

@@ -25,8 +25,9 @@ PARTITIONS = 128
 PIECE_BYTES, SHORT_PIECE_BYTES = 8192, 4096
 # Rows of up to so many elements are short: fixed costs of instructions for each of them matter.
 SHORT_ROW = 512
-# Rows of up to so many elements are computed many in an instruction, which takes more passes over them.
-TINY_ROW = 80
+# Rows of up to so many elements are computed many in an instruction, which takes more passes over them: faster up to 36
+# elements of softmax, and 48 of log-softmax.
+TINY_ROW = 40
 # One batch is loaded, one computed, one stored; pieces of a few batches more hide latencies.
 _LEAST_BATCHES, _MOST_BATCHES = 3, 8
 # Rows of several pieces have so many at least: while the statistics of a row are combined, others are worked on.
@@ -140,7 +141,12 @@ class RowPlan:
 
 
 def row_plan(
-    function: str, row_size: int, streams: Streams, chunk_size: int | None, most_pieces: int = MOST_PIECES
+    function: str,
+    row_size: int,
+    streams: Streams,
+    chunk_size: int | None,
+    most_pieces: int = MOST_PIECES,
+    short_piece_bytes: int = SHORT_PIECE_BYTES,
 ) -> RowPlan:
     """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them.
 
@@ -150,6 +156,7 @@ def row_plan(
         streams: what the loop keeps.
         chunk_size: elements of a piece at most; None is what is modelled to be fastest.
         most_pieces: of a batch of whole rows.
+        short_piece_bytes: of a piece of short rows.
 
     Raises:
         AssertionError: a row that does not stay on chip.
@@ -159,7 +166,7 @@ def row_plan(
         f"{function}: the axis must have at most {largest_row(streams)} elements of these types, which stay on chip, "
         f"got {row_size}; split the axis and combine the statistics of its parts",
     )
-    piece_bytes = SHORT_PIECE_BYTES if row_size <= SHORT_ROW else PIECE_BYTES
+    piece_bytes = short_piece_bytes if row_size <= SHORT_ROW else PIECE_BYTES
     usual = piece_bytes // streams.element
     piece_size = max(1, min(usual if chunk_size is None else chunk_size, SBUF_BYTES // 3 // streams.scratch))
     on_chip = (SBUF_BYTES - streams.scratch * max(usual, piece_size)) // streams.resident

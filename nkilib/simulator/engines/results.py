@@ -135,9 +135,11 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
     target = dst.storage.block_of(dst.layout, dst.dtype)
     if target is None or dst.indirect_access is not None:
         return None
+    # First, since to read them may make what is deferred.
+    columns = {number: _copy_of_column(tile) for number, tile in enumerate(tiles) if _is_column(tile)}
     inputs: list[_Input] = []
-    for tile in tiles:
-        found = _input(tile, dst, target)
+    for number, tile in enumerate(tiles):
+        found = _input(tile, dst, target) if number not in columns else _input_of_column(columns[number])
         if found is None or dst.storage in found.operands:
             return None
         inputs.append(found)
@@ -146,12 +148,8 @@ def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
 
 def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
     storage = tile.storage
-    if tile.indirect_access is not None or storage.is_abstract:
-        return None
-    if _is_column(tile):
-        return _Input(_copy_of_column(tile), None, _NOWHERE, (), frozenset(), False, FLOAT32)
     block = storage.block_of(tile.layout, tile.dtype)
-    if block is None:
+    if block is None or tile.indirect_access is not None or storage.is_abstract:
         return None
     is_in_place = storage is dst.storage and block == target and tile.dtype == dst.dtype
     numpy_type = storage.numpy_type_of(tile.dtype)
@@ -174,12 +172,17 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
 
 def _is_column(tile: NkiTensor) -> bool:
     """Whether all elements of a partition are one and the same: a (P, 1) tile that was broadcast."""
-    return len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
+    is_static = tile.indirect_access is None and not tile.storage.is_abstract
+    return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
 
 
 def _copy_of_column(tile: NkiTensor) -> Float32s:
     """The elements of such a tile, as it is now; one number a partition."""
     return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
+
+
+def _input_of_column(elements: Float32s) -> _Input:
+    return _Input(elements, None, _NOWHERE, (), frozenset(), False, FLOAT32)
 
 
 _NOWHERE: Block = (slice(0, 0), slice(0, 0))

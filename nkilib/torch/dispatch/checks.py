@@ -100,19 +100,28 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
 
     Raises:
         NotImplementedError: not floating.
-        TypeError: another floating type than bfloat16 and float32.
+        TypeError: another floating type than bfloat16, float16 and float32.
     """
     if input.dtype in TILE_DTYPES:
         return
     if not input.is_floating_point():
         raise NotImplementedError(
-            f"{caller}: not implemented for {caller.noun} of {input.dtype}; pass bfloat16 or float32"
+            f"{caller}: not implemented for {caller.noun} of {input.dtype}; pass bfloat16, float16 or float32"
         )
-    half = "train in bfloat16, or " if input.dtype == torch.float16 else ""
     raise TypeError(
-        f"{caller}: the kernels take {caller.noun} in bfloat16 or float32, got {input.dtype}; {half}pass "
+        f"{caller}: the kernels take {caller.noun} in bfloat16, float16 or float32, got {input.dtype}; pass "
         f"{caller.input}.float()"
     )
+
+
+def check_flag(caller: Caller, name: str, flag: Any) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TypeError: always then.
+    """
+    if not isinstance(flag, bool):
+        raise TypeError(f"{caller}: argument {name!r} must be bool, not {type(flag).__name__}")
 
 
 def check_inplace(caller: Caller, input: Tensor) -> None:

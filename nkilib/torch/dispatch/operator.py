@@ -17,7 +17,7 @@ from nkilib.torch.dispatch.native import NATIVE_NAMESPACE, registrar
 
 NAMESPACE: Final = "nkilib"
 # What kernels take as their first input; tiles have its type.
-TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float32: nl.float32}
+TILE_DTYPES: Final = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
 
 
 @dataclass(frozen=True)

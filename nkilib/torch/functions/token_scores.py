@@ -60,7 +60,7 @@ def token_scores(
     without a tensor of their size beside the gradient.
 
     Args:
-        logits: [..., V], bfloat16 or float32; with ``group`` the columns of this rank, or a DTensor.
+        logits: [..., V], bfloat16, float16 or float32; with ``group`` the columns of this rank, or a DTensor.
         target: [...] of any integer type, each in [0, V) or ``ignore_index``.
         group: the ranks that share the vocabulary, as for :func:`nkilib.torch.vocab_parallel_cross_entropy`. None: the
             logits have all classes. A DTensor has its own.

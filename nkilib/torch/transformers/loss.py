@@ -49,7 +49,7 @@ def causal_lm_loss(
     it: the kernels compute in float32 whatever the type of the logits, and round the gradient once.
 
     Args:
-        logits: [..., sequence, V], bfloat16 or float32; other floating types are cast to float32 first, as there.
+        logits: [..., sequence, V], bfloat16, float16 or float32; other floating types are first cast to float32.
         labels: [..., sequence] integer, the tokens themselves, unshifted; not looked at if ``shift_labels`` is given.
         vocab_size: V.
         num_items_in_batch: what the sum is divided by, a number or a tensor of one element: the targets of all

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from nkilib.verify.kernels import (
+    ctc,
     distillation,
     elementwise,
     extended,
     inlined,
     linear,
     log_probabilities,
+    margins,
     plain,
+    rowwise,
     softmax,
 )
 from nkilib.verify.kernels.case import Case
@@ -26,6 +29,9 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     softmax.cases,
     distillation.cases,
     elementwise.cases,
+    rowwise.cases,
+    margins.cases,
+    ctc.cases,
 )
 
 

@@ -113,12 +113,12 @@ REFUSALS = [
     Refusal("log_target", "log_target must be True or False, got yes", {"log_target": "yes"}),
     Refusal(
         "no gradient",
-        "grad_input_wanted or grad_target_wanted must be True, got False for both; launch nothing",
+        "grad_input_wanted or grad_target_wanted must be True, got False for all; launch nothing",
         {"grad_input_wanted": False},
     ),
     Refusal(
         "in place of nothing",
-        "inplace must be False without the gradient of the input, which it is about, got True",
+        "inplace must be False without the gradient of input, which it is about, got True",
         {"grad_input_wanted": False, "grad_target_wanted": True, "inplace": True},
     ),
     Refusal("columns", "columns must be an integer of at least 128, got 127", {"columns": 127}),

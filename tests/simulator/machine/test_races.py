@@ -224,6 +224,21 @@ def test_large_writes_are_compared_in_pieces() -> None:
             on_two_cores(other, 64, columns)
 
 
+def test_large_writes_whose_rows_are_not_dense_are_compared_in_pieces() -> None:
+    """Every other run of elements of the rows; those of 16 are shorter than a piece."""
+
+    def every_other_run(shared: Any, width: int, value: float) -> None:
+        view = shared.reshape((8, 16384 // (2 * width), 2 * width))[:, :, 0:width]
+        nisa.dma_copy(view, tile(*view.shape, value=value))
+
+    for width in (2048, 16):
+        on_two_cores(lambda shared, core, width=width: every_other_run(shared, width, 1.0), 8, 16384)
+        with pytest.raises(RaceError):
+            on_two_cores(
+                lambda shared, core, width=width: every_other_run(shared, width, 1.0 + nl.program_id(0)), 8, 16384
+            )
+
+
 def test_both_may_fill_a_tensor_that_they_make_but_not_while_one_writes_it() -> None:
     def filled(shared: Any, core: int) -> None:
         nl.zeros((512, 4096), nl.float32, nl.shared_hbm)

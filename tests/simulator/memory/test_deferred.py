@@ -256,6 +256,31 @@ def test_a_tile_that_outlives_its_kernel_does_not_follow_the_callers_array() -> 
     np.testing.assert_array_equal(kept[0].array, before)
 
 
+@nki.jit
+def multiply_by_column(x: Any, columns: Any) -> Any:
+    """``x`` times the first of two columns, which changes before the product is stored."""
+    tile = nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.sbuf)
+    factors = nl.ndarray((ROWS, 2), dtype=columns.dtype, buffer=nl.sbuf)
+    isa.dma_copy(dst=tile, src=x)
+    isa.dma_copy(dst=factors, src=columns)
+    product = nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.sbuf)
+    isa.tensor_tensor(dst=product, data1=tile, data2=factors[:, 0:1].broadcast(1, COLUMNS), op=nl.multiply)
+    isa.tensor_copy(dst=factors[:, 0:1], src=factors[:, 1:2])
+    result = nl.ndarray((ROWS, COLUMNS), dtype=x.dtype, buffer=nl.shared_hbm)
+    isa.dma_copy(dst=result, src=product)
+    return result
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_a_product_with_a_broadcast_column_is_made_where_it_is_stored(type_name: str, counted: Counted) -> None:
+    dtype = TYPES[type_name][0]
+    x, columns = matrix(ROWS, COLUMNS), matrix(ROWS, 2, dtype)
+    result = multiply_by_column(x, columns)
+    np.testing.assert_array_equal(result, x * columns[:, :1].astype(np.float32))
+    assert counted.deferred == 2  # the load and the product
+    assert counted.made == []
+
+
 def test_small_contents_are_made_at_once(counted: Counted) -> None:
     @nki.jit
     def copy(x: Any) -> Any:
@@ -281,7 +306,20 @@ def test_memory_is_shared_where_an_element_is() -> None:
 
 # Random programs on a matrix X in HBM and three tiles, with every content deferred however small it is.
 X_SHAPE, TILE_SHAPE = (10, 9), (4, 6)
-ACTIONS = ["load", "load", "store", "store", "scale", "reduce", "shift", "add", "scale and add", "fill", "copy"]
+ACTIONS = [
+    "load",
+    "load",
+    "store",
+    "store",
+    "scale",
+    "reduce",
+    "shift",
+    "add",
+    "add column",
+    "scale and add",
+    "fill",
+    "copy",
+]
 HEIGHTS = [(0, 4), (0, 4), (0, 3)]
 WIDTHS = [(0, 6), (0, 6), (0, 4), (2, 6), (3, 6)]
 
@@ -332,6 +370,9 @@ def run_program(x: Any, program: Any, types: Any) -> Any:
             )
         elif action == "add":
             isa.tensor_tensor(dst=to, data1=one, data2=other, op=nl.add)
+        elif action == "add column":
+            of_all = tiles[numbers[2]][rows, 5:6].broadcast(1, one.shape[1])
+            isa.tensor_tensor(dst=to, data1=one, data2=of_all, op=nl.add)
         elif action == "scale and add":
             isa.scalar_tensor_tensor(
                 dst=to, data=one, op0=nl.multiply, operand0=factor[rows, :], op1=nl.subtract, operand1=other
@@ -369,6 +410,8 @@ def run_in_numpy(x: npt.NDArray[Any], program: Any, types: list[Any]) -> list[np
             to[...] = ((sums[block[0]] - first) * half).astype(to.dtype)
         elif action == "add":
             to[...] = (first + second).astype(to.dtype)
+        elif action == "add column":
+            to[...] = (first + tiles[numbers[2]][block[0], 5:6].astype(np.float32)).astype(to.dtype)
         elif action == "scale and add":
             to[...] = (first * -half - second).astype(to.dtype)
         elif action == "fill":

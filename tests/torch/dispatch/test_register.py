@@ -43,7 +43,7 @@ def test_logits_of_another_type_or_shape_are_refused(name: str) -> None:
         rest = [make_targets(POSITIONS)]
         if "backward" in name:
             rest += [torch.zeros(POSITIONS), torch.zeros(POSITIONS), torch.ones(POSITIONS)]
-        with pytest.raises(TypeError, match=f"nkilib::{name}: logits must be 2-D, bfloat16 or float32"):
+        with pytest.raises(TypeError, match=f"nkilib::{name}: logits must be 2-D, bfloat16 or float16 or float32"):
             operator(logits, *rest)
 
 

@@ -132,7 +132,6 @@ def test_errors_have_the_type_that_pytorchs_have(function: str, case: str) -> No
 
 
 REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
-    "float16": (TypeError, lambda f: f(X.half(), T), r"got torch.float16; train in bfloat16, or pass input.float\(\)"),
     "float64": (TypeError, lambda f: f(X.double(), T), r"got torch.float64; pass input.float\(\)"),
     "negative smoothing": (RuntimeError, lambda f: f(X, T, label_smoothing=-0.5), "must be between 0.0 and 1.0"),
     "smoothing NaN": (RuntimeError, lambda f: f(X, T, label_smoothing=float("nan")), "must be between 0.0 and 1.0"),

@@ -1,9 +1,7 @@
 """The forward on one core.
 
-A Kullback-Leibler divergence takes one visit of a row: its shifts are the maxima of its first columns. What is wrong
-with them in a row shows in its sums; such rows are computed anew under their maxima when all others are done
-(:mod:`nkilib.core.rows.recomputation`). Jensen-Shannon takes a second visit for the terms of the mixture, which need
-both log-sum-exps.
+The shifts of rows are the maxima of their first columns. What is wrong with them in a row shows in its sums; such rows
+are computed anew under their maxima when all others are done (:mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations
@@ -17,10 +15,9 @@ from nkilib.core.rows.gathered import GatheredRows
 from nkilib.core.rows.recomputation import FlaggedRows
 from nkilib.core.rows.stream import Rows
 from nkilib.core.rows.tiles import selected
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS_BESIDE_ROWS
+from nkilib.experimental.loss.distillation.divergence_forward import DivergenceForward
+from nkilib.experimental.loss.distillation.mixture_forward import MixtureForward
 from nkilib.experimental.loss.distillation.options import Launch
-from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream
 from nkilib.experimental.loss.distillation.rows import Vectors, loaded_rows
 from nkilib.experimental.loss.distillation.totals import (
     Divergences,
@@ -28,7 +25,6 @@ from nkilib.experimental.loss.distillation.totals import (
     jensen_shannon_of_totals,
     kl_of_totals,
 )
-from nkilib.experimental.loss.distillation.visits import Visits, center_of, shift_difference
 from nkilib.nki import nisa, nl
 
 
@@ -46,7 +42,7 @@ class _Forward:
     Attributes:
         launch: of the kernel.
         batches: of the core.
-        buffers, visits: what a visit takes.
+        walk: gathers the totals of rows.
         totals: of all rows.
         flagged: rows to be computed anew; None where the shifts are the maxima of whole rows, and where a core has
             none, so that cores could not agree on a number of rows.
@@ -54,26 +50,19 @@ class _Forward:
 
     launch: Launch
     batches: list[Batch]
-    buffers: Buffers
-    visits: Visits
+    walk: DivergenceForward | MixtureForward
     totals: Totals
     flagged: FlaggedRows | None
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch]) -> _Forward:
-        buffers = (
-            Buffers.make(launch, 1, {"difference": 2, "other": 2, "student": 2, "power": 2}, PIECE_COLUMNS_BESIDE_ROWS)
-            if launch.is_mixed
-            else Buffers.make(launch, 2, {"difference": 3, "weights": 2}, PIECE_COLUMNS_BESIDE_ROWS)
-        )
-        parts = div_ceil(launch.vocab_size, launch.tiling.chunk_size) * len(buffers.pieces(0, buffers.student[0]))
+        walk = MixtureForward.make(launch) if launch.is_mixed else DivergenceForward.make(launch)
         flagged = None
         if launch.has_samples and launch.num_positions > 1:
             flagged = FlaggedRows.make(
                 launch.num_positions, nl.num_programs(), nl.program_id(), batches[0].rows, len(batches)
             )
-        totals = Totals.make(len(batches), launch.scale)
-        return cls(launch, batches, buffers, Visits.make(launch, buffers, parts), totals, flagged)
+        return cls(launch, batches, walk, Totals.make(len(batches), launch.scale), flagged)
 
     def run(self, vectors: Vectors) -> None:
         """Go through all rows, then through those that are to be computed anew."""
@@ -95,45 +84,30 @@ class _Forward:
     ) -> Iterator[tuple[BatchGroup, nl.NkiTensor | None]]:
         """Groups of batches, and their labels, each when its batches have been visited.
 
-        All batches are visited once or twice, under shifts that are known from their first columns. Shifts and sums are
-        stored batch by batch: a value of a row is as dear as a row for a DMA engine, and loads would wait for many.
+        All batches are visited under shifts that are known from their first columns. Shifts and sums are stored batch
+        by batch: a value of a row is as dear as a row for a DMA engine, and loads would wait for many.
         """
-        has_differences = [False, True] if self.launch.is_mixed else [True]
-        times = len(has_differences)
         groups = {group.start: group for group in batch_groups(self.batches, GROUP_BATCHES_MAX)}
         labels: list[nl.NkiTensor] = []
 
-        def open_batch(pair: PairChunk[Batch]) -> None:
-            number, visit = divmod(pair.visit, times)
-            if pair.chunk.number > 0 or visit > 0:
-                return
-            self.visits.shifts(pair, self.totals, number)
+        def load_labels(number: int) -> None:
             # Behind the loads of the first chunks, and long before the group is finished.
             if number in groups and self.launch.labels_hbm is not None:
                 of_group = self.batches[number : groups[number].end]
                 labels.append(loaded_rows(self.launch.labels_hbm, of_group, nl.int32)[0 : groups[number].rows, :])
 
-        visits = [batch for batch in self.batches for _ in range(times)]
-        stream = PairStream.make(self.launch, visits, self.buffers, has_differences * len(self.batches), open_batch)
+        totals = [self.totals.of_batches(number, number + 1, batch.rows) for number, batch in enumerate(self.batches)]
+        visited = self.walk.visit(self.batches, totals, False, load_labels)
         for group in groups.values():
             for number in range(group.start, group.end):
-                totals = self.totals.of_batches(number, number + 1, group.rows)
-                self._visit(stream, times * number, totals)
+                next(visited)
                 if self.flagged is None and self.launch.has_samples:
                     self._replace_doubtful()
                 stores += [
                     self.batches[number].stored(vector_hbm, tile_sbuf)
-                    for vector_hbm, tile_sbuf in _results_of_sides(vectors, totals)
+                    for vector_hbm, tile_sbuf in _results_of_sides(vectors, totals[number])
                 ]
             yield group, labels.pop(0) if labels else None
-
-    def _visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
-        """The visits of a batch, of which ``visit`` is the first."""
-        if self.launch.is_mixed:
-            self._first_visit(stream, visit, totals)
-            self._second_visit(stream, visit + 1, totals)
-        else:
-            self._only_visit(stream, visit, totals)
 
     def _finish(
         self, group: BatchGroup, labels_sbuf: nl.NkiTensor | None, vectors: Vectors
@@ -146,26 +120,6 @@ class _Forward:
         if self.flagged is not None:
             self.flagged.add(totals.doubtful(self.launch), group)
         return stores
-
-    def _first_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
-        for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
-            self.visits.exponentials(stream.taken(load), totals)
-        self.visits.close_exponentials(visit, stream.num_chunks, totals)
-
-    def _second_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
-        center_sbuf = center_of(self.launch, totals)
-        for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
-            self.visits.mixture(stream.taken(load), totals, center_sbuf)
-        self.visits.close_mixture(visit, self.launch.vocab_size, stream.num_chunks, totals)
-
-    def _only_visit(self, stream: PairStream[Rows], visit: int, totals: Totals) -> None:
-        center_sbuf = None
-        for load in range(visit * stream.num_chunks, (visit + 1) * stream.num_chunks):
-            pair = stream.taken(load)
-            if center_sbuf is None:
-                center_sbuf = shift_difference(*totals.weighting(self.launch))
-            self.visits.divergence(pair, totals, center_sbuf)
-        self.visits.close_divergence(visit, stream.num_chunks, totals)
 
     def _replace_doubtful(self) -> None:
         """The only row under its maxima too, in the place of what is not to be trusted."""
@@ -186,14 +140,11 @@ class _Forward:
             tile.stored(vector_hbm, values_sbuf)
 
     def _under_maxima(self, rows: Rows) -> Totals:
-        """The totals of rows under their maxima: one more visit, which takes these."""
+        """The totals of rows under their maxima, which are taken first."""
         all_rows = Totals.make(1, self.launch.scale)
         totals = all_rows.of_batches(0, 1, rows.rows)
-        has_differences = [False, False, True] if self.launch.is_mixed else [False, True]
-        stream = PairStream.make(self.launch, [rows] * len(has_differences), self.buffers, has_differences)
-        for load in range(stream.num_chunks):
-            self.visits.maxima(stream.taken(load), totals)
-        self._visit(stream, 1, totals)
+        for _ in self.walk.visit([rows], [totals], True, lambda _: None):
+            pass
         return all_rows
 
     def _divergences(self, totals: Totals) -> Divergences:

@@ -33,7 +33,9 @@ def distillation_forward(
     - beta = 1: KL(Q || P);
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
-    No factor T^2. A KL reads both logits once. Jensen-Shannon reads them twice: the mixture needs both log-sum-exps.
+    No factor T^2. A KL reads both logits once. So does Jensen-Shannon where a row of both fits on chip between two
+    visits, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712 of other types.
+    Longer rows are read twice.
 
     Dimensions:
         N: positions; those of a core are taken in parts of 32,768.

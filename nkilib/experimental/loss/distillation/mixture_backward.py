@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.tiles import float32_like, with_nan_of_infinite
 from nkilib.experimental.loss.distillation.coefficients import Coefficients, coefficients_of, loaded_totals
-from nkilib.experimental.loss.distillation.host.tiling import PIECE_COLUMNS, gradient_group
+from nkilib.experimental.loss.distillation.host.tiling import gradient_group
 from nkilib.experimental.loss.distillation.mixture import Mixture
 from nkilib.experimental.loss.distillation.options import Launch
 from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairStream
@@ -59,7 +59,7 @@ class MixtureBackward:
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=totals.student.bias_sbuf, op=nl.add)
         student = Exponentials(launch.scale, totals.student.neg_shift_sbuf, bias_sbuf, totals.student.sums_sbuf)
         group = gradient_group(launch.tiling.chunk_size, launch.bytes_of_pair)
-        buffers = Buffers.make(launch, group + 1, {"difference": group + 2, "student": 2}, PIECE_COLUMNS)
+        buffers = Buffers.make(launch, group + 1, {"difference": group + 2, "student": 2})
         return cls(
             launch,
             batches,

@@ -59,14 +59,14 @@ class Buffers:
     lowest_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, launch: Launch, ahead: int, scratch: dict[str, int], piece_columns: int) -> Buffers:
+    def make(cls, launch: Launch, ahead: int, scratch: dict[str, int], piece_columns: int = 0) -> Buffers:
         """Those of a kernel.
 
         Args:
             launch: of the kernel.
             ahead: chunks that are opened before the one that is worked on is done.
             scratch: how many tiles, by name.
-            piece_columns: of a piece at most.
+            piece_columns: of a piece at most, of which there are two in PSUM; 0: none.
         """
         size = launch.tiling.chunk_size
 
@@ -74,6 +74,7 @@ class Buffers:
             return [nl.ndarray((POSITIONS, *middle, size), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
         piece = min(size, piece_columns)
+        turns = _PSUM_TURNS if piece else 0
         student_dtype, teacher_dtype = tile_dtype(launch.student_hbm.dtype), tile_dtype(launch.teacher_hbm.dtype)
         count = IN_FLIGHT + ahead
         both = tiles(count, student_dtype, 2) if student_dtype == teacher_dtype else []
@@ -83,7 +84,7 @@ class Buffers:
             both,
             {name: tiles(count, nl.float32) for name, count in scratch.items()},
             tiles(1, nl.bfloat16)[0],
-            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(_PSUM_TURNS)],
+            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(turns)],
             row_tile(1, LOWEST),
         )
 

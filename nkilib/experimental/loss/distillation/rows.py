@@ -96,6 +96,23 @@ def raise_lowest(logits_sbuf: nl.NkiTensor) -> None:
     nisa.tensor_scalar(dst=logits_sbuf, data=logits_sbuf, op0=nl.maximum, operand0=LOWEST)
 
 
+def raise_to(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
+    """Logits below the floor of their row, float32 [rows, 1], become that; of float32 GpSimd takes a half."""
+    columns = logits_sbuf.shape[1]
+    half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
+    first_sbuf = logits_sbuf[:, 0 : columns - half]
+    nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.maximum, operand0=floor_sbuf)
+    if half > 0:
+        second_sbuf = logits_sbuf[:, columns - half : columns]
+        nisa.tensor_tensor(
+            dst=second_sbuf,
+            data1=second_sbuf,
+            data2=floor_sbuf.broadcast(1, half),
+            op=nl.maximum,
+            engine=nisa.engine.gpsimd,
+        )
+
+
 def raise_half(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
     """As ``raise_lowest``; of float32 GpSimd takes a half.
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log1p
+from typing import TYPE_CHECKING
 
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled
 from nkilib.experimental.loss.distillation.options import POSITIONS, Launch
 from nkilib.experimental.loss.distillation.rows import Exponentials, add_nan_of_empty, column, row_tile
 from nkilib.nki import nisa, nl
 
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
 # A larger mean of differences of logits counts as infinite: a student's -inf is LOWEST.
 INFINITE = 2.0**48
-# exp of it is the largest power that ``log`` is documented for, with the factor beta.
-RATIO_MOST = 44.0
 # How large a sum of exponentials may be under a shift, for the types of logits on chip: x - c is exact for bfloat16.
 _SUM_MOST = {False: 2.0**60, True: 2.0**24}
 _SUM_LEAST = 0.5
@@ -44,13 +47,34 @@ class RowSums:
 
 
 @dataclass(frozen=True)
+class ChunkSums:
+    """Sums of the rows that are being visited: by pieces, or one a chunk where a chunk is taken at once.
+
+    Attributes:
+        weighting, other: of exponentials, of the distribution whose probabilities are the weights and of the other.
+        weighted, logs: as in ``Totals``.
+    """
+
+    weighting: RowSums
+    other: RowSums
+    weighted: RowSums
+    logs: RowSums
+
+    @classmethod
+    def make(cls, parts: int) -> ChunkSums:
+        """For rows of so many pieces."""
+        return cls(*(RowSums.make(parts) for _ in range(4)))
+
+
+@dataclass(frozen=True)
 class Totals:
     """What the forward gathers of rows, float32 [128, batches].
 
     Attributes:
         student, teacher: shifts and sums of exponentials.
-        weighted_sbuf: sum of e * (d - c) for a Kullback-Leibler divergence; of e_t * (r - L) for Jensen-Shannon.
-        logs_sbuf: sum of e_s * L, for Jensen-Shannon.
+        weighted_sbuf: sum of e * (d - c) for a Kullback-Leibler divergence; for Jensen-Shannon of e_t * (d / T - s),
+            with s = L - log(1 - beta).
+        logs_sbuf: sum of e_s * s, for Jensen-Shannon.
     """
 
     student: Exponentials
@@ -103,6 +127,23 @@ class Divergences:
 
     loss_sbuf: nl.NkiTensor
     moment_sbuf: nl.NkiTensor
+
+
+def sum_of_products(
+    data: nl.NkiTensor, operand0: nl.NkiTensor | float, op0: Operator, factors: nl.NkiTensor, sum_sbuf: nl.NkiTensor
+) -> None:
+    """The sum of (data op0 operand0) * factors; the products take the place of the data."""
+    nisa.scalar_tensor_tensor(
+        dst=data,
+        data=data,
+        op0=op0,
+        operand0=operand0,
+        op1=nl.multiply,
+        operand1=factors,
+        reduce_op=nl.add,
+        reduce_res=sum_sbuf,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
 
 
 def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
@@ -159,10 +200,28 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
 
 
 def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
-    """beta * E_teacher[r - L] - (1 - beta) * E_student[L]."""
+    """beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the latter.
+
+    KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L].
+    """
     beta = launch.options.beta
+    log_rest = log1p(-beta)
     moment_sbuf = _mean(totals.logs_sbuf, totals.student.sums_sbuf, -1.0)
-    loss_sbuf = _mean(totals.weighted_sbuf, totals.teacher.sums_sbuf, beta)
+    nisa.tensor_scalar(
+        dst=moment_sbuf, data=moment_sbuf, op0=nl.subtract, operand0=log_rest, op1=nl.maximum, operand1=0.0
+    )
+    loss_sbuf = _mean(totals.weighted_sbuf, totals.teacher.sums_sbuf, 1.0)
+    nisa.scalar_tensor_tensor(
+        dst=loss_sbuf,
+        data=center(totals.teacher, totals.student, launch.options.temperature),
+        op0=nl.multiply,
+        operand0=-launch.scale,
+        op1=nl.add,
+        operand1=loss_sbuf,
+    )
+    nisa.tensor_scalar(
+        dst=loss_sbuf, data=loss_sbuf, op0=nl.subtract, operand0=log_rest, op1=nl.multiply, operand1=beta
+    )
     nisa.scalar_tensor_tensor(
         dst=loss_sbuf, data=moment_sbuf, op0=nl.multiply, operand0=1.0 - beta, op1=nl.add, operand1=loss_sbuf
     )

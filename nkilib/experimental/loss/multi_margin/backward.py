@@ -137,7 +137,7 @@ class _Backward:
         )
 
     def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
-        """Of the derivatives of each row, float32 [rows, 1]: upstream gradient, weight, and what sums are divided by."""
+        """Of the derivatives of each row, float32 [rows, 1]: upstream gradient, weight, and that of the reduction."""
         factor_sbuf = float32_like(thresholds.value_sbuf)
         nisa.scalar_tensor_tensor(
             dst=factor_sbuf,

@@ -38,7 +38,8 @@ def cosine_embedding_loss_forward(
     """Cosine embedding loss of rows: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1.
 
     It is 0 for any other target. Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin,
-    reduction=reduction)`` in PyTorch, computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+    reduction=reduction)`` in PyTorch, computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a
+    logical NeuronCore of two cores.
 
     Dimensions:
         N: rows, N > 0.

@@ -107,8 +107,8 @@ def check_outputs(num_classes: int) -> None:
 def _check_logits(input: Array, axis: Any) -> None:
     if input.dtype not in TILE_DTYPES:
         raise TypeError(
-            f"{CALLER}: the kernels take logits in bfloat16 or float32, got {input.dtype}; "
-            f"{'train in bfloat16, or ' if input.dtype == jnp.float16 else ''}pass input.astype(jnp.float32)"
+            f"{CALLER}: the kernels take logits in bfloat16, float16 or float32, got {input.dtype}; pass "
+            f"input.astype(jnp.float32)"
         )
     if input.ndim == 0:
         raise ValueError(f"{CALLER}: input must have an axis of classes, got shape (); pass [V] or [..., V]")

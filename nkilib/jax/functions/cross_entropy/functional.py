@@ -20,7 +20,7 @@ from nkilib.jax.functions.cross_entropy.checks import (
     checked_options,
 )
 from nkilib.jax.functions.cross_entropy.derivative import loss_of_rows
-from nkilib.jax.functions.cross_entropy.kernels import Recipe
+from nkilib.jax.functions.cross_entropy.kernels import TILE_DTYPES, Recipe
 from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.jax.functions.cross_entropy.targets import IGNORED, Array, class_indices
 from nkilib.lnc import launch_cores, library_grid
@@ -105,7 +105,7 @@ def cross_entropy(
     gradient are NaN.
 
     Args:
-        input: logits, bfloat16 or float32, [V] or [..., V], or with the classes along another ``axis``.
+        input: logits, bfloat16, float16 or float32, [V] or [..., V], or with the classes along another ``axis``.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, there are
             derivatives by ``target`` and ``weight`` too; XLA computes those, and takes the memory.
@@ -130,7 +130,7 @@ def cross_entropy(
         ignored the mean is NaN and the gradient 0.
 
     Raises:
-        TypeError: an argument has the wrong Python type or dtype (float16, float64 and integer logits are refused), or
+        TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are refused), or
             a number that is compiled in is traced.
         ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; ``normalizer``
             without a mean; ``return_outputs`` with more than 2^24 classes; the environment says two numbers of cores.
@@ -169,8 +169,8 @@ def _computed(
     """:func:`cross_entropy` of checked arguments; compiled, or each small operation would be a program of its own."""
     logits, options = as_rows(input, axis), recipe.options
     if target.shape == input.shape:
-        exact = target.dtype in (jnp.float32, jnp.bfloat16)
-        rows_target, valid = as_rows(target if exact else target.astype(jnp.float32), axis), None
+        is_taken = target.dtype in TILE_DTYPES
+        rows_target, valid = as_rows(target if is_taken else target.astype(jnp.float32), axis), None
     else:
         rows_target = jnp.asarray(class_indices(target, options.ignore_index, logits.shape[1])).reshape(-1)
         valid = rows_target != IGNORED

@@ -23,7 +23,11 @@ from nkilib.nki import nl
 from nkilib.simulator.target.options import Options
 
 # What kernels take as logits; tiles have its type.
-TILE_DTYPES: Final = {jnp.dtype(jnp.bfloat16): nl.bfloat16, jnp.dtype(jnp.float32): nl.float32}
+TILE_DTYPES: Final = {
+    jnp.dtype(jnp.bfloat16): nl.bfloat16,
+    jnp.dtype(jnp.float16): nl.float16,
+    jnp.dtype(jnp.float32): nl.float32,
+}
 
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
 _FORWARD: Final = Kernel("cross_entropy_forward", extended_cross_entropy_forward)

@@ -36,6 +36,10 @@ _MOVING_MAX = 512
 _ROW_PAIR = 2
 _VECTOR_TRANSPOSE_MAX = 32
 
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every transpose.
+_TENSOR, _SBUF, _PSUM = Engine.tensor, MemoryRegion.sbuf, MemoryRegion.psum
+_TRN1, _TRN3 = nc_version.gen2.value, nc_version.gen4.value
+
 
 @instruction(
     operands=(
@@ -226,8 +230,7 @@ def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDAr
 
 def _transpose_engine(values: dict[str, Any]) -> Engine:
     data, dst = values["data"], values["dst"]
-    is_tensor_layout = data.buffer is MemoryRegion.sbuf and dst.buffer is MemoryRegion.psum
-    return Engine.tensor if is_tensor_layout else Engine.vector
+    return _TENSOR if data.buffer is _SBUF and dst.buffer is _PSUM else Engine.vector
 
 
 @instruction(
@@ -243,21 +246,23 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     Unless told, the former is taken where source and destination allow it.
     """
     rows, columns = data.shape[0], data.free_size
-    most = PARTITIONS if call.engine is Engine.tensor else _VECTOR_TRANSPOSE_MAX
+    is_on_tensor = call.engine is _TENSOR
+    most = PARTITIONS if is_on_tensor else _VECTOR_TRANSPOSE_MAX
     if rows > most or columns > most:
         raise NkiValidationError(
             f"operand 'data' must be at most [{most}, {most}] on the {call.engine.name} engine, got {data}"
         )
-    if call.engine is Engine.tensor and _transpose_engine({"data": data, "dst": dst}) is not Engine.tensor:
+    if engine is _TENSOR and _transpose_engine({"data": data, "dst": dst}) is not _TENSOR:
         raise NkiValidationError(f"the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
     if dst.dtype != data.dtype:
         raise NkiValidationError(f"operand 'dst' must have the type of 'data', got {dst} and {data}")
     if (dst.shape[0], dst.free_size) != (columns, rows):
         raise NkiValidationError(f"operand 'dst' must be of shape ({columns}, {rows}), got {dst}")
-    if call.engine is Engine.tensor and call.core.generation.version is not nc_version.gen4:
+    version = call.core.version_number
+    if is_on_tensor and version != _TRN3:
         _check_bank(dst)
     matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
-    if call.engine is Engine.tensor and call.core.generation.version is nc_version.gen2 and data.dtype.is_float:
+    if is_on_tensor and version == _TRN1 and data.dtype.is_float:
         # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
         matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
     dst.array[...] = transposed(matrix).reshape(dst.shape)

@@ -77,7 +77,7 @@ def check_arguments(
     """Refuse what the kernels cannot compute or PyTorch does not accept; :func:`check_weight` is apart.
 
     Raises:
-        TypeError: an argument has the wrong Python type, or the input is neither bfloat16 nor float32.
+        TypeError: an argument has the wrong Python type, or the input is none of bfloat16, float16 and float32.
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` does not fit.
         RuntimeError: other shapes do not fit.
         NotImplementedError: an unsupported device, a shard, integer logits, or a derivative in forward mode.

@@ -102,13 +102,14 @@ def cross_entropy(
 
     and ``lse_square_scale`` adds ``lse_square_scale * torch.logsumexp(z, class_dim) ** 2`` at every position that is
     not ignored, before the reduction. Statistics and the loss are float32 whatever the type of the logits, and the
-    gradient has the type of the logits, rounded once. No value is looked at, so nothing waits for the device; on the
-    CPU alone targets are checked for their range.
+    gradient has the type of the logits, rounded once: of float16 to 0 below 3e-8, so scale the loss. No value is looked
+    at, so nothing waits for the device; on the CPU alone targets are checked for their range.
 
     Args:
-        input: logits, bfloat16 or float32: [V], [batch, V], [batch, V, d1, ...], or with ``class_dim=-1``
-            [..., V]. Classes that do not lie next to each other in memory are copied so that they do. A DTensor stands
-            for what this rank has of it, and its mesh for the ranks that hold the other classes (docs/trainers.md).
+        input: logits, bfloat16, float16 or float32: [V], [batch, V], [batch, V, d1, ...], or with
+            ``class_dim=-1`` [..., V]. Classes that do not lie next to each other in memory are copied so that they do.
+            A DTensor stands for what this rank has of it, and its mesh for the ranks that hold the other classes
+            (docs/trainers.md).
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, ``target`` and
             ``weight`` may require grad; those gradients take PyTorch's operators, and their memory.
@@ -135,7 +136,7 @@ def cross_entropy(
         ignored the mean is NaN and the gradient 0, as in PyTorch.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or logits of float16 or float64.
+        TypeError: an argument has the wrong Python type; or logits of float64.
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``ignore_index``, ``logit_softcap``,
             ``lse_square_scale`` or ``temperature`` out of range; ``normalizer`` without a mean; ``return_outputs`` with
             more than 2^24 classes; ``inplace`` where the logits would be copied; of a DTensor whose positions are

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.dispatch.memory import is_traced
+from nkilib.torch.dispatch.operator import TILE_DTYPES
 
 INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
@@ -80,14 +81,18 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
         num_classes: V.
 
     Returns:
-        [N] int32 and the ignore_index for it; probabilities as float32 or bfloat16, contiguous.
+        [N] int32 and the ignore_index for it; probabilities in a type of the kernels, contiguous.
     """
     if target.is_floating_point():
-        exact = target.dtype in (torch.float32, torch.bfloat16)
-        return (target if exact else target.float()).contiguous(), _IGNORED
+        return (target if target.dtype in TILE_DTYPES else target.float()).contiguous(), _IGNORED
     if target.dtype == torch.int32 and _INT32.min <= ignore_index <= _INT32.max:
         return target.contiguous(), ignore_index
     return torch.where(is_ignored(target, ignore_index), _IGNORED, _in_reach(target, num_classes)), _IGNORED
+
+
+def class_indices(target: Tensor, num_classes: int) -> Tensor:
+    """int32 for a kernel that ignores no class: what is none stays none, whatever integer type it has."""
+    return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
 
 
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:

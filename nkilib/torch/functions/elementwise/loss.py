@@ -18,14 +18,14 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.layout import stored_order
 from nkilib.torch.dispatch.losses import (
     FLOAT_DTYPES,
-    KERNEL_DTYPES,
     as_computed,
     check_float_dtype,
+    check_inplace,
     is_each,
     kernel_gradient,
     loss_output,
 )
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 
 
@@ -80,7 +80,8 @@ class ElementwiseLoss:
         shape = torch.broadcast_shapes(*(each.shape for each in given.values()))  # type: ignore[no-untyped-call]
         computed = {name: as_computed(each, reduction).expand(shape) for name, each in floats.items()}
         if inplace:
-            self._check_inplace(given, computed)
+            first = given[self.tensors[0]]
+            check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
         every = [computed.get(name) for name in (*self.tensors, *self.optional)]
         return self._of_one_shape(every, inplace, reduction=reduction, **options)
 
@@ -104,8 +105,7 @@ class ElementwiseLoss:
         caller = self.caller
         checks.check_tensors(caller, tensors, self.optional)
         check_reduction(caller, reduction)
-        if not isinstance(inplace, bool):
-            raise TypeError(f"{caller}: argument 'inplace' must be bool, not {type(inplace).__name__}")
+        checks.check_flag(caller, "inplace", inplace)
         first = next(each for each in tensors.values() if each is not None)
         checks.check_plain(caller, tensors)
         checks.check_devices(caller, first, tensors)
@@ -114,17 +114,6 @@ class ElementwiseLoss:
                 check_floating(caller, name, tensor)
         for name in self.constant:
             checks.check_constant(caller, name, tensors[name])
-
-    def _check_inplace(self, given: Mapping[str, Tensor], computed: Mapping[str, Tensor]) -> None:
-        first = self.tensors[0]
-        checks.check_inplace(self.caller, given[first])
-        tensor = given[first]
-        is_kept = tensor.dtype == computed[first].dtype and tensor.shape == computed[first].shape
-        if not is_kept or not tensor.permute(stored_order(tensor)).is_contiguous():
-            raise ValueError(
-                f"{self.caller}: inplace=True needs {first} dense, in the shape and type in which the loss is "
-                f"computed, got {tensor.dtype} of {tuple(tensor.shape)}, strides {tensor.stride()}; leave inplace off"
-            )
 
 
 def elementwise_loss(
@@ -155,6 +144,7 @@ def elementwise_loss(
     inputs = tuple(Input(each, dtypes=FLOAT_DTYPES, is_optional=each in optional) for each in every)
     differentiated = [each for each in every if each not in constant]
     gradients = tuple(_gradient(each) for each in differentiated)
+    is_chosen = len(gradients) > 1  # the only gradient has no flag
 
     def dtype(call: Call) -> torch.dtype:
         return promoted(each for name, each in call.tensors.items() if each is not None and name in (typed or every))
@@ -167,7 +157,7 @@ def elementwise_loss(
             options=groups,
             outputs=(loss_output(as_first, tuple(differentiated), dtype),),
             kernel=kernels[0],
-            arguments=lambda call: {"dtype": KERNEL_DTYPES[dtype(call)]} if is_each(call) else {},
+            arguments=lambda call: {"dtype": TILE_DTYPES[dtype(call)]} if is_each(call) else {},
             check_values=check_values,
             instead=caller.instead,
         )
@@ -176,10 +166,10 @@ def elementwise_loss(
         Operator(
             f"{name}_backward",
             inputs=(*inputs, Input("grad_loss")),
-            options=(*groups, _wanted(differentiated)),
+            options=(*groups, *([_wanted(differentiated)] if is_chosen else [])),
             outputs=gradients,
             kernel=kernels[1],
-            on_request={each.name: each.request for each in gradients},
+            on_request={each.name: each.request for each in gradients} if is_chosen else {},
             arguments=kernel_gradient,
             may_overwrite=True,
             instead=caller.instead,

@@ -14,8 +14,8 @@ from nkilib.core.host.reductions import check_reduction
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.losses import FLOAT_DTYPES, KERNEL_DTYPES, is_each, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, as_first, per_row
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, is_each, kernel_gradient, loss_output
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first, per_row
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.elementwise.loss import Reduction, check_floating, is_whole, promoted
 from nkilib.torch.functions.rowwise.rows import Rows
@@ -178,14 +178,15 @@ def rowwise_loss(
         coefficients: numbers a row that the backward takes; None: none.
         wanted: defaults of the requests for gradients by the name of the tensor; None: all.
     """
-    name, groups, saved = caller.function, [Reduction, *options], []
+    name, saved = caller.function, list[Input]()
+    groups: list[type[Dataclass]] = [Reduction, *options]
     outputs = [loss_output(per_row, tuple(inputs.matrices), inputs.dtype)]
     if coefficients is not None:
         outputs.append(_coefficients_output(coefficients))
         saved.append(Input("coefficients", dimensions=2, dtypes=(torch.float32,)))
 
     def result_dtype(call: Call) -> dict[str, Any]:
-        return {"dtype": KERNEL_DTYPES[inputs.dtype(call)]} if is_each(call) else {}
+        return {"dtype": TILE_DTYPES[inputs.dtype(call)]} if is_each(call) else {}
 
     forward = register(
         Operator(

@@ -59,8 +59,8 @@ def triplet_margin_loss(
     in float32, and sums are float32. No value is looked at, so nothing waits for the device.
 
     Args:
-        anchor, positive, negative: [..., D], bfloat16, float16 or float32, or of integers; all of as many dimensions, of
-            shapes that broadcast. Each may require grad.
+        anchor, positive, negative: [..., D], bfloat16, float16 or float32, or of integers; all of as many dimensions,
+            of shapes that broadcast. Each may require grad.
         margin: greater than 0.
         p: of the norm: 1, 2 or infinity.
         eps: added to each difference.

@@ -108,9 +108,10 @@ def vocab_parallel_cross_entropy(
     column-parallel layer, and the layer sums it up.
 
     Args:
-        logits_shard: logits of this rank's classes, bfloat16 or float32: [..., columns], or with ``class_dim=1``
-            [batch, columns, ...]. A rank with padding copies its logits without it, forward and backward. Of a DTensor
-            the placements say which classes a rank has, and the mesh which ranks share them (docs/trainers.md).
+        logits_shard: logits of this rank's classes, bfloat16, float16 or float32: [..., columns], or with
+            ``class_dim=1`` [batch, columns, ...]. A rank with padding copies its logits without it, forward and
+            backward. Of a DTensor the placements say which classes a rank has, and the mesh which ranks share them
+            (docs/trainers.md).
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
             shape of ``logits_shard`` without the classes; or class probabilities, floating, of the shape of
             ``logits_shard``: those of this rank's classes.

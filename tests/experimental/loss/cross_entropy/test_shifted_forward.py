@@ -20,7 +20,17 @@ from tests.experimental.refusals import Kernel, Refusal, assert_refused, paramet
 from .extended_checks import ExtendedLoss, Launch
 from .extended_checks import check_forward as check_extended
 from .loss_checks import as_nl, assert_loss_and_lse, check_backward, check_forward
-from .loss_inputs import BF16, DTYPE_PAIRS, FP32, Array, confident_batch, hard_batch, normal_batch, pair_name
+from .loss_inputs import (
+    BF16,
+    DTYPE_PAIRS,
+    FP16,
+    FP32,
+    Array,
+    confident_batch,
+    hard_batch,
+    normal_batch,
+    pair_name,
+)
 from .test_hard_rows import ROWS, _classes, _torch_results
 
 SHIFT = {"exact_maximum": False}
@@ -310,6 +320,7 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
     ("positions", "vocabulary", "dtype", "is_shifted"),
     [
         (4096, 32128, BF16, True),
+        (4096, 32128, FP16, True),
         (512, 129280, BF16, True),
         (512, 32768, BF16, False),
         (4096, 32128, FP32, False),
@@ -317,7 +328,7 @@ def test_options_that_need_the_maximum_have_it_unless_asked_otherwise(options: d
         (4096, 1000, BF16, False),
     ],
 )
-def test_by_default_large_launches_of_bfloat16_take_the_shift(
+def test_by_default_large_launches_of_16_bits_take_the_shift(
     positions: int, vocabulary: int, dtype: Any, is_shifted: bool
 ) -> None:
     logits = nkilib.simulator.spec((positions, vocabulary), as_nl(dtype))

@@ -167,6 +167,13 @@ def test_upstream_gradients_of_any_kind(beta: float) -> None:
     assert not np.any(np.isfinite(np.asarray(gradient[3:], np.float32)))
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_many_short_rows(beta: float) -> None:
+    student, teacher = pair(14, (2700, 9), ("bfloat16", "bfloat16"))
+    _assert_right(student, teacher, beta)
+    _assert_right(student, teacher, beta, chunk_size=2)
+
+
 @pytest.mark.parametrize("cheat", [np.zeros_like, np.negative, lambda values: values[::-1]])
 def test_the_bound_notices_wrong_results(cheat: Any) -> None:
     student, teacher = pair(10, (4, 300))

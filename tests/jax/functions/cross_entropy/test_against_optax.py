@@ -33,7 +33,13 @@ def exact_of(dtype: Any) -> Exact:
 
 @pytest.mark.parametrize(
     ("reduction", "dtype"),
-    [("mean", jnp.float32), ("sum", jnp.bfloat16), ("none", jnp.float32), ("none", jnp.bfloat16)],
+    [
+        ("mean", jnp.float32),
+        ("sum", jnp.bfloat16),
+        ("none", jnp.float32),
+        ("none", jnp.bfloat16),
+        ("mean", jnp.float16),
+    ],
 )
 def test_loss_and_gradient(reduction: str, dtype: Any) -> None:
     """Not under jit: that comes with a large vocabulary."""

@@ -22,7 +22,7 @@ from tests.torch.inputs import (
     make_targets,
 )
 from tests.torch.operator_log import OperatorLog
-from tests.torch.telling import BFLOAT16_ROUNDING, GRADIENT_UNITS, UNIT, assert_gradient, assert_loss
+from tests.torch.telling import GRADIENT_UNITS, ROUNDING, UNIT, assert_gradient, assert_loss
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,7 +57,7 @@ def test_the_gradient_at_a_confident_target_is_not_rounded_before_the_subtractio
     gradient = gradient_of(cross_entropy(x, target, reduction="sum"), x)
     expected = exact(x, target, reduction="sum")[1]
     # p - 1 keeps float32's accuracy of p: 16 u, relative to 1 - p.
-    rounding = BFLOAT16_ROUNDING if dtype == torch.bfloat16 else 0.0
+    rounding = ROUNDING[dtype]
     tolerance = (rounding + 16 * UNIT / (1 - p)) * expected[:, 2].abs()
     assert ((gradient[:, 2].double() - expected[:, 2]).abs() <= tolerance).all()
     assert (gradient[:, 2] < 0).all()
@@ -128,16 +128,15 @@ def test_mixed_dtypes_have_defined_results(dtype: torch.dtype, weight_dtype: tor
         assert_gradient(gradient, expected_gradient, 2.0)
 
 
-def test_autocast_gives_a_float32_loss_of_bfloat16_logits() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_gives_a_float32_loss_of_its_logits(dtype: torch.dtype) -> None:
     head, hidden, target = nn.Linear(8, CLASSES), make_logits(POSITIONS, 8), make_targets(POSITIONS)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         logits = head(hidden)
         loss = cross_entropy(logits, target)
-    assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    assert logits.dtype == dtype and loss.dtype == torch.float32
     assert_loss(loss.detach(), exact(logits, target)[0], 10.0)
     assert_gradient(gradient_of(loss, logits), exact(logits, target)[1], 1.0)
-    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(TypeError, match="train in bfloat16"):
-        cross_entropy(head(hidden), target)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,7 +155,7 @@ def test_a_large_bias_of_the_output_layer_gives_no_negative_loss(size: float, dt
     gradients = torch.autograd.grad(loss, (logits, bias), upstream)
     assert_gradient(gradients[0], expected_gradient, scale)
     # The bias sums what each position rounded, to bfloat16 where the logits are.
-    rounded = 0.0 if dtype == torch.float32 else expected_gradient.abs().sum(0).max().item() * BFLOAT16_ROUNDING
+    rounded = expected_gradient.abs().sum(0).max().item() * ROUNDING[dtype]
     assert_gradient(gradients[1], expected_gradient.sum(0), POSITIONS * scale + rounded / (GRADIENT_UNITS * UNIT))
 
 

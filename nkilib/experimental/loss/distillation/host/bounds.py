@@ -5,7 +5,8 @@ logits at most, is off by a factor 1 + u * a with a = 8 + 2 * max|x| / T: the fu
 and the sum that it goes into. With p the weighting distribution and q the other one, r = log(p / q):
 
 - KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
-- Jensen-Shannon: the same with the weighted mean of both distances to the mixture;
+- Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta) beta)|
+  more in a: logs that the mixture's are added to and that are taken away again;
 - gradient: u * (a_p + a_q) of each of its terms, plus half a unit in the last place of the result's type.
 
 Sums are off by less than u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the engine's
@@ -32,6 +33,7 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
         return np.asarray(_UNIT * sizes * (2.0 + _mean_distance(*pair)))
     mixture = both.mixture_log(beta)
     distance = beta * _mean_distance(both.teacher_log, mixture) + (1 - beta) * _mean_distance(both.student_log, mixture)
+    sizes = sizes - 2.0 * (np.log(beta) + np.log1p(-beta))
     return np.asarray(_UNIT * sizes * (2.0 + distance))
 
 

@@ -9,13 +9,15 @@ from nkilib.core.tiling import div_ceil
 
 # Columns of a chunk at most: more gain nothing.
 MOST_COLUMNS = 4096
-# Columns of a piece, whose exponentials go through PSUM: two pieces fill it, or leave room for rows that are computed
-# anew.
-PIECE_COLUMNS, PIECE_COLUMNS_BESIDE_ROWS = 2048, 1536
+# Columns of a piece, whose exponentials go through PSUM in a gradient: two pieces fill it.
+PIECE_COLUMNS = 2048
 # Chunks of each tensor that are being loaded or wait for it. Further buffers are for chunks that are being worked on.
 IN_FLIGHT = 3
 # Bytes of a partition that chunks take; numbers of rows have the rest.
 _CHUNK_BYTES, _FLOAT32_BYTES = 190_000, 4
+# Of Jensen-Shannon's forward: bytes of a partition for rows that are kept and all else of a chunk's size; columns of a
+# chunk, two of whose float32 tiles leave room in PSUM; chunks on chip beside those of a row.
+_KEPT_BYTES, KEPT_COLUMNS, SPARE_CHUNKS = 201_000, 1408, 1
 # Chunks that the gradient of Jensen-Shannon takes at a time.
 _LEAST_GROUP, _MOST_GROUP = 2, 8
 # What sizes are rounded up to.
@@ -58,10 +60,53 @@ def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
     of_column = {
         # Three differences, two tiles of weights, and 16-bit numbers that nothing reads.
         Form.DIVERGENCE: (IN_FLIGHT + 2) * bytes_of_pair + 5 * _FLOAT32_BYTES + 2,
-        Form.MIXTURE: 4 * bytes_of_pair + 8 * _FLOAT32_BYTES + 2,
+        Form.MIXTURE: (2 * IN_FLIGHT + _LEAST_GROUP + 1) * bytes_of_pair + (2 * _LEAST_GROUP + 4) * _FLOAT32_BYTES + 2,
         Form.MIXTURE_GRADIENT: _bytes_of_group(_LEAST_GROUP, bytes_of_pair),
     }[form]
     return min(vocab_size, MOST_COLUMNS, _CHUNK_BYTES // of_column)
+
+
+class MixturePlan(NamedTuple):
+    """How the forward of Jensen-Shannon takes its chunks.
+
+    Attributes:
+        keeps_rows: rows are on chip between their two visits; else they are read twice.
+        group: chunks whose logs are taken at a time.
+    """
+
+    keeps_rows: bool
+    group: int
+
+    @property
+    def lag(self) -> int:
+        """How many chunks later the next rows follow: until a chunk has been loaded into the place of another."""
+        return SPARE_CHUNKS if self.keeps_rows else 0
+
+    @property
+    def weights(self) -> int:
+        """Tiles of exponentials: rows that are kept leave room in PSUM alone."""
+        return 2 if self.keeps_rows else 3
+
+
+def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> MixturePlan:
+    """Rows are kept where they fit, beside groups of at least two chunks."""
+    chunks = div_ceil(vocab_size, chunk_size)
+
+    def fits(keeps_rows: bool, group: int) -> bool:
+        scratch = (2 * group + 1) * _FLOAT32_BYTES + 2
+        if keeps_rows:
+            of_column = (chunks + SPARE_CHUNKS) * bytes_of_pair + scratch
+            return chunk_size <= KEPT_COLUMNS and of_column * chunk_size <= _KEPT_BYTES
+        of_column = (2 * IN_FLIGHT + group + 1) * bytes_of_pair + scratch + 3 * _FLOAT32_BYTES
+        return of_column * chunk_size <= _KEPT_BYTES
+
+    plans = [
+        MixturePlan(keeps_rows, group)
+        for keeps_rows in (True, False)
+        for group in range(_MOST_GROUP, _LEAST_GROUP - 1, -1)
+        if fits(keeps_rows, group)
+    ]
+    return plans[0] if plans else MixturePlan(False, _LEAST_GROUP)
 
 
 def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
@@ -90,6 +135,13 @@ def choose_distillation_tiling(
         is_mixed: beta is neither 0 nor 1.
         is_backward: of the gradient.
     """
-    most = most_columns(vocab_size, bytes_of_pair, Form.of(is_mixed, is_backward))
+    form = Form.of(is_mixed, is_backward)
+    kept = _even_chunks(vocab_size, min(vocab_size, KEPT_COLUMNS))
+    if form is Form.MIXTURE and mixture_plan(vocab_size, kept, bytes_of_pair).keeps_rows:
+        return DistillationTiling(kept)
+    return DistillationTiling(_even_chunks(vocab_size, most_columns(vocab_size, bytes_of_pair, form)))
+
+
+def _even_chunks(vocab_size: int, most: int) -> int:
     even = div_ceil(vocab_size, div_ceil(vocab_size, most))
-    return DistillationTiling(min(most, div_ceil(even, _ROUND) * _ROUND))
+    return min(most, div_ceil(even, _ROUND) * _ROUND)

@@ -3,7 +3,8 @@
 For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
 
 A KL takes two exponentials an element, forward and backward but for KL(student || teacher) backward, which takes the
-student's alone. Jensen-Shannon takes two for the log-sum-exps, and then those of both, of their ratio and a log.
+student's alone. Jensen-Shannon takes two for the log-sum-exps, and then both again and a softplus; its gradient the
+student's and a softplus.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ _RESULTS = 6
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """The work of ``distillation_forward``, whose parameters it takes; Jensen-Shannon reads the logits twice."""
-    is_mixed = 0.0 < beta < 1.0
+    """The work of ``distillation_forward``, whose parameters it takes, if each logit is read once."""
     vectors = (_RESULTS + (labels_hbm is not None)) * _FLOAT32_BYTES * student_hbm.shape[0]
-    nbytes = (2 if is_mixed else 1) * (_bytes(student_hbm) + _bytes(teacher_hbm)) + vectors
-    return _work(student_hbm, nbytes, 6 if is_mixed else 2)
+    nbytes = _bytes(student_hbm) + _bytes(teacher_hbm) + vectors
+    return _work(student_hbm, nbytes, 2 if beta in (0.0, 1.0) else 5)
 
 
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:

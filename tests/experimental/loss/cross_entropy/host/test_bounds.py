@@ -10,9 +10,11 @@ import pytest
 from nkilib.experimental.loss.cross_entropy.host.bounds import (
     bfloat16_allowance,
     error_over_bound,
+    float16_allowance,
     forward_bounds,
     gradient_bound,
     gradient_error_over_bound,
+    in_range,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import cross_entropy_backward_reference, row_statistics
 
@@ -82,6 +84,26 @@ def test_rounding_to_bfloat16_stays_within_the_allowance() -> None:
     assert 0.95 < ratio.max() <= 1.0
     truncated = (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
     assert (np.abs(truncated - values) / bfloat16_allowance(values)).max() > 1.5, "truncation must not pass"
+
+
+@pytest.mark.parametrize(
+    ("exact", "ulp"),
+    [(1.0, 2.0**-10), (-2.0, 2.0**-9), (65504.0, 2.0**5), (2.0**-14, 2.0**-24), (1e-6, 2.0**-24), (0.0, 2.0**-24)],
+)
+def test_float16_allowance(exact: float, ulp: float) -> None:
+    assert float16_allowance(np.array([exact]))[0] == pytest.approx(0.51 * ulp, rel=1e-15)
+
+
+def test_rounding_to_float16_stays_within_the_allowance_and_its_range() -> None:
+    values = np.random.default_rng(0).uniform(-1, 1, 10_000) * np.logspace(-9, 4.8, 10_000)
+    rounded = values.astype(np.float16).astype(np.float64)
+    ratio = error_over_bound(rounded, values, float16_allowance(values))
+    assert 0.95 < ratio.max() <= 1.0
+    beyond = np.array([65519.9, 65520.0, -65520.0, np.nan])
+    np.testing.assert_array_equal(in_range(beyond, np.float16), [65519.9, np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(in_range(beyond, FP32), beyond)
+    with np.errstate(over="ignore"):
+        assert np.isfinite(beyond.astype(np.float16)).tolist() == [True, False, False, False]
 
 
 def test_non_finite_values_must_agree_in_class() -> None:

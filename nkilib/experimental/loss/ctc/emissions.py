@@ -1,0 +1,135 @@
+"""Log-probabilities of the states, a chunk of time at a time, made while the chunk before is worked on.
+
+GpSimd gathers those of the labels out of the classes, in each partition by its own list of indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.ctc.plan import Group, Times
+from nkilib.experimental.loss.ctc.sequences import NOTHING, Sequences
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Emissions:
+    """Of a chunk, float32.
+
+    Attributes:
+        blank_sbuf: [P, steps].
+        label_sbuf: [P, steps, pairs].
+    """
+
+    blank_sbuf: nl.NkiTensor
+    label_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class EmissionSource:
+    """Two chunks' tiles in turn, and lists of indices.
+
+    Attributes:
+        sequences: of the group.
+        log_probs_hbm: [T, N, C].
+        blank: class of the blank.
+        first_label: the column of :class:`Sequences` that the first pair's label has.
+        stays_at_end: for betas, which descend from the label behind the target.
+        index_sbuf: uint32 [P, steps, pairs], of the labels in a loaded chunk.
+        loaded: [P, steps, C], in the type of the log-probabilities.
+        gathered: [P, steps, pairs], likewise.
+        made: the results.
+    """
+
+    sequences: Sequences
+    log_probs_hbm: nl.NkiTensor
+    blank: int
+    first_label: int
+    stays_at_end: bool
+    index_sbuf: nl.NkiTensor
+    loaded: tuple[nl.NkiTensor, ...]
+    gathered: tuple[nl.NkiTensor, ...]
+    made: tuple[Emissions, ...]
+
+    @classmethod
+    def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, is_alpha: bool) -> EmissionSource:
+        """For all chunks of a group."""
+        group, plan = sequences.group, sequences.group.plan
+        first_label = 1 if is_alpha else 0
+        loaded = tuple(group.tile(plan.chunk, plan.classes, dtype=log_probs_hbm.dtype) for _ in range(2))
+        for tile_sbuf in loaded:  # a block that has nothing yet, or no more, computes with these
+            nisa.memset(dst=tile_sbuf, value=0.0)
+        return cls(
+            sequences,
+            log_probs_hbm,
+            blank,
+            first_label,
+            not is_alpha,
+            _indices(group, sequences.class_sbuf[:, first_label : first_label + plan.pairs]),
+            loaded,
+            tuple(group.tile(plan.chunk, plan.pairs, dtype=log_probs_hbm.dtype) for _ in range(2)),
+            tuple(Emissions(group.tile(plan.chunk), group.tile(plan.chunk, plan.pairs)) for _ in range(2)),
+        )
+
+    def load(self, turn: int, times: list[Times]) -> None:
+        """Start the loads of a turn, of the times of each block."""
+        for block, of_block in enumerate(times):
+            if not of_block.is_empty:
+                source = self.sequences.group.sequences(of_block.of(self.log_probs_hbm), 1).permute((1, 0, 2))
+                partitions = self.sequences.group.block(block)
+                nisa.dma_copy(dst=self.loaded[turn % 2][partitions, of_block.rows], src=source)
+
+    def make_ready(self, turn: int, times: list[Times]) -> None:
+        """Gather what was loaded for a turn."""
+        loaded_sbuf, gathered_sbuf, made = self.loaded[turn % 2], self.gathered[turn % 2], self.of(turn)
+        nisa.nc_n_gather(dst=gathered_sbuf, data=loaded_sbuf, indices=self.index_sbuf)
+        nisa.tensor_scalar(dst=made.blank_sbuf, data=loaded_sbuf[:, :, self.blank], op0=nl.maximum, operand0=NOTHING)
+        mask_sbuf = self._of_labels(self.sequences.mask_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=made.label_sbuf, data=gathered_sbuf, op0=nl.maximum, operand0=NOTHING, op1=nl.add, operand1=mask_sbuf
+        )
+        if self.stays_at_end:
+            self._end(made, times)
+
+    def _end(self, made: Emissions, times: list[Times]) -> None:
+        """Behind the end of a sequence it stays with probability 1 in the label behind its target, and nowhere else."""
+        group, plan = self.sequences.group, self.sequences.group.plan
+        time_sbuf = group.tile(plan.chunk)
+        is_behind_sbuf = group.tile(plan.chunk, dtype=nl.uint32)
+        nisa.memset(dst=time_sbuf, value=0.0)
+        for block, of_block in enumerate(times):
+            nisa.iota(dst=time_sbuf[group.block(block)], pattern=[[1, plan.chunk]], offset=of_block.first)
+        nisa.tensor_scalar(
+            dst=is_behind_sbuf, data=time_sbuf, op0=nl.greater_equal, operand0=self.sequences.input_length_sbuf
+        )
+        nisa.tensor_copy_predicated(dst=made.blank_sbuf, src=NOTHING, predicate=is_behind_sbuf)
+        every_sbuf = is_behind_sbuf.expand_dim(2).broadcast(2, plan.pairs)
+        nisa.tensor_copy_predicated(dst=made.label_sbuf, src=NOTHING, predicate=every_sbuf)
+        stays_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
+        is_end_sbuf = self._of_labels(self.sequences.is_end_sbuf)
+        nisa.tensor_tensor(dst=stays_sbuf, data1=every_sbuf, data2=is_end_sbuf, op=nl.multiply)
+        nisa.tensor_copy_predicated(dst=made.label_sbuf, src=0.0, predicate=stays_sbuf)
+
+    def of(self, turn: int) -> Emissions:
+        """The tiles of a turn."""
+        return self.made[turn % 2]
+
+    def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """A tile of :class:`Sequences`, the same at each step."""
+        plan = self.sequences.group.plan
+        return tile_sbuf[:, self.first_label : self.first_label + plan.pairs].expand_dim(1).broadcast(1, plan.chunk)
+
+
+def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Of the labels in a loaded chunk: class + C * step."""
+    plan = group.plan
+    start_sbuf = group.tile(plan.chunk, 1)
+    nisa.iota(dst=start_sbuf, pattern=[[plan.classes, plan.chunk], [0, 1]])
+    index_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
+    nisa.tensor_tensor(
+        dst=index_sbuf,
+        data1=class_sbuf.expand_dim(1).broadcast(1, plan.chunk),
+        data2=start_sbuf.broadcast(2, plan.pairs),
+        op=nl.add,
+    )
+    return index_sbuf

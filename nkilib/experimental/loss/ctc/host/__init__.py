@@ -1,0 +1,1 @@
+"""Work, truth, bounds, guarantees and the row of the registry: arithmetic and numpy, never traced."""

@@ -1,0 +1,168 @@
+"""How the sequences and states of a batch lie on the partitions, and how time is cut up.
+
+The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
+sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs one
+label's numbers of its neighbour, a time step earlier; so it follows its neighbour a chunk of time behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nisa, nl
+
+PARTITIONS = 128
+# Two pairs more than labels: one for the last blank, and one for the label behind it, from which the betas start.
+_FURTHER_PAIRS = 2
+# Blocks, and the partitions from one to the next: instructions start at multiples of 32.
+_STRIDES = {4: 32, 3: 32, 2: 64, 1: 128}
+# Steps of a chunk at most: longer chunks spare few loads, and make a longer program.
+CHUNK_MAX = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a launch. They depend on shapes alone, not on the number of cores.
+
+    Attributes:
+        steps, sequences, classes, labels: T, N, C and S.
+        rows: sequences of a group, which lie side by side; the last group may have fewer.
+        blocks: of the pairs of a sequence.
+        pairs: of a block.
+        chunk: time steps that are loaded and stored at a time.
+    """
+
+    steps: int
+    sequences: int
+    classes: int
+    labels: int
+    rows: int
+    blocks: int
+    pairs: int
+    chunk: int
+
+    @classmethod
+    def make(cls, shape: tuple[int, int, int], labels: int, fewest_pairs: int, chunk: int) -> Plan:
+        """For log-probabilities [T, N, C] and at most so many labels.
+
+        Args:
+            fewest_pairs: in blocks of fewer pairs a sequence is not cut.
+            chunk: most steps of a chunk.
+        """
+        steps, sequences, classes = shape
+        rows, blocks, pairs = _layout(sequences, labels, fewest_pairs)
+        return cls(steps, sequences, classes, labels, rows, blocks, pairs, min(chunk, steps))
+
+    @property
+    def stride(self) -> int:
+        """Partitions from one block to the next."""
+        return _STRIDES[self.blocks]
+
+    @property
+    def states(self) -> int:
+        """Of a sequence, ``2 S + 1``."""
+        return 2 * self.labels + 1
+
+    @property
+    def chunks(self) -> int:
+        """Of time."""
+        return div_ceil(self.steps, self.chunk)
+
+    @property
+    def turns(self) -> int:
+        """Chunks until the last block is done."""
+        return self.chunks + self.blocks - 1
+
+    @property
+    def groups(self) -> int:
+        """Of sequences."""
+        return div_ceil(self.sequences, self.rows)
+
+    def own_groups(self) -> list[Group]:
+        """Those of this core."""
+        return [self.group(number) for number in range(nl.program_id(0), self.groups, nl.num_programs())]
+
+    def group(self, number: int) -> Group:
+        """Group ``number``."""
+        first = number * self.rows
+        return Group(self, number, first, min(self.rows, self.sequences - first))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences that lie side by side.
+
+    Attributes:
+        plan: of the launch.
+        number: of the group.
+        first: its first sequence.
+        rows: how many it has.
+    """
+
+    plan: Plan
+    number: int
+    first: int
+    rows: int
+
+    @property
+    def partitions(self) -> int:
+        """That instructions cover, with gaps between the blocks where a group is not full."""
+        return (self.plan.blocks - 1) * self.plan.stride + self.rows
+
+    def block(self, number: int) -> slice:
+        """The partitions of a block."""
+        start = number * self.plan.stride
+        return slice(start, start + self.rows)
+
+    def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
+        """The part of a tensor that is of these sequences."""
+        return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
+
+    def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
+        """A tile for all blocks."""
+        return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
+
+
+def _layout(sequences: int, labels: int, fewest_pairs: int) -> tuple[int, int, int]:
+    """Sequences of a group, blocks, and pairs of a block. Two cores have work where there are two sequences."""
+    rows = min(PARTITIONS, div_ceil(sequences, 2))
+    needed = labels + _FURTHER_PAIRS
+    possible = [count for count, stride in _STRIDES.items() if rows <= stride and needed >= count * fewest_pairs]
+    blocks = max(possible, default=1)
+    return rows, blocks, div_ceil(needed, blocks)
+
+
+def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
+    """Steps of a chunk that fit a partition, 0 where not one does."""
+    return min(CHUNK_MAX, (nl.tile_size.sbuf_fmax_bytes - bytes_taken) // bytes_of_step)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The time steps of a chunk of a block: rows of a tile, and where they are in the whole.
+
+    Attributes:
+        first: the time of row 0, a number or what a loop of the device counts.
+        start, end: the rows that are in the whole.
+    """
+
+    first: int | nisa.NkiScalar
+    start: int
+    end: int
+
+    @property
+    def is_empty(self) -> bool:
+        """None of its rows is in the whole."""
+        return self.end <= self.start
+
+    @property
+    def rows(self) -> slice:
+        """Of a tile of the chunk."""
+        return slice(self.start, self.end)
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """The view of these times, the first dimension of a tensor in HBM."""
+        if isinstance(self.first, int):
+            return tensor_hbm.slice(0, self.first + self.start, self.first + self.end)
+        return tensor_hbm[nl.ds(self.first, self.end)]

@@ -1,0 +1,199 @@
+"""A step of time of the recursions of alpha and beta, in logarithms, and a chunk of steps.
+
+For pair i, with blank b[i] and label l[i] of the step before (alpha: the time before, beta: the time after):
+
+    u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
+    new b[i]  = u[i] + log-probability of the blank
+    new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
+    v[i]      = u[i] where l[i - 1] and l[i] may follow each other at once, else b[i]
+
+which are two log-adds, of half the states each, for what the definition takes two of all states. And
+
+    log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
+
+keeps the one table of activation functions loaded. Vector has the chain of differences and sums, Scalar softplus, and
+GpSimd what has time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.ctc.emissions import Emissions, EmissionSource
+from nkilib.experimental.loss.ctc.plan import Group
+from nkilib.experimental.loss.ctc.sequences import NOTHING
+from nkilib.experimental.loss.ctc.turns import Turn
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Columns of a tile of states, and rows of time. Column k of a tile is state ``2 i - 1 + k`` of its first pair i.
+
+    Attributes:
+        is_alpha: states and times ascend; else they descend.
+        pairs: of a block.
+        chunk: steps of a tile, which has a row more, for the step before the first one.
+    """
+
+    is_alpha: bool
+    pairs: int
+    chunk: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile: pairs, and a label of the neighbour."""
+        return 2 * self.pairs + 1
+
+    @property
+    def border(self) -> int:
+        """The column with the label of the neighbouring block, whose last one it is."""
+        return 0 if self.is_alpha else self.width - 1
+
+    @property
+    def outermost(self) -> int:
+        """The column that is the border of the next block."""
+        return self.width - 1 - self.border
+
+    @property
+    def carried(self) -> int:
+        """The row of the step before the chunk."""
+        return 0 if self.is_alpha else self.chunk
+
+    @property
+    def last(self) -> int:
+        """The row of the last step."""
+        return self.chunk - self.carried
+
+    @property
+    def steps(self) -> range:
+        """In the order of the recursion."""
+        return range(self.chunk) if self.is_alpha else range(self.chunk - 1, -1, -1)
+
+    def row(self, step: int) -> int:
+        """Of a step of the chunk."""
+        return step + 1 if self.is_alpha else step
+
+    def row_before(self, step: int) -> int:
+        """Of the step that it follows."""
+        return step if self.is_alpha else step + 1
+
+    def blanks(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Of a row [P, width], the blanks of all pairs."""
+        return row_sbuf[:, 1 : self.width : 2]
+
+    def own(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The labels that the block computes."""
+        return self._labels(row_sbuf, 2 if self.is_alpha else 0)
+
+    def others(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The labels from which blanks are reached."""
+        return self._labels(row_sbuf, 0 if self.is_alpha else 2)
+
+    def _labels(self, row_sbuf: nl.NkiTensor, start: int) -> nl.NkiTensor:
+        return row_sbuf[:, start : start + 2 * self.pairs - 1 : 2]
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """The tiles of a group's recursion.
+
+    Attributes:
+        group: whose.
+        direction: alpha or beta.
+        may_skip_sbuf: uint32 [P, pairs].
+        states: two tiles float32 [P, chunk + 1, width], in turn.
+    """
+
+    group: Group
+    direction: Direction
+    may_skip_sbuf: nl.NkiTensor
+    states: tuple[nl.NkiTensor, ...]
+
+    @classmethod
+    def make(cls, group: Group, is_alpha: bool, may_skip_sbuf: nl.NkiTensor) -> Recursion:
+        """Nothing anywhere."""
+        direction = Direction(is_alpha, group.plan.pairs, group.plan.chunk)
+        states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(2))
+        for tile_sbuf in states:
+            nisa.memset(dst=tile_sbuf, value=NOTHING)
+        return cls(group, direction, may_skip_sbuf, states)
+
+    def of(self, turn: int) -> nl.NkiTensor:
+        """The tile of a turn."""
+        return self.states[turn % 2]
+
+    def carry(self, turn: int) -> None:
+        """What the chunk starts from: the last step of the one before, and its neighbours' labels of that turn."""
+        now_sbuf, before_sbuf = self.of(turn), self.of(turn - 1)
+        at, border, outermost = self.direction.carried, self.direction.border, self.direction.outermost
+        nisa.tensor_copy(dst=now_sbuf[:, at], src=before_sbuf[:, self.direction.last])
+        blocks = range(1, self.group.plan.blocks) if self.direction.is_alpha else range(self.group.plan.blocks - 1)
+        for block in blocks:
+            neighbour = self.group.block(block - 1 if self.direction.is_alpha else block + 1)
+            nisa.tensor_copy(
+                dst=now_sbuf[self.group.block(block), :, border],
+                src=before_sbuf[neighbour, :, outermost],
+                engine=nisa.engine.gpsimd,
+            )
+
+    def run(self, turn: Turn, source: EmissionSource, between: Callable[[int], None] = lambda number: None) -> None:
+        """The steps of a turn; in their midst the emissions of the next one are made, for which it is loaded.
+
+        Args:
+            between: is called after each step, counted from 0, to issue what other engines do meanwhile.
+        """
+        for number, step in enumerate(self.direction.steps):
+            self.step(turn.number, step, source.of(turn.number))
+            if number == self.direction.chunk // 2:
+                source.make_ready(turn.number + 1, turn.following)
+            between(number)
+        self.carry(turn.number + 1)
+
+    def step(self, turn: int, step: int, emissions: Emissions) -> None:
+        """A step of time in all blocks."""
+        direction, tile_sbuf = self.direction, self.of(turn)
+        before_sbuf, now_sbuf = tile_sbuf[:, direction.row_before(step)], tile_sbuf[:, direction.row(step)]
+        blanks_sbuf, labels_sbuf = direction.blanks(before_sbuf), direction.own(before_sbuf)
+        entered_sbuf = self.group.tile(direction.pairs)
+        nisa.tensor_copy(dst=entered_sbuf, src=blanks_sbuf, engine=nisa.engine.gpsimd)
+        either_sbuf = self.group.tile(direction.pairs)
+        others_sbuf = direction.others(before_sbuf)
+        softplus_sbuf = self._softplus(blanks_sbuf, others_sbuf)
+        self._greater(either_sbuf, blanks_sbuf, others_sbuf)
+        _add(either_sbuf, either_sbuf, softplus_sbuf)
+        nisa.tensor_copy_predicated(dst=entered_sbuf, src=either_sbuf, predicate=self.may_skip_sbuf)
+        softplus_sbuf = self._softplus(labels_sbuf, entered_sbuf)
+        nisa.tensor_scalar(
+            dst=direction.blanks(now_sbuf),
+            data=either_sbuf,
+            op0=nl.add,
+            operand0=emissions.blank_sbuf[:, step : step + 1],
+            engine=nisa.engine.scalar,
+        )
+        greater_sbuf = self.group.tile(direction.pairs)
+        self._greater(greater_sbuf, labels_sbuf, entered_sbuf)
+        nisa.tensor_tensor(
+            dst=greater_sbuf,
+            data1=greater_sbuf,
+            data2=emissions.label_sbuf[:, step],
+            op=nl.add,
+            engine=nisa.engine.gpsimd,
+        )
+        _add(direction.own(now_sbuf), greater_sbuf, softplus_sbuf)
+
+    def _softplus(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """softplus(-|left - right|)."""
+        distance_sbuf = self.group.tile(self.direction.pairs)
+        nisa.tensor_tensor(dst=distance_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
+        nisa.tensor_scalar(dst=distance_sbuf, data=distance_sbuf, op0=nl.abs, operand0=None)
+        nisa.activation(dst=distance_sbuf, op=nl.softplus, data=distance_sbuf, scale=-1.0)
+        return distance_sbuf
+
+    def _greater(self, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+        nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.maximum, engine=nisa.engine.gpsimd)
+
+
+def _add(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.add)

@@ -1,0 +1,120 @@
+"""What the kernels of CTC accept. Everything else is refused here, before the first instruction."""
+
+from __future__ import annotations
+
+from math import prod
+
+from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
+from nkilib.experimental.loss.ctc.occupancies import kept_bytes, kept_turns, runs
+from nkilib.experimental.loss.ctc.plan import PARTITIONS, Plan, steps_that_fit
+from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
+from nkilib.nki import nl
+
+# Classes, and their places in a chunk, are float32 numbers on the way to an index.
+_EXACT_MAX = 2**24
+# Sums of the logarithm of 0 stay finite.
+_STEPS_MAX = 2**24
+
+
+def require_batch(
+    function: str,
+    log_probs_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor | None,
+    lengths: dict[str, nl.NkiTensor],
+    blank: int,
+) -> None:
+    """Log-probabilities [T, N, C], int32 targets [N, S] and int32 lengths [N]."""
+    shape = tuple(log_probs_hbm.shape)
+    require(
+        len(shape) == 3 and prod(shape) > 0,
+        f"{function}: log_probs_hbm must have shape (T, N, C) with at least one element, got {shape}; launch nothing "
+        f"for an empty batch, and unsqueeze(1) a single sequence",
+    )
+    steps, sequences, classes = shape
+    require_floats(function, "log_probs_hbm.dtype", log_probs_hbm.dtype)
+    require(
+        steps <= _STEPS_MAX, f"{function}: log_probs_hbm must have at most {_STEPS_MAX} time steps, got {steps}; cut it"
+    )
+    if targets_hbm is not None:
+        got = tuple(targets_hbm.shape)
+        require(
+            len(got) == 2 and got[0] == sequences and got[1] > 0,
+            f"{function}: targets_hbm must have shape ({sequences}, S), S > 0, or be None if no target has a label, "
+            f"got {got}; pad the targets",
+        )
+        _require_int32(function, "targets_hbm", targets_hbm)
+    for name, lengths_hbm in lengths.items():
+        require(
+            tuple(lengths_hbm.shape) == (sequences,),
+            f"{function}: {name} must have shape ({sequences},), one for each sequence, got {tuple(lengths_hbm.shape)}",
+        )
+        _require_int32(function, name, lengths_hbm)
+    require(
+        isinstance(blank, int) and not isinstance(blank, bool) and 0 <= blank < classes,
+        f"{function}: blank must be a class from 0 to {classes - 1}, got {blank}",
+    )
+
+
+def require_options(function: str, reduction: str, zero_infinity: bool) -> None:
+    """Of the loss; and a device that gathers."""
+    require_reduction(function, reduction)
+    require_flag(function, "zero_infinity", zero_infinity)
+    require_indirect_dma(function)
+
+
+def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: tuple[int, ...]) -> None:
+    """What the forward returned."""
+    require(
+        tuple(tensor_hbm.shape) == shape and tensor_hbm.dtype == nl.float32,
+        f"{function}: {name} must be float32 of shape {shape}, as the forward returned it, got {tensor_hbm.dtype} of "
+        f"shape {tuple(tensor_hbm.shape)}",
+    )
+
+
+def fitting_plan(function: str, shape: tuple[int, int, int], labels: int, dtype: nl.DType, of_backward: bool) -> Plan:
+    """The longest chunks that fit SBUF."""
+    fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
+    plan = Plan.make(shape, labels, fewest_pairs, 1)
+    element, float32 = dtype_bytes(dtype), dtype_bytes(nl.float32)
+    width = 2 * plan.pairs + 1
+    of_step = 2 * element * (plan.classes + plan.pairs) + float32 * (5 * plan.pairs + 2 * width + 4)
+    taken = 2 * float32 * width + _CONSTANT_COLUMNS * float32 * (plan.pairs + 1) + _SMALL_BYTES
+    if of_backward:
+        turned = kept_turns(plan.blocks) * len(runs(plan.pairs)) * PARTITIONS
+        of_step += float32 * (2 * width + 2 * plan.pairs + turned)
+        taken += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
+    else:
+        taken += 4 * float32 * plan.states
+    chunk = steps_that_fit(of_step, taken)
+    require(
+        chunk > 0 and plan.classes < _EXACT_MAX // 32,
+        f"{function}: a time step of {plan.classes} classes and {labels} labels takes {of_step} bytes of an SBUF "
+        f"partition, beside {taken}, which has {nl.tile_size.sbuf_fmax_bytes}; pass fewer classes, as "
+        f"bfloat16, or shorter targets",
+    )
+    return Plan.make(shape, labels, fewest_pairs, chunk)
+
+
+# A row of 512 bytes or less that is stored takes twice as long; a pair has two states of four bytes. Loads have no such
+# limit, and with fewer pairs an instruction gets no shorter.
+_FORWARD_PAIRS, _BACKWARD_PAIRS = 64, 32
+# Tiles of a float32 for each pair that a group keeps, and those of a step.
+_CONSTANT_COLUMNS = 32
+_SMALL_BYTES = 8 * 1024
+# Pieces of the gradient that are there at a time.
+_PIECES = 2
+
+
+def _piece_bytes(plan: Plan, dtype: nl.DType) -> int:
+    """What is computed and, in another type than float32, what is loaded and stored."""
+    of_element = dtype_bytes(nl.float32) + (0 if dtype == nl.float32 else 2 * dtype_bytes(dtype))
+    return _PIECES * of_element * min(PIECE_COLUMNS, plan.rows * plan.classes)
+
+
+def _require_int32(function: str, name: str, tensor_hbm: nl.NkiTensor) -> None:
+    require(
+        tensor_hbm.dtype == nl.int32,
+        f"{function}: {name} must be nl.int32, got {tensor_hbm.dtype}; cast it",
+    )

@@ -1,0 +1,194 @@
+"""The logits of both as Jensen-Shannon visits them twice: kept on chip where rows fit, else read twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from nkilib.core.rows.stream import Rows
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.distillation.host.tiling import IN_FLIGHT, SPARE_CHUNKS, MixturePlan
+from nkilib.experimental.loss.distillation.options import POSITIONS, Launch, tile_dtype
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Span(Generic[Rows]):
+    """Some columns of rows."""
+
+    rows: Rows
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Logits:
+    """A chunk of both on chip, [rows, columns] each."""
+
+    student_sbuf: nl.NkiTensor
+    teacher_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tiles for chunks of both, which take them in turn."""
+
+    student: list[nl.NkiTensor]
+    teacher: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: Launch, count: int) -> Ring:
+        """Of so many chunks."""
+
+        def tiles(dtype: nl.DType) -> list[nl.NkiTensor]:
+            shape = (POSITIONS, launch.tiling.chunk_size)
+            return [nl.ndarray(shape, dtype=tile_dtype(dtype), buffer=nl.sbuf) for _ in range(count)]
+
+        return cls(tiles(launch.student_hbm.dtype), tiles(launch.teacher_hbm.dtype))
+
+    def at(self, number: int, span: Span[Rows]) -> Logits:
+        """The tiles of a chunk that is number ``number`` of the ring."""
+        rows, columns, slot = span.rows.rows, span.end - span.start, number % len(self.student)
+        return Logits(self.student[slot][0:rows, 0:columns], self.teacher[slot][0:rows, 0:columns])
+
+    def load(self, launch: Launch, number: int, span: Span[Rows]) -> None:
+        """Issue its loads."""
+        logits = self.at(number, span)
+        nisa.dma_copy(dst=logits.student_sbuf, src=span.rows.part_of(launch.student_hbm, span.start, span.end))
+        nisa.dma_copy(dst=logits.teacher_sbuf, src=span.rows.part_of(launch.teacher_hbm, span.start, span.end))
+
+
+class LogitSource(Protocol):
+    """Chunks by their numbers among those of a list of rows, row after row, in the order of either visit."""
+
+    def first(self, number: int) -> Logits:
+        """For the first visit; once for each chunk, or twice where maxima are taken before."""
+
+    def second(self, number: int) -> Logits:
+        """For the second visit; the later ones may be on their way."""
+
+    def release(self, number: int) -> None:
+        """The second visit of a chunk is over."""
+
+
+def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
+    """All chunks, row after row."""
+    size, columns = launch.tiling.chunk_size, launch.vocab_size
+    return [Span(each, start, min(start + size, columns)) for each in rows for start in range(0, columns, size)]
+
+
+@dataclass
+class KeptLogits(Generic[Rows]):
+    """Each chunk is loaded once, and is on chip until its second visit is over.
+
+    Attributes:
+        launch: of the kernel.
+        ring: of the chunks of a row and a few more.
+        spans: all chunks.
+        loads: how many have been loaded.
+    """
+
+    launch: Launch
+    ring: Ring
+    spans: list[Span[Rows]]
+    loads: int = 0
+
+    def __post_init__(self) -> None:
+        """Fill the ring."""
+        self._load_to(len(self.ring.student))
+
+    def first(self, number: int) -> Logits:
+        """As ``LogitSource.first``."""
+        return self.ring.at(number, self.spans[number])
+
+    def second(self, number: int) -> Logits:
+        """As ``LogitSource.second``."""
+        return self.ring.at(number, self.spans[number])
+
+    def release(self, number: int) -> None:
+        """As ``LogitSource.release``: another chunk is loaded into its place."""
+        self._load_to(number + 1 + len(self.ring.student))
+
+    def _load_to(self, end: int) -> None:
+        for number in range(self.loads, min(end, len(self.spans))):
+            self.ring.load(self.launch, number, self.spans[number])
+        self.loads = max(self.loads, min(end, len(self.spans)))
+
+
+@dataclass
+class LogitsReadTwice(Generic[Rows]):
+    """Each chunk is loaded for each visit.
+
+    Attributes:
+        launch: of the kernel.
+        of_first, of_second: rings of the visits.
+        spans: all chunks.
+        before: chunks whose maxima are taken before all other visits.
+        visited: first visits so far.
+        loads: how many have been loaded for second visits.
+    """
+
+    launch: Launch
+    of_first: Ring
+    of_second: Ring
+    spans: list[Span[Rows]]
+    before: int
+    visited: int = 0
+    loads: int = 0
+
+    def first(self, number: int) -> Logits:
+        """As ``LogitSource.first``."""
+        start = 0 if self.visited == 0 else self.visited + IN_FLIGHT - 1
+        visits = self.before + len(self.spans)
+        for visit in range(start, min(self.visited + IN_FLIGHT, visits)):
+            self.of_first.load(self.launch, visit, self._first_span(visit))
+        found = self.of_first.at(self.visited, self.spans[number])
+        self.visited += 1
+        return found
+
+    def second(self, number: int) -> Logits:
+        """As ``LogitSource.second``."""
+        for load in range(self.loads, min(number + IN_FLIGHT, len(self.spans))):
+            self.of_second.load(self.launch, load, self.spans[load])
+            self.loads = load + 1
+        return self.of_second.at(number, self.spans[number])
+
+    def release(self, number: int) -> None:
+        """Nothing waits for it: the ring is as long as chunks are opened ahead."""
+
+    def _first_span(self, visit: int) -> Span[Rows]:
+        return self.spans[visit if visit < self.before else visit - self.before]
+
+
+@dataclass(frozen=True)
+class MixtureRings:
+    """Where logits are loaded to, and how they are visited.
+
+    Attributes:
+        launch: of the kernel.
+        keeps_rows: each chunk is loaded once.
+        of_first, of_second: rings of the visits; the same one for rows that are kept.
+    """
+
+    launch: Launch
+    keeps_rows: bool
+    of_first: Ring
+    of_second: Ring
+
+    @classmethod
+    def make(cls, launch: Launch, plan: MixturePlan) -> MixtureRings:
+        """Of a launch."""
+        if plan.keeps_rows:
+            chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
+            ring = Ring.make(launch, chunks + SPARE_CHUNKS)
+            return cls(launch, True, ring, ring)
+        return cls(launch, False, Ring.make(launch, IN_FLIGHT), Ring.make(launch, IN_FLIGHT + plan.group + 1))
+
+    def source(self, rows: list[Rows], has_maxima: bool) -> LogitSource:
+        """Of rows that are visited in that order."""
+        spans = spans_of(self.launch, rows)
+        if self.keeps_rows:
+            return KeptLogits(self.launch, self.of_first, spans)
+        return LogitsReadTwice(
+            self.launch, self.of_first, self.of_second, spans, before=len(spans) if has_maxima else 0
+        )

@@ -1,0 +1,82 @@
+"""Kernels of the margins between targets and the other classes: plain functions, to be launched or called from NKI."""
+
+from __future__ import annotations
+
+from nkilib.core.rows.checks import require_flag
+from nkilib.experimental.loss.elementwise.validation import require_upstream
+from nkilib.experimental.loss.multilabel_margin.backward import backward_of_core
+from nkilib.experimental.loss.multilabel_margin.forward import forward_of_core
+from nkilib.experimental.loss.multilabel_margin.launch import Launch
+from nkilib.experimental.loss.multilabel_margin.validation import validate
+from nkilib.nki import nl
+
+
+def multilabel_margin_loss_forward(
+    input_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, reduction: str = "mean"
+) -> nl.NkiTensor:
+    """Margin loss of the targets of every row: the sum over its targets t, and the classes j that are none, of
+    relu(1 - (x_t - x_j)), divided by C.
+
+    Equivalent to ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
+    ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the longest
+    list of targets of all rows, which the device finds.
+
+    Dimensions:
+        N: rows (0 < N <= 262,144).
+        C: classes (0 < C <= 4,096).
+
+    Args:
+        input_hbm: [N, C], bfloat16, float16 or float32, in HBM. An infinite score counts as the largest finite number.
+        targets_hbm: [N, C], int32; of each row the classes up to the first negative number. One that is there twice
+            counts twice. A number of C or more counts as a target with a score of 0, and touches nothing else.
+        reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N.
+
+    Returns:
+        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row with a target is
+        one in its loss.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    launch = Launch("multilabel_margin_loss_forward", input_hbm, targets_hbm, reduction)
+    validate(launch)
+    shape, dtype = ((launch.rows,), input_hbm.dtype) if launch.is_each else ((1,), nl.float32)
+    loss_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+    forward_of_core(launch, loss_hbm)
+    return loss_hbm
+
+
+def multilabel_margin_loss_backward(
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    inplace: bool = False,
+) -> nl.NkiTensor:
+    """Gradient of :func:`multilabel_margin_loss_forward` by the input.
+
+    By x_j of a class that is no target: how many targets have x_t - x_j < 1, divided by C. By x_t: minus how many
+    classes have it, for each time that t is a target.
+
+    Args:
+        input_hbm, targets_hbm, reduction: what the forward was given.
+        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read on the device.
+        inplace: write the gradient over ``input_hbm``; else into a new tensor.
+
+    Returns:
+        grad_input_hbm: [N, C], of the type of the input; with ``inplace``, ``input_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "multilabel_margin_loss_backward"
+    launch = Launch(function, input_hbm, targets_hbm, reduction)
+    validate(launch)
+    require_flag(function, "inplace", inplace)
+    require_upstream(function, grad_loss_hbm, (launch.rows,), launch.is_each)
+    grad_input_hbm = input_hbm
+    if not inplace:
+        shape = tuple(input_hbm.shape)
+        grad_input_hbm = nl.ndarray(shape, dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="grad_input_hbm")
+    backward_of_core(launch, grad_loss_hbm, grad_input_hbm)
+    return grad_input_hbm

@@ -1,0 +1,129 @@
+"""What a launch of the kernels works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.batches import Batch
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nisa, nl
+
+PARTITIONS = 128
+# Classes of a row, which is on chip as a whole. Counts of pairs of them are exact in float32.
+CLASSES_MAX = 4096
+# Blocks of a launch: a program of so many is near its limit.
+BLOCKS_MAX = 2048
+# Bytes of a partition for all tiles of C columns, and what a block's do not take of them, by the class.
+_TILE_BYTES, _SHARED_BYTES = 190_000, 28
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows that are worked on at a time, one a partition.
+
+    Attributes:
+        number: among all blocks of the launch.
+        place: among those of its core.
+        batch: the rows.
+        is_stored: their results are this core's to store.
+    """
+
+    number: int
+    place: int
+    batch: Batch
+    is_stored: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of either kernel.
+
+    Attributes:
+        function: that is named in errors.
+        input_hbm: [N, C].
+        targets_hbm: int32 [N, C].
+        reduction: of the loss.
+    """
+
+    function: str
+    input_hbm: nl.NkiTensor
+    targets_hbm: nl.NkiTensor
+    reduction: str
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return int(self.input_hbm.shape[0])
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return int(self.input_hbm.shape[1])
+
+    @property
+    def is_each(self) -> bool:
+        """Losses are not reduced."""
+        return self.reduction == "none"
+
+    @property
+    def factor(self) -> float:
+        """What the sum of a row is multiplied by, of a mean too."""
+        return 1.0 / (self.classes * (self.rows if self.reduction == "mean" else 1))
+
+    @property
+    def number_of_blocks(self) -> int:
+        """Of all cores: an even number, so that both run their loops equally often; it does not depend on them."""
+        return 2 * div_ceil(self.rows, 2 * PARTITIONS)
+
+    def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
+        """The blocks of this core, in groups that pass the loops together: to start a loop takes long.
+
+        Args:
+            bytes_of_class: that a block takes in a partition.
+        """
+        blocks = self.blocks()
+        fitting = max(1, (_TILE_BYTES // self.classes - _SHARED_BYTES) // bytes_of_class)
+        size = div_ceil(len(blocks), div_ceil(len(blocks), fitting))
+        return [blocks[start : start + size] for start in range(0, len(blocks), size)]
+
+    def blocks(self) -> list[RowBlock]:
+        """Those of this core. Of a single row each core takes the same one, and the first core stores it."""
+        cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
+        if self.rows == 1:
+            return [RowBlock(0, 0, Batch(0, 1, 1), core == 0)]
+        bounds = [self.rows * number // count for number in range(count + 1)]
+        return [
+            RowBlock(number, place, Batch(bounds[number], bounds[number + 1] - bounds[number], 1), True)
+            for place, number in enumerate(range(core, count, cores))
+        ]
+
+
+@dataclass(frozen=True)
+class InputBuffers:
+    """Tiles [128, C] of the input, which groups take in turn.
+
+    Attributes:
+        launch: of the kernel.
+        tiles_sbuf: one for each block of a group.
+    """
+
+    launch: Launch
+    tiles_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: Launch, blocks: int) -> InputBuffers:
+        """For groups of so many blocks."""
+        shape, dtype = (PARTITIONS, launch.classes), launch.input_hbm.dtype
+        return cls(launch, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(blocks)])
+
+    def loaded(self, group: list[RowBlock]) -> list[nl.NkiTensor]:
+        """The inputs of a group, [rows, C] each; zeros where the other core may store over it."""
+        inputs = []
+        for block, tile_sbuf in zip(group, self.tiles_sbuf, strict=False):
+            input_sbuf = tile_sbuf[0 : block.batch.rows, :]
+            if block.is_stored:
+                nisa.dma_copy(dst=input_sbuf, src=block.batch.part_of(self.launch.input_hbm, 0, self.launch.classes))
+            else:
+                nisa.memset(dst=input_sbuf, value=0.0)
+            inputs.append(input_sbuf)
+        return inputs

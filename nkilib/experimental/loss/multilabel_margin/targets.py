@@ -1,0 +1,165 @@
+"""The targets of a block of rows: a list a row, which the first negative number ends.
+
+What a loop of the device works on must be there for each of its trips, and rows have lists of different lengths. So a
+list is padded with 0, classes count from 1, and the loops run as often as the longest list of all rows needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, Launch, RowBlock
+from nkilib.nki import nisa, nl
+
+# Targets of a trip: the instructions of one hide the latencies of the others.
+TARGETS_OF_TRIP = 4
+_BITS_OF_TARGET = 2
+_PIPE = 1
+
+
+def trips_of(classes: int) -> int:
+    """Of a loop over as many targets as there are classes."""
+    return div_ceil(classes, TARGETS_OF_TRIP)
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """float32 [128, C], the same in every partition.
+
+    Attributes:
+        rising_sbuf: 1, 2, ..., C.
+        falling_sbuf: C, C - 1, ..., 1.
+    """
+
+    rising_sbuf: nl.NkiTensor
+    falling_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, classes: int) -> Ordinals:
+        """Counted in int32, and exact in float32."""
+        tiles = []
+        for first, step in ((1, 1), (classes, -1)):
+            counted_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.int32, buffer=nl.sbuf)
+            tile_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.iota(dst=counted_sbuf, pattern=[[step, classes]], offset=first, channel_multiplier=0)
+            nisa.tensor_copy(dst=tile_sbuf, src=counted_sbuf)
+            tiles.append(tile_sbuf)
+        return cls(tiles[0], tiles[1])
+
+
+@dataclass(frozen=True)
+class TargetLists:
+    """The lists of a block.
+
+    Attributes:
+        classes_sbuf: float32 [rows, trips, targets of a trip]: classes from 1, and 0 behind the end.
+    """
+
+    classes_sbuf: nl.NkiTensor
+
+    def of_trip(self, trip: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
+        """A target of each row, [rows, 1]."""
+        return of_trip(self.classes_sbuf, trip, place)
+
+
+def of_trip(tile_sbuf: nl.NkiTensor, trip: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
+    """A number of each row from a tile [rows, trips, targets of a trip]."""
+    rows = tile_sbuf.shape[0]
+    return tile_sbuf[:, nl.ds(trip, 1), place : place + 1].reshape((rows, 1))
+
+
+@dataclass(frozen=True)
+class TargetReader:
+    """What the lists of all blocks take.
+
+    Attributes:
+        launch: of the kernel.
+        ordinals: of the classes.
+        loaded_sbuf: int32 [128, C], two that blocks take in turn.
+        unused_sbuf: float32 [128, C].
+    """
+
+    launch: Launch
+    ordinals: Ordinals
+    loaded_sbuf: list[nl.NkiTensor]
+    unused_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: Launch, ordinals: Ordinals, unused_sbuf: nl.NkiTensor) -> TargetReader:
+        """For all blocks."""
+        shape = (PARTITIONS, launch.classes)
+        loaded = [nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf) for _ in range(2)]
+        return cls(launch, ordinals, loaded, unused_sbuf)
+
+    def lengths(self, blocks: list[RowBlock]) -> nl.NkiTensor:
+        """Of the lists, float32 [128, blocks]; 0 in a partition without a row."""
+        lengths_sbuf = nl.ndarray((PARTITIONS, len(blocks)), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=lengths_sbuf, value=0.0)
+        for block in blocks:
+            rows, place = block.batch.rows, block.place
+            # The first negative number is where what is left of the row is longest.
+            nisa.scalar_tensor_tensor(
+                dst=self.unused_sbuf[0:rows, :],
+                data=self._loaded(block),
+                op0=nl.less,
+                operand0=0.0,
+                op1=nl.multiply,
+                operand1=self.ordinals.falling_sbuf[0:rows, :],
+                reduce_op=nl.maximum,
+                reduce_res=lengths_sbuf[0:rows, place : place + 1],
+            )
+            nisa.tensor_scalar(
+                dst=lengths_sbuf[0:rows, place : place + 1],
+                data=lengths_sbuf[0:rows, place : place + 1],
+                op0=nl.multiply,
+                operand0=-1.0,
+                op1=nl.add,
+                operand1=float(self.launch.classes),
+            )
+        return lengths_sbuf
+
+    def trips(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
+        """Those of the longest list of all rows, of both cores."""
+        longest_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=longest_sbuf, op=nl.maximum, data=lengths_sbuf, axis=1)
+        turned_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned_psum, data=longest_sbuf)
+        most_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=most_sbuf, op=nl.maximum, data=turned_psum, axis=1)
+        if nl.num_programs() > 1:
+            other, others_sbuf = 1 - nl.program_id(0), nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.sendrecv(src=most_sbuf, dst=others_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=_PIPE)
+            nisa.tensor_tensor(dst=most_sbuf, data1=most_sbuf, data2=others_sbuf, op=nl.maximum)
+        nisa.tensor_scalar(dst=most_sbuf, data=most_sbuf, op0=nl.add, operand0=float(TARGETS_OF_TRIP - 1))
+        trips_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=trips_sbuf, src=most_sbuf)
+        nisa.tensor_scalar(dst=trips_sbuf, data=trips_sbuf, op0=nl.right_shift, operand0=_BITS_OF_TARGET)
+        trips = nisa.register_alloc()
+        nisa.register_load(trips, trips_sbuf)
+        return trips
+
+    def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
+        """Those of a block: (target + 1) * [place in the list < length]."""
+        rows, classes = block.batch.rows, self.launch.classes
+        length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
+        trips = trips_of(classes)
+        padded_sbuf = nl.ndarray((rows, trips * TARGETS_OF_TRIP), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=padded_sbuf, value=0.0)
+        counts_sbuf = self.unused_sbuf[0:rows, :]
+        rising_sbuf = self.ordinals.rising_sbuf[0:rows, :]
+        nisa.tensor_scalar(dst=counts_sbuf, data=rising_sbuf, op0=nl.less_equal, operand0=length_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=padded_sbuf[:, 0:classes],
+            data=self._loaded(block),
+            op0=nl.add,
+            operand0=1.0,
+            op1=nl.multiply,
+            operand1=counts_sbuf,
+        )
+        return TargetLists(padded_sbuf.reshape((rows, trips, TARGETS_OF_TRIP)))
+
+    def _loaded(self, block: RowBlock) -> nl.NkiTensor:
+        targets_sbuf = self.loaded_sbuf[block.place % len(self.loaded_sbuf)][0 : block.batch.rows, :]
+        nisa.dma_copy(dst=targets_sbuf, src=block.batch.part_of(self.launch.targets_hbm, 0, self.launch.classes))
+        return targets_sbuf

@@ -1,0 +1,91 @@
+"""What losses of rows should give, and how far kernels may be off, from a few functions of a kind: numpy only.
+
+u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A kind derives the error
+of the loss of a row and of its derivatives; what sums of rows, upstream gradients and types add is added here. A sum of
+a row of D numbers has :func:`additions` in a row, of which each costs u / 2 of what is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.core.partial_sums import LEAF, levels
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.elementwise.host.reference import Float64Array
+from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, Exact, rounding
+from nkilib.experimental.loss.rowwise.host.tiling import MOST_EACH, RUN_COLUMNS, partitions_of_tile
+
+# What square roots, softplus and sigmoid may be off, in u of the result.
+ROOT_UNITS, FUNCTION_UNITS = 2.0, 4.0
+_HALF: Final = 0.5 * UNIT
+Tensors = Mapping[str, Float64Array]
+
+
+class RowwiseTruth(Protocol):
+    """A loss of rows in float64. Tensors come by the names of the kernel's arguments."""
+
+    def value(self, tensors: Tensors) -> Exact:
+        """The losses [N]; the error is that of float32 arithmetic."""
+
+    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+        """By each tensor that there is a gradient of, [N, D]; infinite errors where float32 may take another side."""
+
+
+def additions(columns: int) -> float:
+    """How many are in a row where so many numbers are summed up in runs, and then the runs."""
+    return min(columns, RUN_COLUMNS) + div_ceil(columns, RUN_COLUMNS) + 1.0
+
+
+def summed(terms: Float64Array, errors: Float64Array) -> Exact:
+    """The sums of rows of terms."""
+    cost = additions(terms.shape[1]) * _HALF * np.abs(terms).sum(axis=1)
+    return Exact(terms.sum(axis=1), errors.sum(axis=1) + cost)
+
+
+def losses(truth: RowwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], dtype: Any) -> Exact:
+    """Of the losses that are stored in a type."""
+    with np.errstate(all="ignore"):
+        exact = truth.value(_float64(tensors))
+        return Exact(exact.value, exact.error + SMALLEST_NORMAL + rounding(exact.value, dtype))
+
+
+def reduced(truth: RowwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], reduction: str) -> Exact:
+    """Of their sum or mean, [1]."""
+    exact = truth.value(_float64(tensors))
+    rows = exact.value.size
+    tiles = div_ceil(rows, partitions_of_tile(rows)) + 2
+    numbers = min(rows, MOST_EACH) + LEAF * (levels(tiles) + levels(128))
+    error = exact.error.sum() + numbers * _HALF * np.abs(exact.value).sum()
+    factor = factor_of(reduction, rows)
+    value = exact.value.sum() * factor
+    return Exact(np.array([value]), np.array([error * factor + UNIT * abs(value) + SMALLEST_NORMAL]))
+
+
+def gradients(
+    truth: RowwiseTruth,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    upstream: npt.NDArray[Any],
+    reduction: str,
+) -> dict[str, Exact]:
+    """By each tensor, in its type; the upstream gradient is [N], or [1] of a sum or mean."""
+    found = {}
+    with np.errstate(all="ignore"):
+        for name, exact in truth.derivative(_float64(tensors)).items():
+            grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
+            value = grad * exact.value
+            error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL
+            found[name] = Exact(value, error + rounding(value, tensors[name].dtype))
+    return found
+
+
+def factor_of(reduction: str, rows: int) -> float:
+    """What the sum of the losses is multiplied by; 1 for ``"none"``."""
+    return 1.0 / rows if reduction == "mean" else 1.0
+
+
+def _float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
+    return {name: each.astype(np.float64) for name, each in tensors.items()}

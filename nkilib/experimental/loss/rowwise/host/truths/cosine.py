@@ -1,0 +1,85 @@
+"""Cosine embedding.
+
+With n additions in a row, the product of the rows is off by (n + 1) u / 2 of the sum of magnitudes, a squared norm by
+(n + 2) u / 2 of itself, its inverse root by half of that and 4 u. The cosine: that of the product by the norms, and of
+itself those of both inverse norms and 2 u. The loss: that of the cosine, and u of 1, margin and cosine. A gradient
+k (y / (|x| |y|) - cos x / |x|^2): of the first term those of the inverse norms and 4 u; of the second those and the
+error of the cosine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nkilib.experimental.loss.elementwise.host.reference import Float64Array
+from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact
+from nkilib.experimental.loss.rowwise.host.truth import Tensors, additions, summed
+
+# As the kernel has it, and ATen's cosine_embedding_loss.
+SQUARED_EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class CosineTruth:
+    """``F.cosine_embedding_loss(..., reduction="none")`` in float64.
+
+    Attributes:
+        margin: of it.
+    """
+
+    margin: float = 0.0
+
+    def value(self, tensors: Tensors) -> Exact:
+        """1 - cos, or max(0, cos - margin), by the target."""
+        cosine = _cosine(tensors).exact
+        target = tensors["target"]
+        beyond = np.maximum(0.0, cosine.value - self.margin)
+        value = np.where(target == 1.0, 1.0 - cosine.value, np.where(target == -1.0, beyond, 0.0))
+        error = cosine.error + UNIT * (1.0 + abs(self.margin) + np.abs(cosine.value))
+        return Exact(value, np.where(np.abs(target) == 1.0, error, 0.0))
+
+    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+        """Undefined where cos - margin may have another sign."""
+        of_rows = _cosine(tensors)
+        cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
+        target, beyond = tensors["target"], cosine.value - self.margin
+        is_unsure = (target == -1.0) & (np.abs(beyond) <= cosine.error + UNIT * (1.0 + abs(self.margin)))
+        by_cosine = np.where(target == 1.0, -1.0, 0.0) + np.where((target == -1.0) & (beyond >= 0.0), 1.0, 0.0)
+        found = {}
+        for name, other, inverse in (("input1", "input2", inverses[0]), ("input2", "input1", inverses[1])):
+            of_other = (by_cosine * inverses[0] * inverses[1])[:, None] * tensors[other]
+            of_itself = (by_cosine * inverse**2)[:, None] * tensors[name]
+            error = (relative + 6.0 * UNIT) * np.abs(of_other) + np.abs(of_itself) * (
+                cosine.error + (relative + 6.0 * UNIT) * np.abs(cosine.value)
+            )[:, None]
+            value = of_other - of_itself * cosine.value[:, None]
+            found[name] = Exact(value, np.where(is_unsure[:, None], np.inf, error))
+        return found
+
+
+@dataclass(frozen=True)
+class _Cosine:
+    """Of rows.
+
+    Attributes:
+        exact: the cosines.
+        inverses: of the norms of either row.
+        relative: what the product of two of these is off by.
+    """
+
+    exact: Exact
+    inverses: list[Float64Array]
+    relative: float
+
+
+def _cosine(tensors: Tensors) -> _Cosine:
+    first, second = tensors["input1"], tensors["input2"]
+    terms = first * second
+    product = summed(terms, 0.5 * UNIT * np.abs(terms))
+    inverses = [1.0 / np.sqrt((each * each).sum(axis=1) + SQUARED_EPS) for each in (first, second)]
+    relative = (0.5 * (additions(first.shape[1]) + 2.0) + 8.0) * UNIT
+    value = product.value * inverses[0] * inverses[1]
+    error = product.error * inverses[0] * inverses[1] + (relative + 2.0 * UNIT) * np.abs(value)
+    return _Cosine(Exact(value, error), inverses, relative)

@@ -1,0 +1,1 @@
+"""Margins between classes: the semantics of PyTorch around two operators each."""

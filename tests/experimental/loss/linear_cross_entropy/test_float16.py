@@ -1,0 +1,81 @@
+"""Hidden states and weights of float16 where the type ends: logits, upstream gradients and results beyond its range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nkilib.experimental.loss import choose_linear_tiling, linear_cross_entropy_forward
+from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import linear_forward_reference
+from nkilib.experimental.loss.profiling import profile_linear_launch
+from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
+    BF16,
+    FP16,
+    Sizes,
+    arguments_of,
+    problem_of,
+    upstream_of,
+)
+from tests.experimental.loss.linear_cross_entropy.test_backward import BLOCKS, launched, lse_of
+
+SIZES = Sizes(140, 48, 260, FP16)
+END = 65520.0  # from here on float16 is infinite
+
+
+def test_logits_may_be_beyond_the_range() -> None:
+    """Products stay in float32: logits of 1e6, of which none is left in float16."""
+    problem = problem_of("normal", SIZES)
+    problem = replace(problem, input=problem.input * np.float16(500), weight=problem.weight * np.float16(1000))
+    loss, lse, *_ = linear_cross_entropy_forward[2](
+        problem.input, problem.weight, problem.targets, **arguments_of(problem), **BLOCKS
+    )
+    exact, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
+    assert np.abs(exact.lse).max() > 10 * END
+    assert error_over_bound(np.asarray(loss), exact.loss, bounds["loss"]).max() <= 1.0
+    assert error_over_bound(np.asarray(lse), exact.lse, bounds["lse"]).max() <= 1.0
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("power", [-40, -10, 13])
+def test_the_size_of_the_upstream_gradient_does_not_matter(power: int, cores: int) -> None:
+    """A power of two is put on for the products: a mean over many positions has no p * 2^-30 in float16."""
+    problem = problem_of("half at 0.999", SIZES)
+    upstream = upstream_of(problem, lse_of(problem))
+    scaled = replace(upstream, grad_loss=upstream.grad_loss * np.float32(2.0**power))
+    found, usual = (launched(problem, each, cores, grad_input_float32=True) for each in (scaled, upstream))
+    found.check()
+    np.testing.assert_array_equal(found.found["input"], usual.found["input"] * np.float32(2.0**power))
+
+
+def test_gradients_beyond_the_range_are_infinite_and_no_nan() -> None:
+    problem = problem_of("normal", SIZES)
+    upstream = upstream_of(problem, lse_of(problem))
+    found = launched(
+        problem, replace(upstream, grad_loss=upstream.grad_loss * np.float32(1e7)), grad_input_float32=True
+    )
+    weight, exact = np.float32(found.found["weight"]), found.truth.weight
+    np.testing.assert_array_equal(np.isinf(weight), np.abs(weight) > 65504)
+    assert np.isinf(weight).any() and not np.isnan(weight).any()
+    clearly = np.abs(exact) > 1.1 * END
+    np.testing.assert_array_equal(weight[clearly], np.copysign(np.inf, exact[clearly]))
+    assert np.isfinite(weight[np.abs(exact) < 0.9 * END]).all()
+    assert np.isfinite(found.found["input"]).all() and np.abs(found.found["input"]).max() > END
+
+
+def test_operands_of_float64_are_refused_with_the_remedy() -> None:
+    problem = problem_of("normal", SIZES)
+    with pytest.raises(TypeError, match="NKI has no type float64; cast it to float32"):
+        linear_cross_entropy_forward[2](problem.input.astype(np.float64), problem.weight, problem.targets)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
+def test_modelled_times_are_those_of_bfloat16(direction: str) -> None:
+    sizes = 512, 1024, 8192
+    half, brain = (choose_linear_tiling(*sizes, dtype, direction) for dtype in (FP16, BF16))
+    assert half == brain
+    times = {profile_linear_launch(*sizes, str(dtype), direction).time_us for dtype in (FP16, BF16)}
+    assert len(times) == 1

@@ -1,0 +1,139 @@
+"""multi_margin_loss against float64, within its derived bounds: types, shapes, powers, weights, cores, in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
+from nkilib.experimental.loss.bounds import error_over_bound
+from nkilib.experimental.loss.elementwise.host.truth import rounding
+from nkilib.experimental.loss.multi_margin.host.bounds import gradient_bounds, loss_bounds, sum_bound
+from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
+from nkilib.simulator import OutOfRangeError, profile, recording, spec
+
+TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+SHAPES = [(1, 1), (5, 7), (130, 3), (3, 1000), (300, 40)]
+
+
+def arguments(shape: tuple[int, int], type_name: str, is_weighted: bool, **options: Any) -> dict[str, Any]:
+    """Scores, targets and weights."""
+    random = np.random.default_rng(sum(shape))
+    return {
+        "input_hbm": (2.0 * random.standard_normal(shape)).astype(TYPES[type_name]),
+        "targets_hbm": random.integers(0, shape[1], shape[0], dtype=np.int32),
+        "class_weight_hbm": random.random(shape[1]).astype(np.float32) if is_weighted else None,
+        **options,
+    }
+
+
+def truth_of(given: dict[str, Any]) -> MultiMarginTruth:
+    names = ("input_hbm", "targets_hbm", "class_weight_hbm")
+    return MultiMarginTruth.of(*(given[name] for name in names), p=given["p"], margin=given["margin"])
+
+
+@settings(deadline=None, max_examples=16)
+@given(
+    shape=st.sampled_from(SHAPES),
+    type_name=st.sampled_from(sorted(TYPES)),
+    is_weighted=st.booleans(),
+    p=st.sampled_from([1, 2]),
+    margin=st.sampled_from([1.0, 0.3, 0.0, -0.5, 40.0]),
+    reduction=st.sampled_from(["none", "sum", "mean"]),
+    inplace=st.booleans(),
+)
+def test_losses_and_gradient(
+    shape: tuple[int, int], type_name: str, is_weighted: bool, p: int, margin: float, reduction: str, inplace: bool
+) -> None:
+    given = arguments(shape, type_name, is_weighted, p=p, margin=margin, reduction=reduction, chunk_size=384)
+    truth, x = truth_of(given), given["input_hbm"]
+    one, two = (multi_margin_loss_forward[cores](**given) for cores in (1, 2))
+    assert one.tobytes() == two.tobytes()
+    losses, factor = truth.losses(), reduction_factor(shape[0], reduction)
+    if reduction == "none":
+        exact, bound = losses, loss_bounds(x, truth, margin) + rounding(losses, x.dtype)
+    else:
+        exact = np.array([factor * losses.sum()])
+        bound = factor * sum_bound(x, truth, margin) + 2.0**-23 * exact
+    assert error_over_bound(two, exact, bound).max() <= 1.0
+    upstream = np.full(shape[0] if reduction == "none" else 1, -1.75, np.float32)
+    gradients = []
+    for cores in (1, 2):
+        own = {**given, "input_hbm": x.copy()}
+        gradients.append(multi_margin_loss_backward[cores](**own, grad_loss_hbm=upstream, inplace=inplace))
+        assert (gradients[-1].tobytes() == own["input_hbm"].tobytes()) is inplace
+    assert gradients[0].tobytes() == gradients[1].tobytes()
+    scale = factor * upstream.astype(np.float64)
+    of_gradient = gradient_bounds(x, truth, margin, scale)
+    assert error_over_bound(gradients[0], truth.gradient(scale), of_gradient).max() <= 1.0
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda gradient: gradient.T.copy()])
+def test_the_bound_tells_wrong_results(change: Any, p: int) -> None:
+    given = arguments((20, 20), "float32", True, p=p, margin=1.0, reduction="sum")
+    truth, one = truth_of(given), np.ones(1, np.float32)
+    right = multi_margin_loss_backward[2](**given, grad_loss_hbm=one)
+    bound = gradient_bounds(given["input_hbm"], truth, 1.0, one)
+    assert error_over_bound(right, truth.gradient(one), bound).max() <= 1.0
+    assert error_over_bound(change(right), truth.gradient(one), bound).max() > 100.0
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_target_that_wins_by_the_margin_costs_nothing(p: int) -> None:
+    """Exactly: the target's own term is subtracted as it was added."""
+    x = np.full((3, 5000), -3.0, np.float32)
+    targets = np.array([0, 4999, 77], np.int32)
+    x[np.arange(3), targets] = [0.1, 1e4, -1.5]
+    losses = multi_margin_loss_forward[2](x, targets, p=p, reduction="none")
+    np.testing.assert_array_equal(losses, np.zeros(3))
+    gradient = multi_margin_loss_backward[2](x, targets, np.ones(1, np.float32), p=p)
+    np.testing.assert_array_equal(gradient, np.zeros(x.shape))
+
+
+def test_infinities_and_nan() -> None:
+    """A class that is masked adds nothing; a target that is masked makes the loss infinite; a NaN stays one."""
+    inf, nan = np.inf, np.nan
+    x = np.array([[-inf, 1, -inf, 0.5], [0, -inf, -inf, 1], [nan, 0, 0, 0], [0, nan, 0, 0]], np.float32)
+    targets = np.array([1, 1, 1, 1], np.int32)
+    losses = multi_margin_loss_forward[2](x, targets, reduction="none")
+    np.testing.assert_array_equal(losses[:2], [0.125, inf])
+    assert np.isnan(losses[2:]).all()
+    gradient = multi_margin_loss_backward[2](x[:2], targets[:2], np.ones(1, np.float32), reduction="sum")
+    np.testing.assert_array_equal(gradient, [[0, -0.25, 0, 0.25], [0.25, -0.5, 0, 0.25]])
+
+
+@pytest.mark.parametrize("target", [-1, 4, 2**31 - 1, -(2**31)])
+def test_a_target_out_of_range_touches_nothing(target: int) -> None:
+    x, targets = np.ones((3, 4), np.float32), np.array([0, target, 1], np.int32)
+    for launch in (
+        lambda: multi_margin_loss_forward[2](x, targets, reduction="none"),
+        lambda: multi_margin_loss_backward[2](x, targets, np.ones(1, np.float32)),
+    ):
+        with pytest.raises(OutOfRangeError, match=f"has target {target}, outside"):
+            launch()
+
+
+def test_the_input_is_read_once_and_the_gradient_written_once() -> None:
+    given = arguments((150, 700), "float32", False, p=1, margin=1.0, reduction="sum")
+    with recording() as record:
+        multi_margin_loss_forward[2](**given)
+    assert record.hbm_read_bytes == (150 * 700 + 2 * 150) * 4
+    with recording() as record:
+        multi_margin_loss_backward[2](**given, grad_loss_hbm=np.ones(1, np.float32))
+    assert record.hbm_written_bytes == (150 * 700 + 150) * 4
+
+
+@pytest.mark.parametrize(("type_name", "forward", "backward"), [("bfloat16", 1.2, 1.05), ("float32", 1.05, 1.05)])
+def test_modelled_times(type_name: str, forward: float, backward: float) -> None:
+    """Over the bound that the DMA engines set, on two cores of trn2."""
+    x, targets, one = spec((1024, 32128), type_name), spec((1024,), "int32"), spec((1,), "float32")
+    found = profile(multi_margin_loss_forward[2], x, targets).fraction_of_bound
+    assert found is not None and found <= 1.15 * forward  # a short launch has the latencies of a long one
+    found = profile(multi_margin_loss_backward[2], x, targets, one).fraction_of_bound
+    assert found is not None and found <= 1.15 * backward

@@ -1,0 +1,108 @@
+"""What the losses of rows make of zeros, ties, infinities, and the ends of the range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nkilib.experimental.loss import (
+    cosine_embedding_loss_backward,
+    cosine_embedding_loss_forward,
+    multilabel_soft_margin_loss_backward,
+    multilabel_soft_margin_loss_forward,
+    triplet_margin_loss_backward,
+    triplet_margin_loss_forward,
+)
+
+ONE = np.ones(1, np.float32)
+
+
+def test_distances_in_the_whole_range() -> None:
+    """Square roots are documented on a part of it."""
+    sizes = np.array([0.0, 1e-19, 1e-15, 1e-3, 1.0, 1e17, 1e18, 9e18], np.float32)
+    anchor = np.stack([sizes, np.zeros_like(sizes)], axis=1)
+    zeros = np.zeros_like(anchor)
+    loss, coefficients = triplet_margin_loss_forward[2](anchor, zeros, zeros, margin=1e-30, eps=0.0, reduction="none")
+    np.testing.assert_allclose(loss, sizes, rtol=1e-6, atol=1e-29)
+    options = {"eps": 0.0, "reduction": "sum"}
+    by_anchor, by_positive, _ = triplet_margin_loss_backward[2](anchor, zeros, zeros, coefficients, ONE, **options)
+    np.testing.assert_allclose(by_anchor[:, 0], np.sign(sizes), rtol=1e-6)
+    np.testing.assert_array_equal(by_positive, -by_anchor)
+
+
+def test_infinite_and_overflowing_distances() -> None:
+    inf = np.inf
+    anchor = np.array([[inf], [0.0], [3e38], [np.nan]], np.float32)
+    other = np.array([[0.0], [inf], [0.0], [0.0]], np.float32)
+    zeros = np.zeros_like(anchor)
+    loss, _ = triplet_margin_loss_forward[2](anchor, zeros, other, reduction="none")
+    np.testing.assert_array_equal(loss, [np.nan, 0.0, np.nan, np.nan])  # inf - inf; 1 - inf; squares overflow
+    loss, _ = triplet_margin_loss_forward[2](anchor, other, zeros, p=inf, reduction="none")
+    assert np.isnan(loss[0]) and loss[1] == inf and loss[2] == 1.0 and np.isnan(loss[3])
+
+
+def test_ties_share_the_gradient_as_pytorch_has_it() -> None:
+    anchor, positive = np.array([[0.0, 3.0]], np.float32), np.array([[0.0, -3.0]], np.float32)
+    negative = np.array([[4.0, 0.0]], np.float32)  # 5 from both
+    given = anchor, positive, negative
+    options = {"swap": True, "eps": 0.0, "p": 2.0}
+    _, coefficients = triplet_margin_loss_forward[2](*given, **options)
+    gradients = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    expected = ([[0.4, 0.7]], [[0.4, -0.7]], [[-0.8, 0.0]])
+    for found, known in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(found, known, atol=1e-6)
+    options = {"p": np.inf, "eps": 0.0}
+    given = np.array([[2.0, -2.0, 1.0]], np.float32), np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
+    _, coefficients = triplet_margin_loss_forward[2](*given, **options)
+    _, by_positive, _ = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    np.testing.assert_array_equal(by_positive, [[-0.5, 0.5, 0.0]])
+
+
+def test_a_loss_of_just_0_has_a_gradient() -> None:
+    """As the clamp of PyTorch has it."""
+    anchor, positive, negative = (np.full((1, 1), value, np.float32) for value in (0.0, 1.0, 2.0))
+    loss, coefficients = triplet_margin_loss_forward[2](anchor, positive, negative, margin=1.0, eps=0.0)
+    gradient, *_ = triplet_margin_loss_backward[2](anchor, positive, negative, coefficients, ONE, eps=0.0)
+    assert loss[0] == 0.0 and gradient[0, 0] == 0.0  # -1 + 1
+    _, by_positive, by_negative = triplet_margin_loss_backward[2](
+        anchor, positive, negative, coefficients, ONE, eps=0.0
+    )
+    assert (by_positive[0, 0], by_negative[0, 0]) == (1.0, -1.0)
+
+
+def test_cosine_of_zeros_and_other_targets() -> None:
+    first = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 4.0], [1e18, 0.0]], np.float32)
+    second = np.array([[1.0, 2.0], [3.0, 4.0], [np.nan, 1.0], [1e18, 0.0]], np.float32)
+    target = np.array([1.0, -1.0, 0.0, 1.0], np.float32)
+    loss, coefficients = cosine_embedding_loss_forward[2](first, second, target, margin=0.25, reduction="none")
+    np.testing.assert_allclose(loss, [1.0, 0.75, 0.0, 0.0], atol=1e-6)
+    upstream = np.ones(4, np.float32)
+    by_first, _ = cosine_embedding_loss_backward[2](first, second, coefficients, upstream, reduction="none")
+    np.testing.assert_allclose(by_first[0], [-1e6 / np.sqrt(5), -2e6 / np.sqrt(5)], rtol=1e-6)
+    np.testing.assert_allclose(by_first[1], [0.0, 0.0], atol=1e-6)
+
+
+def test_logits_without_end() -> None:
+    inf, nan = np.inf, np.nan
+    x = np.array([[inf], [inf], [-inf], [-inf], [inf], [-20.0], [100.0], [-100.0]], np.float32)
+    t = np.array([[0.0], [1.0], [1.0], [0.0], [0.5], [0.0], [1.0], [1.0]], np.float32)
+    for each in (1, 4):
+        loss = multilabel_soft_margin_loss_forward[2](x, t, reduction="none", each=each)
+        np.testing.assert_allclose(
+            loss, [inf, nan, inf, nan, inf, 2.0611536e-09, 3.8e-44, 100.0], rtol=1e-6, atol=1e-43
+        )
+        by_input, by_target = multilabel_soft_margin_loss_backward[2](
+            x, t, np.ones(8, np.float32), reduction="none", grad_target_wanted=True, each=each
+        )
+        np.testing.assert_allclose(by_input[:5, 0], [1.0, 0.0, -1.0, 0.0, 0.5])
+        np.testing.assert_array_equal(by_target, -x)
+
+
+@pytest.mark.parametrize("columns", [32, 700])
+def test_a_weight_of_each_row_is_one_of_all_rows(columns: int) -> None:
+    random = np.random.default_rng(columns)
+    x, t = random.standard_normal((300, columns), np.float32), random.random((300, columns), np.float32)
+    weight = random.random((1, columns), np.float32)
+    every = np.ascontiguousarray(np.broadcast_to(weight, x.shape))
+    found = [multilabel_soft_margin_loss_forward[2](x, t, each, reduction="none") for each in (weight, every)]
+    assert found[0].tobytes() == found[1].tobytes()
