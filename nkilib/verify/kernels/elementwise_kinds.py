@@ -102,8 +102,9 @@ class ElementwiseKind:
         return {**given, **{f"{name}_hbm": None for name in self.absent}, **self.options}
 
     def backward_arguments(self, tensors: Mapping[str, Array], upstream: Array, **wanted: bool) -> dict[str, Any]:
-        """Of the backward; ``wanted`` by name of the tensor, all by default."""
-        flags = {f"grad_{name}_wanted": wanted.get(name, not wanted) for name in self.gradients}
+        """Of the backward; ``wanted`` by name of the tensor, all by default. The only gradient has no flag."""
+        named = self.gradients if len(self.gradients) > 1 else ()
+        flags = {f"grad_{name}_wanted": wanted.get(name, not wanted) for name in named}
         return {**self.arguments(tensors), "grad_loss_hbm": upstream, **flags}
 
 

@@ -108,6 +108,9 @@ class Losses(Protocol):
     ) -> None:
         """``op(data * scale + bias)``, on Scalar."""
 
+    def two_activations(self, first: Activation, second: Activation) -> None:
+        """Their sum, written over the data: Vector adds losses that are kept, Scalar those of a sum."""
+
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
