@@ -31,7 +31,7 @@ CORES = 2
 # Elements of a partition that an instruction takes: few pieces, since each costs the interpreter's time. The kernels'
 # own choice is for the device.
 _CHUNK = 8032
-_DISTILLATION_CHUNK = 3570
+_DISTILLATION_CHUNK = 2921
 
 
 @dataclass(frozen=True)

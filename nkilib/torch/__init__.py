@@ -10,6 +10,8 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
+from nkilib.torch.functions.ctc_loss.functional import ctc_loss
+from nkilib.torch.functions.ctc_loss.modules import CTCLoss
 from nkilib.torch.functions.distillation.functional import distillation_loss
 from nkilib.torch.functions.distillation.modules import DistillationLoss
 from nkilib.torch.functions.elementwise.mse_loss import MSELoss, mse_loss
@@ -34,6 +36,7 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
 
 __all__ = [
+    "CTCLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
@@ -52,6 +55,7 @@ __all__ = [
     "TripletMarginLoss",
     "cosine_embedding_loss",
     "cross_entropy",
+    "ctc_loss",
     "distillation_loss",
     "int32_targets",
     "kl_div",

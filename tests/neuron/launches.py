@@ -22,7 +22,7 @@ from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
-from tests.neuron import distillation, elementwise, log_probabilities, margins, rowwise, softmax
+from tests.neuron import ctc, distillation, elementwise, log_probabilities, margins, rowwise, softmax
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -218,6 +218,7 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
     yield from margins.launches_of_type(numpy_type)
     yield from elementwise.launches_of_type(numpy_type)
     yield from rowwise.launches_of_type(numpy_type)
+    yield from ctc.launches_of_type(numpy_type)
     yield from distillation.launches_of_type(numpy_type)
     yield "inline", calls_plain, {**base, "dtype": dtype}
     yield "extended_inline", calls_extended, {**base, "grad_loss_hbm": _numbers(6, ROWS), "dtype": dtype}

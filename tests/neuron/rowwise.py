@@ -34,3 +34,5 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
             kind.backward,
             {**each, "reduction": "none", "each": 2, "columns": SHORT[1]},
         )
+        first = kind.backward_arguments(tensors, _ONE, **{kind.gradients[0]: True})
+        yield f"{kind.name} backward, one gradient", kind.backward, {**first, "reduction": "sum"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from nkilib.experimental.loss.cross_entropy.host import kinds as cross_entropy
+from nkilib.experimental.loss.ctc.host import kinds as ctc
 from nkilib.experimental.loss.elementwise.host import kinds as elementwise
 from nkilib.experimental.loss.indexed.host import kinds as indexed
 from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
@@ -18,6 +19,7 @@ LOSS_KINDS: Final[tuple[LossKind, ...]] = (
     *rowwise.KINDS,
     *indexed.KINDS,
     *multi_margin.KINDS,
+    *ctc.KINDS,
     *multilabel_margin.KINDS,
     *cross_entropy.KINDS,
     *linear_cross_entropy.KINDS,

@@ -13,9 +13,25 @@ from nkilib.experimental.loss.cross_entropy import (
     extended_cross_entropy_forward,
 )
 from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_tiling
+from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.elementwise import kl_div_backward, kl_div_forward, mse_loss_backward, mse_loss_forward
+from nkilib.experimental.loss.elementwise import (
+    hinge_embedding_loss_backward,
+    hinge_embedding_loss_forward,
+    huber_loss_backward,
+    huber_loss_forward,
+    kl_div_backward,
+    kl_div_forward,
+    l1_loss_backward,
+    l1_loss_forward,
+    margin_ranking_loss_backward,
+    margin_ranking_loss_forward,
+    mse_loss_backward,
+    mse_loss_forward,
+    smooth_l1_loss_backward,
+    smooth_l1_loss_forward,
+)
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy import (
@@ -54,15 +70,25 @@ __all__ = [
     "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "ctc_loss_backward",
+    "ctc_loss_forward",
     "distillation_backward",
     "distillation_forward",
     "extended_cross_entropy_backward",
     "extended_cross_entropy_forward",
+    "hinge_embedding_loss_backward",
+    "hinge_embedding_loss_forward",
+    "huber_loss_backward",
+    "huber_loss_forward",
     "kl_div_backward",
     "kl_div_forward",
+    "l1_loss_backward",
+    "l1_loss_forward",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "margin_ranking_loss_backward",
+    "margin_ranking_loss_forward",
     "mse_loss_backward",
     "mse_loss_forward",
     "multi_margin_loss_backward",
@@ -73,6 +99,8 @@ __all__ = [
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
+    "smooth_l1_loss_backward",
+    "smooth_l1_loss_forward",
     "triplet_margin_loss_backward",
     "triplet_margin_loss_forward",
 ]

@@ -8,11 +8,22 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
+from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.elementwise.kernels import (
+    hinge_embedding_loss_backward,
+    hinge_embedding_loss_forward,
+    huber_loss_backward,
+    huber_loss_forward,
     kl_div_backward,
     kl_div_forward,
+    l1_loss_backward,
+    l1_loss_forward,
+    margin_ranking_loss_backward,
+    margin_ranking_loss_forward,
     mse_loss_backward,
     mse_loss_forward,
+    smooth_l1_loss_backward,
+    smooth_l1_loss_forward,
 )
 from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy.kernels import (
@@ -40,11 +51,21 @@ __all__ = [
     "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
+    "ctc_loss_backward",
+    "ctc_loss_forward",
+    "hinge_embedding_loss_backward",
+    "hinge_embedding_loss_forward",
+    "huber_loss_backward",
+    "huber_loss_forward",
     "kl_div_backward",
     "kl_div_forward",
+    "l1_loss_backward",
+    "l1_loss_forward",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "margin_ranking_loss_backward",
+    "margin_ranking_loss_forward",
     "mse_loss_backward",
     "mse_loss_forward",
     "multi_margin_loss_backward",
@@ -55,6 +76,8 @@ __all__ = [
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
+    "smooth_l1_loss_backward",
+    "smooth_l1_loss_forward",
     "triplet_margin_loss_backward",
     "triplet_margin_loss_forward",
 ]

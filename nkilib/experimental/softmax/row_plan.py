@@ -25,8 +25,9 @@ PARTITIONS = 128
 PIECE_BYTES, SHORT_PIECE_BYTES = 8192, 4096
 # Rows of up to so many elements are short: fixed costs of instructions for each of them matter.
 SHORT_ROW = 512
-# Rows of up to so many elements are computed many in an instruction, which takes more passes over them.
-TINY_ROW = 80
+# Rows of up to so many elements are computed many in an instruction, which takes more passes over them: faster up to 36
+# elements of softmax, and 48 of log-softmax.
+TINY_ROW = 40
 # One batch is loaded, one computed, one stored; pieces of a few batches more hide latencies.
 _LEAST_BATCHES, _MOST_BATCHES = 3, 8
 # Rows of several pieces have so many at least: while the statistics of a row are combined, others are worked on.

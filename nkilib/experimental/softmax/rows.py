@@ -11,6 +11,7 @@ How a row is computed depends on its length and type:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.kind import Kind
@@ -32,6 +33,9 @@ from nkilib.experimental.softmax.schedule import run
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
 # Tiles of a piece's results, where these have a type of their own.
 RING = 3
 # Longest row of which softmax keeps exponentials in float32: of longer ones too few would fit.
@@ -45,8 +49,8 @@ _HALVES = 3
 _FLOAT32_BYTES = 4
 # Share of the products of softmax that Scalar takes from Vector.
 _SCALAR_SHARE = 0.35
-# Share of those of second exponentials that GpSimd takes from Vector, and of those of short rows.
-_GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT = 0.2, 0.42
+# Share of those of second exponentials that GpSimd takes from Vector, of those of short rows, and of tiny ones.
+_GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.2, 0.42, 0.3
 
 
 def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
@@ -214,8 +218,8 @@ class _Forward:
 
     def _take_tiny(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor) -> None:
         statistics = self.statistics[number]
-        neg_max_sbuf = statistics.neg_max_of(piece).broadcast(2, piece.columns)
-        nisa.tensor_tensor(dst=kept_sbuf, data1=x_sbuf, data2=neg_max_sbuf, op=nl.add)
+        neg_max_sbuf = statistics.neg_max_of(piece)[:, :, 0]
+        _with_number_of_row(kept_sbuf, x_sbuf, neg_max_sbuf, nl.add, _GPSIMD_SHARE_OF_TINY)
         is_log = self.kind is Kind.LOG_SOFTMAX
         exponentials_sbuf = self.junk.next(x_sbuf.shape) if is_log else kept_sbuf
         nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=kept_sbuf)
@@ -253,22 +257,9 @@ class _Forward:
     def _finish_rows_at_once(
         self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor
     ) -> None:
-        """Many rows in an instruction: GpSimd takes some of those that are not tiny, Vector the others."""
         op = nl.subtract if self.kind is Kind.LOG_SOFTMAX else nl.multiply
-        _, rows, columns = kept_sbuf.shape
-        split = 0 if self.plan.is_tiny else int(rows * _GPSIMD_SHARE_OF_SHORT)
-        if split > 0:
-            nisa.tensor_tensor(
-                dst=result_sbuf[:, 0:split],
-                data1=kept_sbuf[:, 0:split],
-                data2=divisor_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
-                op=op,
-                engine=nisa.engine.gpsimd,
-            )
-        divisor_psum = nl.ndarray((divisor_sbuf.shape[0], rows - split), dtype=nl.float32, buffer=nl.psum)
-        nisa.tensor_copy(dst=divisor_psum, src=divisor_sbuf[:, split:])
-        every_psum = divisor_psum.expand_dim(2).broadcast(2, columns)
-        nisa.tensor_tensor(dst=result_sbuf[:, split:], data1=kept_sbuf[:, split:], data2=every_psum, op=op)
+        share = _GPSIMD_SHARE_OF_TINY if self.plan.is_tiny else _GPSIMD_SHARE_OF_SHORT
+        _with_number_of_row(result_sbuf, kept_sbuf, divisor_sbuf, op, share)
 
     def _multiply(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor) -> None:
         """Exponentials times 1 / d: Scalar takes some of the elements, Vector the others; both round alike."""
@@ -339,3 +330,31 @@ class _Forward:
         if kept_sbuf is not None and kept_sbuf.dtype == dtype:
             return kept_sbuf
         return self.results.next(x_sbuf.shape)
+
+
+def _with_number_of_row(
+    dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor, op: Operator, share: float
+) -> None:
+    """data <op> a number of its row, of many rows in an instruction; Vector and GpSimd round alike.
+
+    Args:
+        dst_sbuf: where to, as the data.
+        data_sbuf: [partitions, rows, columns].
+        numbers_sbuf: float32 [partitions, rows]. Vector reads its own from PSUM: of two tiles in SBUF it takes longer.
+        op: of the elements.
+        share: of the rows that GpSimd takes.
+    """
+    partitions, rows, columns = data_sbuf.shape
+    split = int(rows * share)
+    if split > 0:
+        nisa.tensor_tensor(
+            dst=dst_sbuf[:, 0:split],
+            data1=data_sbuf[:, 0:split],
+            data2=numbers_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
+            op=op,
+            engine=nisa.engine.gpsimd,
+        )
+    numbers_psum = nl.ndarray((partitions, rows - split), dtype=nl.float32, buffer=nl.psum)
+    nisa.tensor_copy(dst=numbers_psum, src=numbers_sbuf[:, split:])
+    every_psum = numbers_psum.expand_dim(2).broadcast(2, columns)
+    nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=every_psum, op=op)

@@ -117,6 +117,7 @@ class Derivative:
         if not wanted:
             return {}
         requests = {each.request: each in wanted for each in self.backward.outputs}
+        inplace = inplace and self.backward.outputs[0] in wanted
         backward, call = self.chosen_backward(call.replaced({}, **requests), written, wanted)
         results = self.run(call, inplace, backward)
         return dict(zip((differentiated(each.name) for each in backward.outputs), results, strict=True))

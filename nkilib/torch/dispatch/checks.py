@@ -114,6 +114,16 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
     )
 
 
+def check_flag(caller: Caller, name: str, flag: Any) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TypeError: always then.
+    """
+    if not isinstance(flag, bool):
+        raise TypeError(f"{caller}: argument {name!r} must be bool, not {type(flag).__name__}")
+
+
 def check_inplace(caller: Caller, input: Tensor) -> None:
     """Refuse ``inplace=True`` where a gradient must not be written over the input.
 

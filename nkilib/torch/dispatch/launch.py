@@ -95,9 +95,9 @@ def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) ->
 
     A graph that is traced is left to its compiler.
     """
-    first, given = operator.inputs[0], call.first
-    copy, output = keywords[first.of_kernel], operator.outputs[0]
-    if is_traced(given) or not isinstance(copy, Tensor) or given.is_contiguous():
+    first, given, output = operator.inputs[0], call.first, operator.outputs[0]
+    copy = keywords[first.of_kernel]
+    if is_traced(given) or not isinstance(copy, Tensor) or given.is_contiguous() or not output.is_given(call):
         return False
     return copy.dtype == output.dtype_of(call) and copy.shape == output.shape(call)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Output, Shape
@@ -32,6 +33,28 @@ def as_computed(tensor: Tensor, reduction: str) -> Tensor:
     """The tensor, in float32 where autocast is on and losses keep the type of their inputs, as PyTorch has it."""
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
+
+
+def check_inplace(caller: Caller, given: Tensor, computed: Tensor, stored: Tensor) -> None:
+    """Refuse ``inplace=True`` where the kernel would not write the gradient over the memory of the input.
+
+    Args:
+        caller: who is named in errors.
+        given: the caller's input.
+        computed: what the loss is computed of.
+        stored: ``given`` as the kernel gets it, its dimensions in another order.
+
+    Raises:
+        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is at work.
+        ValueError: the kernel would get a copy, or more elements than there are.
+    """
+    checks.check_inplace(caller, given)
+    is_kept = given.dtype == computed.dtype and given.shape == computed.shape
+    if not is_kept or not stored.is_contiguous():
+        raise ValueError(
+            f"{caller}: inplace=True needs {caller.input} dense, in the shape and type in which the loss is "
+            f"computed, got {given.dtype} of {tuple(given.shape)}, strides {given.stride()}; leave inplace off"
+        )
 
 
 def is_each(call: Call) -> bool:

@@ -10,7 +10,11 @@ import numpy as np
 
 from nkilib.experimental import loss
 from nkilib.experimental.loss.elementwise.host.truth import ElementwiseTruth, WeightedTruth
+from nkilib.experimental.loss.elementwise.host.truths.hinge_embedding import HingeEmbeddingTruth
+from nkilib.experimental.loss.elementwise.host.truths.l1 import L1Truth
+from nkilib.experimental.loss.elementwise.host.truths.margin_ranking import MarginRankingTruth
 from nkilib.experimental.loss.elementwise.host.truths.mse import MseTruth
+from nkilib.experimental.loss.elementwise.host.truths.smooth_l1 import SmoothL1Truth
 from nkilib.verify.kernels import inputs
 from nkilib.verify.observation import Array
 
@@ -38,6 +42,13 @@ def unit_interval(seed: int, shape: Shape) -> Array:
 def signs(seed: int, shape: Shape) -> Array:
     """1 and -1."""
     found: Array = np.where(inputs.numbers(seed, *shape) < 0.0, np.float32(-1.0), np.float32(1.0))
+    return found
+
+
+def similarity(seed: int, shape: Shape) -> Array:
+    """1, -1 and a few numbers that are neither."""
+    found = signs(seed, shape)
+    found.reshape(-1)[::13] = 0.5
     return found
 
 
@@ -88,14 +99,51 @@ def _two(first: Any = any_numbers, second: Any = any_numbers) -> dict[str, Any]:
 
 _BOTH: Final = ("input", "target")
 _MSE: Final = (loss.mse_loss_forward, loss.mse_loss_backward)
+_L1: Final = (loss.l1_loss_forward, loss.l1_loss_backward)
+_SMOOTH_L1: Final = (loss.smooth_l1_loss_forward, loss.smooth_l1_loss_backward)
+_HUBER: Final = (loss.huber_loss_forward, loss.huber_loss_backward)
+_WEIGHTED: Final = {**_two(), "weight": positive}
+_WITH_WEIGHT: Final = (*_BOTH, "weight")
+_RANKED: Final = {"input1": any_numbers, "input2": any_numbers, "target": signs}
 KINDS: Final = (
     ElementwiseKind("mse_loss", *_MSE, MseTruth(), _two(), _BOTH, absent=("weight",)),
     ElementwiseKind(
         "mse_loss, weighted",
         *_MSE,
         WeightedTruth(MseTruth()),
-        {**_two(), "weight": positive},
-        (*_BOTH, "weight"),
+        _WEIGHTED,
+        _WITH_WEIGHT,
+    ),
+    ElementwiseKind("l1_loss", *_L1, L1Truth(), _two(), _BOTH, absent=("weight",)),
+    ElementwiseKind("l1_loss, weighted", *_L1, WeightedTruth(L1Truth()), _WEIGHTED, _WITH_WEIGHT),
+    ElementwiseKind("smooth_l1_loss", *_SMOOTH_L1, SmoothL1Truth(0.7), _two(), _BOTH, {"beta": 0.7}),
+    ElementwiseKind("smooth_l1_loss, beta 0", *_SMOOTH_L1, L1Truth(), _two(), _BOTH, {"beta": 0.0}),
+    ElementwiseKind("huber_loss", *_HUBER, SmoothL1Truth(1.3, 1.3), _two(), _BOTH, {"delta": 1.3}, ("weight",)),
+    ElementwiseKind(
+        "huber_loss, weighted",
+        *_HUBER,
+        WeightedTruth(SmoothL1Truth(0.6, 0.6)),
+        _WEIGHTED,
+        _WITH_WEIGHT,
+        {"delta": 0.6},
+    ),
+    ElementwiseKind(
+        "hinge_embedding_loss",
+        loss.hinge_embedding_loss_forward,
+        loss.hinge_embedding_loss_backward,
+        HingeEmbeddingTruth(0.8),
+        _two(second=similarity),
+        ("input",),
+        {"margin": 0.8},
+    ),
+    ElementwiseKind(
+        "margin_ranking_loss",
+        loss.margin_ranking_loss_forward,
+        loss.margin_ranking_loss_backward,
+        MarginRankingTruth(0.3),
+        _RANKED,
+        tuple(_RANKED),
+        {"margin": 0.3},
     ),
 )
 """A row for each loss, and for each of its forms."""

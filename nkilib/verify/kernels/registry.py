@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from nkilib.verify.kernels import (
+    ctc,
     distillation,
     elementwise,
     extended,
@@ -30,6 +31,7 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
     elementwise.cases,
     rowwise.cases,
     margins.cases,
+    ctc.cases,
 )
 
 

@@ -44,7 +44,8 @@ def _backward(
     """In place where all gradients are wanted."""
     upstream = inputs.numbers(7, sizes[0] if reduction == "none" else 1) + np.float32(3)
     given = kind.backward_arguments(_tensors(kind, type_name, sizes), upstream, **wanted)
-    return {**given, "reduction": reduction, "inplace": not wanted}
+    tiling = _TILING if sizes == _SIZES else {}
+    return {**given, **tiling, "reduction": reduction, "inplace": not wanted}
 
 
 def _backward_truths(kind: RowwiseKind, type_name: str, sizes: tuple[int, int], given: Mapping[str, Any]) -> Truths:
@@ -58,28 +59,43 @@ def _backward_truths(kind: RowwiseKind, type_name: str, sizes: tuple[int, int], 
 
 
 def _of_kind(kind: RowwiseKind, type_name: str) -> Iterator[Case]:
-    results = ("loss", "coefficients") if kind.has_coefficients else ("loss",)
-    forward = partial(Case, kernel=kind.forward, truths=partial(_forward_truths, kind), is_quick=False, results=results)
-    for reduction, cores, options in (("mean", 2, {}), ("none", 1, {"dtype": nl.float32})):
-        make = partial(_forward, kind, type_name, reduction=reduction, **options)
-        yield forward(
-            f"forward of {kind.name}: {reduction}, {type_name}", sizes=_SIZES, arguments=make, num_cores=cores
-        )
+    yield from _forwards(kind, type_name)
     first, last = kind.gradients[0], kind.gradients[-1]
     for what, sizes, reduction, cores, wanted in (
-        ("all, mean, in place", _SHORT_SIZES, "mean", 2, {}),
-        (f"{last} alone, none", _SIZES, "none", 1, {last: True}),
+        ("all, mean, in place", _SHORT_SIZES, "mean", 2, ()),
+        (f"{last} alone, none", _SIZES, "none", 1, (last,)),
+        (f"{first} alone, sum", _SHORT_SIZES, "sum", 2, (first,)),
     ):
         yield Case(
             f"backward of {kind.name}: {what}, {type_name}",
             False,
             sizes,
             kind.backward,
-            partial(_backward, kind, type_name, sizes, reduction, **wanted),
+            partial(_backward, kind, type_name, sizes, reduction, **dict.fromkeys(wanted, True)),
             tuple(f"grad_{name}" for name in wanted or kind.gradients),
             partial(_backward_truths, kind, type_name, sizes),
             cores,
             None if wanted else f"{first}_hbm",
+        )
+
+
+def _forwards(kind: RowwiseKind, type_name: str) -> Iterator[Case]:
+    """With coefficients, where there are some, and without."""
+    without = {"coefficients_wanted": False} if kind.has_coefficients else {}
+    with_coefficients = ("loss", "coefficients") if kind.has_coefficients else ("loss",)
+    for reduction, cores, options, results in (
+        ("mean", 2, {}, with_coefficients),
+        ("none", 1, {"dtype": nl.float32, **without}, ("loss",)),
+    ):
+        yield Case(
+            f"forward of {kind.name}: {reduction}, {type_name}",
+            False,
+            _SIZES,
+            kind.forward,
+            partial(_forward, kind, type_name, reduction=reduction, **options),
+            results,
+            partial(_forward_truths, kind),
+            cores,
         )
 
 

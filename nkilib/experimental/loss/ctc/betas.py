@@ -13,7 +13,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Posteriors:
-    """The recursion of beta, with the alphas beside it. Column k of a block is state ``2 i - 1 + k`` of its first pair i.
+    """The recursion of beta, with the alphas beside it. Columns are states, as in :class:`.recursion.Direction`.
 
     Attributes:
         source: of the emissions.

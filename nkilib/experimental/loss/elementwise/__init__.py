@@ -7,11 +7,27 @@ from nkilib.experimental.loss.elementwise.host import guarantees
 from nkilib.experimental.loss.elementwise.host.work import backward_work, forward_work, kl_div_gradient_functions
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.kl_div import needed_tensors
+from nkilib.experimental.loss.elementwise.kinds.margin_ranking import INPUT1, INPUT2
 from nkilib.guarantee import states_guarantee
 from nkilib.nki import nki
 from nkilib.work import states_work
 
-__all__ = ["kl_div_backward", "kl_div_forward", "mse_loss_backward", "mse_loss_forward"]
+__all__ = [
+    "hinge_embedding_loss_backward",
+    "hinge_embedding_loss_forward",
+    "huber_loss_backward",
+    "huber_loss_forward",
+    "kl_div_backward",
+    "kl_div_forward",
+    "l1_loss_backward",
+    "l1_loss_forward",
+    "margin_ranking_loss_backward",
+    "margin_ranking_loss_forward",
+    "mse_loss_backward",
+    "mse_loss_forward",
+    "smooth_l1_loss_backward",
+    "smooth_l1_loss_forward",
+]
 
 kl_div_forward = nki.jit(
     states_guarantee(guarantees.KL_DIV_FORWARD)(
@@ -38,5 +54,55 @@ mse_loss_forward = nki.jit(
 mse_loss_backward = nki.jit(
     states_guarantee(guarantees.MSE_LOSS_BACKWARD)(
         states_work(backward_work(INPUT, TARGET, WEIGHT))(kernels.mse_loss_backward)
+    )
+)
+l1_loss_forward = nki.jit(
+    states_guarantee(guarantees.L1_LOSS_FORWARD)(
+        states_work(forward_work(INPUT, TARGET, WEIGHT, functions=1))(kernels.l1_loss_forward)
+    )
+)
+l1_loss_backward = nki.jit(
+    states_guarantee(guarantees.L1_LOSS_BACKWARD)(
+        states_work(backward_work(INPUT, TARGET, WEIGHT, functions=1))(kernels.l1_loss_backward)
+    )
+)
+smooth_l1_loss_forward = nki.jit(
+    states_guarantee(guarantees.SMOOTH_L1_LOSS_FORWARD)(
+        states_work(forward_work(INPUT, TARGET, functions=1))(kernels.smooth_l1_loss_forward)
+    )
+)
+smooth_l1_loss_backward = nki.jit(
+    states_guarantee(guarantees.SMOOTH_L1_LOSS_BACKWARD)(
+        states_work(backward_work(INPUT, TARGET))(kernels.smooth_l1_loss_backward)
+    )
+)
+huber_loss_forward = nki.jit(
+    states_guarantee(guarantees.HUBER_LOSS_FORWARD)(
+        states_work(forward_work(INPUT, TARGET, WEIGHT, functions=1))(kernels.huber_loss_forward)
+    )
+)
+huber_loss_backward = nki.jit(
+    states_guarantee(guarantees.HUBER_LOSS_BACKWARD)(
+        states_work(backward_work(INPUT, TARGET, WEIGHT))(kernels.huber_loss_backward)
+    )
+)
+hinge_embedding_loss_forward = nki.jit(
+    states_guarantee(guarantees.HINGE_EMBEDDING_LOSS_FORWARD)(
+        states_work(forward_work(INPUT, TARGET, functions=1))(kernels.hinge_embedding_loss_forward)
+    )
+)
+hinge_embedding_loss_backward = nki.jit(
+    states_guarantee(guarantees.HINGE_EMBEDDING_LOSS_BACKWARD)(
+        states_work(backward_work(INPUT, TARGET))(kernels.hinge_embedding_loss_backward)
+    )
+)
+margin_ranking_loss_forward = nki.jit(
+    states_guarantee(guarantees.MARGIN_RANKING_LOSS_FORWARD)(
+        states_work(forward_work(INPUT1, INPUT2, TARGET, functions=1))(kernels.margin_ranking_loss_forward)
+    )
+)
+margin_ranking_loss_backward = nki.jit(
+    states_guarantee(guarantees.MARGIN_RANKING_LOSS_BACKWARD)(
+        states_work(backward_work(INPUT1, INPUT2, TARGET))(kernels.margin_ranking_loss_backward)
     )
 )

@@ -81,12 +81,20 @@ class _Gradients:
         return cls(kind, upstream, {}, gradients_hbm, buffers)
 
     def run(self, stream: FlatStream, own: list[FlatTile]) -> None:
-        """All of the core."""
+        """All of the core. Derivatives of a piece are issued before those of the piece before it are scaled."""
+        ready: tuple[PlacedPiece, dict[str, Derivative]] | None = None
         for visit in range(len(own)):
             for placed in stream.pieces(visit):
                 derivatives = self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
-                for name in self.gradients_hbm:
-                    self._take(placed, name, derivatives[name])
+                if ready is not None:
+                    self._take_all(*ready)
+                ready = placed, derivatives
+        if ready is not None:
+            self._take_all(*ready)
+
+    def _take_all(self, placed: PlacedPiece, derivatives: dict[str, Derivative]) -> None:
+        for name in self.gradients_hbm:
+            self._take(placed, name, derivatives[name])
 
     def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
         """The gradient of a piece by a tensor; the last piece of a tile stores them all."""

@@ -48,6 +48,10 @@ class Piece:
         """A float32 tile, not written yet. A kind says how many it takes."""
         return self.scratch.next(*self.shape)
 
+    def bfloat16(self) -> nl.NkiTensor:
+        """A bfloat16 tile in the place of a float32 one: Vector has fast modes for 16 bits."""
+        return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
+
     def constant(self, number: float) -> nl.NkiTensor:
         """A float32 tile [rows, 1] of a number, as an activation takes its bias."""
         return self.scratch.constant(number, self.shape[0])
@@ -66,6 +70,15 @@ class Derivative:
     tile_sbuf: nl.NkiTensor
     factor: float = 1.0
     on_scalar: bool = False
+
+
+@dataclass(frozen=True)
+class Activation:
+    """``op(data * scale)`` on Scalar, of a scratch tile."""
+
+    op: Operator
+    data_sbuf: nl.NkiTensor
+    scale: float = 1.0
 
 
 class Losses(Protocol):
@@ -101,7 +114,7 @@ class Kind(Protocol):
 
     @property
     def scratch_tiles(self) -> int:
-        """Float32 tiles that a piece takes at most, in :meth:`prepare` and what follows it."""
+        """Float32 tiles that a piece takes at most, to :meth:`value` or for :meth:`derivative`."""
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the tensors that derivatives by the ``wanted`` tensors are computed from."""

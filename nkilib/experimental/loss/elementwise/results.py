@@ -11,6 +11,7 @@ from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
+    from nkilib.experimental.loss.elementwise.kind import Activation
     from nkilib.nki import Operator
 
 
@@ -29,6 +30,19 @@ class TileOfLosses:
     ) -> None:
         """As :class:`.kind.Losses` has it."""
         nisa.activation(dst=self.dst_sbuf, op=op, data=data_sbuf, scale=scale, bias=bias_sbuf)
+
+    def two_activations(self, first: Activation, second: Activation) -> None:
+        """As :class:`.kind.Losses` has it."""
+        for each in (first, second):
+            nisa.activation(dst=each.data_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
+        nisa.scalar_tensor_tensor(
+            dst=self.dst_sbuf,
+            data=first.data_sbuf,
+            op0=nl.add,
+            operand0=0.0,
+            op1=nl.add,
+            operand1=second.data_sbuf,
+        )
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
@@ -70,6 +84,21 @@ class SumsOfLosses:
                 reduce_res=run.sum_sbuf,
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )
+
+    def two_activations(self, first: Activation, second: Activation) -> None:
+        """As :class:`.kind.Losses` has it: of a run, the second is added to what the accumulator has of the first."""
+        commands = (nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce)
+        for run in self._runs(first.data_sbuf):
+            for each, command in zip((first, second), commands, strict=True):
+                nisa.activation(
+                    dst=run.discarded_sbuf,
+                    op=each.op,
+                    data=run.of(each.data_sbuf),
+                    scale=each.scale,
+                    reduce_op=nl.add,
+                    reduce_res=run.sum_sbuf,
+                    reduce_cmd=command,
+                )
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor

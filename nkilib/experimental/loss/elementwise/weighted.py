@@ -26,8 +26,8 @@ class Weighted:
 
     @property
     def scratch_tiles(self) -> int:
-        """One for the losses, and in the backward one for each derivative."""
-        return self.kind.scratch_tiles + 2
+        """Those of derivatives and of losses, and in the backward one for each product and one for the losses."""
+        return 2 * self.kind.scratch_tiles + 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The gradient of a weight is the loss of its element."""

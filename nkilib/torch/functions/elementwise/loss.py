@@ -20,6 +20,7 @@ from nkilib.torch.dispatch.losses import (
     FLOAT_DTYPES,
     as_computed,
     check_float_dtype,
+    check_inplace,
     is_each,
     kernel_gradient,
     loss_output,
@@ -79,7 +80,8 @@ class ElementwiseLoss:
         shape = torch.broadcast_shapes(*(each.shape for each in given.values()))  # type: ignore[no-untyped-call]
         computed = {name: as_computed(each, reduction).expand(shape) for name, each in floats.items()}
         if inplace:
-            self._check_inplace(given, computed)
+            first = given[self.tensors[0]]
+            check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
         every = [computed.get(name) for name in (*self.tensors, *self.optional)]
         return self._of_one_shape(every, inplace, reduction=reduction, **options)
 
@@ -103,8 +105,7 @@ class ElementwiseLoss:
         caller = self.caller
         checks.check_tensors(caller, tensors, self.optional)
         check_reduction(caller, reduction)
-        if not isinstance(inplace, bool):
-            raise TypeError(f"{caller}: argument 'inplace' must be bool, not {type(inplace).__name__}")
+        checks.check_flag(caller, "inplace", inplace)
         first = next(each for each in tensors.values() if each is not None)
         checks.check_plain(caller, tensors)
         checks.check_devices(caller, first, tensors)
@@ -113,17 +114,6 @@ class ElementwiseLoss:
                 check_floating(caller, name, tensor)
         for name in self.constant:
             checks.check_constant(caller, name, tensors[name])
-
-    def _check_inplace(self, given: Mapping[str, Tensor], computed: Mapping[str, Tensor]) -> None:
-        first = self.tensors[0]
-        checks.check_inplace(self.caller, given[first])
-        tensor = given[first]
-        is_kept = tensor.dtype == computed[first].dtype and tensor.shape == computed[first].shape
-        if not is_kept or not tensor.permute(stored_order(tensor)).is_contiguous():
-            raise ValueError(
-                f"{self.caller}: inplace=True needs {first} dense, in the shape and type in which the loss is "
-                f"computed, got {tensor.dtype} of {tuple(tensor.shape)}, strides {tensor.stride()}; leave inplace off"
-            )
 
 
 def elementwise_loss(

@@ -11,14 +11,15 @@ class KLDivLoss(nn.Module):
     """``torch.nn.KLDivLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
 
     Args:
-        reduction, log_target: as for :func:`~nkilib.torch.kl_div`.
+        reduction, log_target, inplace: as for :func:`~nkilib.torch.kl_div`.
     """
 
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
+    def __init__(self, reduction: str = "mean", log_target: bool = False, *, inplace: bool = False) -> None:
         super().__init__()
         self.reduction = reduction
         self.log_target = log_target
+        self.inplace = inplace
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss."""
-        return kl_div(input, target, self.reduction, self.log_target)
+        return kl_div(input, target, self.reduction, self.log_target, inplace=self.inplace)

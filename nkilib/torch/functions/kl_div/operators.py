@@ -63,6 +63,7 @@ BACKWARD: Final = register(
         kernel=kl_div_backward,
         on_request={each.name: each.request for each in _GRADIENTS},
         arguments=kernel_gradient,
+        may_overwrite=True,
         instead=KL_DIV.instead,
     )
 )

@@ -10,13 +10,19 @@ from torch import Tensor
 from nkilib.core.host.reductions import check_reduction
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.layout import rows_shape
-from nkilib.torch.dispatch.losses import as_computed, check_float_dtype
+from nkilib.torch.dispatch.losses import as_computed, check_float_dtype, check_inplace
 from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
 from nkilib.torch.functions.nll_loss.operators import DERIVATIVE, NLL_LOSS
 
 
 def nll_loss(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
 ) -> Tensor:
     """Negative log-likelihood, on the kernels of :mod:`nkilib.experimental.loss`: ``-weight[t] * input[t]``.
 
@@ -32,6 +38,8 @@ def nll_loss(
         ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
             ``"none"`` keeps the positions apart.
+        inplace: the backward writes the gradient over the memory of ``input``, which is contiguous and not to be used
+            afterwards: an operation whose derivative takes it, as that of a log-softmax does, raises.
 
     Returns:
         The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type of the input.
@@ -39,18 +47,24 @@ def nll_loss(
 
     Raises:
         TypeError: an argument has the wrong Python type; or an input of float64.
-        ValueError: unknown ``reduction``; batch sizes differ; no dimension; ``ignore_index`` does not fit 64 bits.
-        RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad.
+        ValueError: unknown ``reduction``; batch sizes differ; no dimension; ``ignore_index`` does not fit 64 bits;
+            ``inplace`` where the kernel would get a copy.
+        RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad; ``inplace`` of a leaf,
+            or under torch.compile.
         IndexError: on the CPU, a target out of range.
         NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
         AssertionError: more than some million positions in one call.
     """
     _check(input, target, weight, ignore_index, reduction)
-    input = as_computed(input, reduction)
+    checks.check_flag(NLL_LOSS, "inplace", inplace)
+    given, input = input, as_computed(input, reduction)
+    if inplace:
+        check_inplace(NLL_LOSS, given, input, given)
     has_rows = input.dim() > 1
     rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
-    loss, _ = DERIVATIVE.apply(False, rows, classes, class_weight, ignore_index=int(ignore_index), reduction=reduction)
+    options = {"ignore_index": int(ignore_index), "reduction": reduction}
+    loss, _ = DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
     found: Tensor = loss
     return found if has_rows or reduction != "none" else found.reshape(())
 

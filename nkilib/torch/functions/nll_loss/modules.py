@@ -12,17 +12,25 @@ class NLLLoss(nn.Module):
 
     Args:
         weight: [C] floating, kept as a buffer that moves with the module; None means 1.
-        ignore_index, reduction: as for :func:`~nkilib.torch.nll_loss`.
+        ignore_index, reduction, inplace: as for :func:`~nkilib.torch.nll_loss`.
     """
 
     weight: Tensor | None
 
-    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        *,
+        inplace: bool = False,
+    ) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
+        self.inplace = inplace
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """The loss."""
-        return nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
+        return nll_loss(input, target, self.weight, self.ignore_index, self.reduction, inplace=self.inplace)

@@ -71,6 +71,7 @@ BACKWARD: Final = register(
         outputs=(Output("grad_input", None, as_first),),
         kernel=nll_loss_backward,
         arguments=lambda call: {**_targets(call), **kernel_gradient(call)},
+        may_overwrite=True,
         check_values=_check_classes,
         instead=NLL_LOSS.instead,
     )

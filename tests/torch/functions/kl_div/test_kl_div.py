@@ -137,6 +137,7 @@ def test_opcheck(reduction: str, log_target: bool) -> None:
     torch.library.opcheck(ops.kl_div_forward.default, (x, t), options)
     grad = torch.ones(3, 5) if reduction == "none" else torch.ones(())
     torch.library.opcheck(ops.kl_div_backward.default, (x.detach(), t.detach(), grad), options)
+    torch.library.opcheck(ops.kl_div_backward_.default, (x.detach().clone(), t.detach(), grad), options)
 
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
@@ -188,3 +189,38 @@ def test_autocast_and_modules() -> None:
             module(reduction=reduction, log_target=log_target)(x, t) for module in (KLDivLoss, nn.KLDivLoss)
         )
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_in_place_the_gradient_has_the_memory_of_the_input(dtype: torch.dtype, reduction: str) -> None:
+    x, t = (each.detach().to(dtype) for each in inputs(6, 4, 5))
+    x, t = x.transpose(1, 2).contiguous().transpose(1, 2), t.requires_grad_()
+    leaf = x.clone().requires_grad_()
+    upstream = torch.full_like(x, 0.5) if reduction == "none" else None
+    expected = torch.autograd.grad(kl_div(leaf, t, reduction), (leaf, t), upstream)
+    computed = leaf * 1.0
+    found = torch.autograd.grad(KLDivLoss(reduction, inplace=True)(computed, t), (computed, t), upstream)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert found[0].data_ptr() == computed.data_ptr()
+    only = torch.autograd.grad(kl_div(x, t, reduction, inplace=True), t, upstream)
+    assert torch.equal(only[0], expected[1])  # and an input that needs no gradient stays as it is
+    torch.testing.assert_close(x, leaf.detach(), rtol=0, atol=0)
+
+
+def test_in_place_of_what_the_kernel_would_copy_is_refused() -> None:
+    x, t = (each.detach() for each in inputs(6, 5))
+    computed = x.clone().requires_grad_() * 1.0
+    for wrong, target in ((computed[:, ::2], t[:, ::2]), (computed[:1], t)):
+        with pytest.raises(ValueError, match="kl_div: inplace=True needs input dense"):
+            kl_div(wrong, target, "sum", inplace=True)
+    with pytest.raises(ValueError, match="kl_div: inplace=True needs input dense"):
+        kl_div(computed.half(), t, "none", inplace=True)
+    with pytest.raises(RuntimeError, match="kl_div: inplace=True would overwrite a leaf"):
+        kl_div(x.clone().requires_grad_(), t, "sum", inplace=True)
+    with pytest.raises(TypeError, match="kl_div: argument 'inplace' must be bool, not int"):
+        kl_div(computed, t, "sum", inplace=1)
+    changed = x.clone().requires_grad_().log_softmax(1)
+    loss = kl_div(changed, t, "sum", inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # a log-softmax takes its result
+        loss.backward()

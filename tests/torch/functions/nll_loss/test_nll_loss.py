@@ -141,6 +141,8 @@ def test_opcheck(reduction: str) -> None:
     grad, total = torch.ones(5 if reduction == "none" else ()), torch.tensor([2.0])
     arguments = (x.detach(), target, grad, total, weight)
     torch.library.opcheck(ops.nll_loss_backward.default, arguments, {"reduction": reduction})
+    arguments = (x.detach().clone(), target, grad, total, weight)
+    torch.library.opcheck(ops.nll_loss_backward_.default, arguments, {"reduction": reduction})
 
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
@@ -176,3 +178,32 @@ def test_autocast_and_modules() -> None:
     module, theirs = NLLLoss(torch.ones(37), 3, "sum"), nn.NLLLoss(torch.ones(37), ignore_index=3, reduction="sum")
     assert module.state_dict().keys() == theirs.state_dict().keys()
     torch.testing.assert_close(module(x, target), theirs(x, target))
+
+
+@pytest.mark.parametrize("shape", [(5,), (6, 5), (3, 5, 2, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_in_place_the_gradient_has_the_memory_of_the_input(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(len(shape))
+    leaf = torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+    target = torch.randint(
+        5, [each for at, each in enumerate(shape) if at != min(1, len(shape) - 1)], generator=generator
+    )
+    weight = torch.linspace(0.5, 1.5, 5)
+    (expected,) = torch.autograd.grad(nll_loss(leaf, target, weight), leaf)
+    computed = leaf * 1.0
+    (found,) = torch.autograd.grad(NLLLoss(weight, inplace=True)(computed, target), computed)
+    assert torch.equal(found, expected) and found.data_ptr() == computed.data_ptr()
+
+
+def test_in_place_of_what_the_kernel_would_copy_is_refused() -> None:
+    computed, target = torch.randn(6, 5, requires_grad=True) * 1.0, torch.arange(6) % 5
+    with pytest.raises(ValueError, match="nll_loss: inplace=True needs input dense"):
+        nll_loss(computed[:5].T, target[:5], inplace=True)
+    with pytest.raises(RuntimeError, match="nll_loss: inplace=True would overwrite a leaf"):
+        nll_loss(torch.randn(6, 5, requires_grad=True), target, inplace=True)
+    with pytest.raises(TypeError, match="nll_loss: argument 'inplace' must be bool, not str"):
+        nll_loss(computed, target, inplace="yes")  # type: ignore[arg-type]
+    loss = nll_loss(computed, target, inplace=True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

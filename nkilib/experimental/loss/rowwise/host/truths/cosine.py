@@ -33,7 +33,7 @@ class CosineTruth:
 
     def value(self, tensors: Tensors) -> Exact:
         """1 - cos, or max(0, cos - margin), by the target."""
-        cosine, _, _ = _cosine(tensors)
+        cosine = _cosine(tensors).exact
         target = tensors["target"]
         beyond = np.maximum(0.0, cosine.value - self.margin)
         value = np.where(target == 1.0, 1.0 - cosine.value, np.where(target == -1.0, beyond, 0.0))
@@ -42,7 +42,8 @@ class CosineTruth:
 
     def derivative(self, tensors: Tensors) -> dict[str, Exact]:
         """Undefined where cos - margin may have another sign."""
-        cosine, inverses, relative = _cosine(tensors)
+        of_rows = _cosine(tensors)
+        cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
         target, beyond = tensors["target"], cosine.value - self.margin
         is_unsure = (target == -1.0) & (np.abs(beyond) <= cosine.error + UNIT * (1.0 + abs(self.margin)))
         by_cosine = np.where(target == 1.0, -1.0, 0.0) + np.where((target == -1.0) & (beyond >= 0.0), 1.0, 0.0)
@@ -58,8 +59,22 @@ class CosineTruth:
         return found
 
 
-def _cosine(tensors: Tensors) -> tuple[Exact, list[Float64Array], float]:
-    """Of rows; the inverse norms; and what the product of two of these is off by, relative."""
+@dataclass(frozen=True)
+class _Cosine:
+    """Of rows.
+
+    Attributes:
+        exact: the cosines.
+        inverses: of the norms of either row.
+        relative: what the product of two of these is off by.
+    """
+
+    exact: Exact
+    inverses: list[Float64Array]
+    relative: float
+
+
+def _cosine(tensors: Tensors) -> _Cosine:
     first, second = tensors["input1"], tensors["input2"]
     terms = first * second
     product = summed(terms, 0.5 * UNIT * np.abs(terms))
@@ -67,4 +82,4 @@ def _cosine(tensors: Tensors) -> tuple[Exact, list[Float64Array], float]:
     relative = (0.5 * (additions(first.shape[1]) + 2.0) + 8.0) * UNIT
     value = product.value * inverses[0] * inverses[1]
     error = product.error * inverses[0] * inverses[1] + (relative + 2.0 * UNIT) * np.abs(value)
-    return Exact(value, error), inverses, relative
+    return _Cosine(Exact(value, error), inverses, relative)

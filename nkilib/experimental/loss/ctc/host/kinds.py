@@ -1,0 +1,41 @@
+"""The row of the registry of losses for connectionist temporal classification."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
+from nkilib.loss_kind import LossKind, ModelledLaunch
+
+_STEPS, _SEQUENCES, _CLASSES, _LABELS = 1500, 64, 128, 200
+
+
+def _forward(dtype: str) -> dict[str, Any]:
+    from nkilib.simulator import spec
+
+    lengths = spec((_SEQUENCES,), "int32")
+    return {
+        "log_probs_hbm": spec((_STEPS, _SEQUENCES, _CLASSES), dtype),
+        "targets_hbm": spec((_SEQUENCES, _LABELS), "int32"),
+        "input_lengths_hbm": lengths,
+        "target_lengths_hbm": lengths,
+    }
+
+
+KINDS: Final = (
+    LossKind(
+        name="ctc_loss",
+        module="CTCLoss",
+        forward=ctc_loss_forward,
+        backward=ctc_loss_backward,
+        formula="-log sum of prod_t p_t(a_t) over alignments a of the target",
+        derivative="exp(x) - occupancy, as PyTorch's, whose x come from log_softmax",
+        differentiated=("log_probs",),
+        options=("blank", "zero_infinity"),
+        tests=("tests/experimental/loss/ctc", "tests/torch/functions/ctc_loss"),
+        edges="no alignment: inf and NaN gradients, 0 and 0 with zero_infinity; a class of probability 0 that no label "
+        "is has gradient 0, where PyTorch has NaN",
+        differences="bfloat16 and float16; a label that is no class has probability 0",
+        launches=(ModelledLaunch("forward, T=1500, N=64, C=128, S=200", True, _forward, {}),),
+    ),
+)

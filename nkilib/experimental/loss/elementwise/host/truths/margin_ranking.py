@@ -1,0 +1,53 @@
+"""Error of an order, with d = x1 - x2: d rounds once and so does p = t d, u / 2 of p each, and z = margin - p too.
+
+|error| <= u |t d| + u |z| / 2: at most 2 u of the larger term      of a derivative: 0, or u |d| / 2 by the target
+
+Where |z| is not larger than its error, a derivative may be that of either side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nkilib.experimental.loss.elementwise.host.reference import Float64Array
+from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact, Tensors
+from nkilib.experimental.loss.elementwise.kind import TARGET
+from nkilib.experimental.loss.elementwise.kinds.margin_ranking import INPUT1, INPUT2
+
+
+@dataclass(frozen=True)
+class MarginRankingTruth:
+    """``torch.nn.functional.margin_ranking_loss(input1.double(), input2.double(), target.double(), margin)``.
+
+    Attributes:
+        margin: rounded to float32.
+    """
+
+    margin: float
+
+    def value(self, tensors: Tensors) -> Exact:
+        """max(margin - t d, 0)."""
+        reach, error = self._reach(tensors)
+        return Exact(np.maximum(reach, 0.0), error)
+
+    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+        """-t, t and -d where the loss counts."""
+        reach, error = self._reach(tensors)
+        target, difference = tensors[TARGET], tensors[INPUT1] - tensors[INPUT2]
+        counts = (reach >= 0.0).astype(np.float64)
+        is_near = np.abs(reach) <= error
+        of_target = np.where(is_near, np.abs(target), 0.0)
+        of_difference = np.where(is_near, np.abs(difference), 0.5 * UNIT * np.abs(difference))
+        return {
+            INPUT1: Exact(-counts * target, of_target),
+            INPUT2: Exact(counts * target, of_target),
+            TARGET: Exact(-counts * difference, of_difference),
+        }
+
+    def _reach(self, tensors: Tensors) -> tuple[Float64Array, Float64Array]:
+        """margin - t d, and its error."""
+        product = tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
+        reach = float(np.float32(self.margin)) - product
+        return reach, UNIT * (np.abs(product) + 0.5 * np.abs(reach))

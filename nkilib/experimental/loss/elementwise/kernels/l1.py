@@ -1,0 +1,94 @@
+"""Kernels of the absolute error: plain functions, to be launched or called from NKI code."""
+
+from __future__ import annotations
+
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT, Kind
+from nkilib.experimental.loss.elementwise.kinds.l1 import L1
+from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
+from nkilib.experimental.loss.elementwise.weighted import Weighted
+from nkilib.nki import nl
+
+
+def l1_loss_forward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None = None,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Absolute error, element by element: ``|x - t|``, times a weight if there is one.
+
+    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight
+    ``(weight * F.l1_loss(input, target, reduction="none"))``, reduced, whose mean is over elements.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
+        target_hbm: t, of the shape of the input, in any of these types.
+        weight_hbm: of each element, likewise; None: 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
+        dtype: of the losses for ``"none"``; None: that of the input.
+        columns: elements of a partition of a tile; None: chosen from shape and types.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "l1_loss_forward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    return run_forward(function, _kind(weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+
+
+def l1_loss_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of the absolute error: ``sign(x - t) w`` by the input, its negative by the target, ``|x - t|`` by the
+    weight, each times the upstream gradient. The sign of 0 and of NaN is 0.
+
+    Equivalent to the gradients of the forward's expression in PyTorch.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given.
+        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
+            is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, buffers: as in the forward.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their
+            tensor; with ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "l1_loss_backward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted}
+    return run_backward(
+        function, _kind(weight_hbm), tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers
+    )
+
+
+def _kind(weight_hbm: nl.NkiTensor | None) -> Kind:
+    return L1() if weight_hbm is None else Weighted(L1())

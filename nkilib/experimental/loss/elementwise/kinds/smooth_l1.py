@@ -1,0 +1,73 @@
+"""Squared error near 0 and absolute error beyond: ``torch.nn.functional.smooth_l1_loss`` and ``huber_loss``.
+
+With d = x - t and c = d, clipped to [-b, b]: ``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing cancels. The
+smooth error has f = 1 and b = beta, Huber's f = b = delta. Derivatives ``f c / b`` and its negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from nkilib.experimental.loss.elementwise.arithmetic import subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Activation, Derivative, Losses, Piece, Prepared
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class SmoothL1:
+    """The smooth error.
+
+    Attributes:
+        width: b, up to which an error is squared; positive.
+        factor: f, of the losses.
+    """
+
+    width: float
+    factor: float = 1.0
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 3
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Both, whatever is wanted."""
+        return self.tensors
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """c, and |d| - b."""
+        difference_sbuf, clipped_sbuf, beyond_sbuf = piece.float32(), piece.float32(), piece.float32()
+        subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
+        self._clip(clipped_sbuf, difference_sbuf)
+        nisa.tensor_scalar(
+            dst=beyond_sbuf, data=difference_sbuf, op0=nl.abs, operand0=None, op1=nl.subtract, operand1=self.width
+        )
+        return clipped_sbuf, beyond_sbuf
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """The square of c, and what is beyond: Scalar keeps one table, since a square needs none."""
+        clipped_sbuf, beyond_sbuf = prepared
+        scale = sqrt(0.5 * self.factor / self.width)
+        losses.two_activations(
+            Activation(nl.square, clipped_sbuf, scale), Activation(nl.relu, beyond_sbuf, self.factor)
+        )
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """f c / b, and its negative."""
+        clipped_sbuf = piece.float32()
+        subtract_on_gpsimd(clipped_sbuf, piece[INPUT], piece[TARGET])
+        self._clip(clipped_sbuf, clipped_sbuf)
+        slope = self.factor / self.width
+        return {
+            INPUT: Derivative(clipped_sbuf, slope, on_scalar=True),
+            TARGET: Derivative(clipped_sbuf, -slope, on_scalar=True),
+        }
+
+    def _clip(self, dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor) -> None:
+        nisa.tensor_scalar(
+            dst=dst_sbuf,
+            data=difference_sbuf,
+            op0=nl.minimum,
+            operand0=self.width,
+            op1=nl.maximum,
+            operand1=-self.width,
+        )

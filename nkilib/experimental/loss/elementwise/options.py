@@ -1,0 +1,32 @@
+"""Numbers that are options of losses, checked before the first instruction."""
+
+from __future__ import annotations
+
+from math import isfinite
+from struct import pack, unpack
+from typing import Final
+
+from nkilib.core.rows.checks import require
+
+LEAST_NORMAL: Final = 2.0**-126
+_LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
+
+
+def require_option(function: str, name: str, value: float, least: float = -_LARGEST) -> float:
+    """A finite number from ``least`` on, rounded to float32, in which the engines compute with it.
+
+    Raises:
+        AssertionError: another one.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(
+        is_number and isfinite(value) and least <= value <= _LARGEST,
+        f"{function}: {name} must be a finite number of float32{_from(least)}, got {value}",
+    )
+    rounded: float = unpack("f", pack("f", value))[0]
+    return rounded
+
+
+def _from(least: float) -> str:
+    known = {-_LARGEST: "", 0.0: " of at least 0", LEAST_NORMAL: " of at least 2^-126"}
+    return known.get(least, f" of at least {least}")

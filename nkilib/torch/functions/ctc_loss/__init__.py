@@ -1,0 +1,1 @@
+"""``ctc_loss`` and ``CTCLoss``: the semantics of PyTorch around two operators."""
