@@ -142,20 +142,19 @@ def binary_cross_entropies() -> Iterator[ElementwiseKind]:
 def likelihoods() -> Iterator[ElementwiseKind]:
     """Of counts and of numbers."""
     kernels = (loss.poisson_nll_loss_forward, loss.poisson_nll_loss_backward)
-    for options in (
-        {},
-        {"full": True},
-        {"log_input": False, "eps": 1e-4},
-        {"log_input": False, "full": True},
-    ):
-        first = any_numbers if options.get("log_input", True) else positive
-        name = f"poisson_nll_loss {options}" if options else "poisson_nll_loss"
-        yield ElementwiseKind(name, *kernels, PoissonTruth(**options), _two(first, positive), _BOTH, options)
+    for log_input in (True, False):
+        rates = any_numbers if log_input else positive
+        for full in (False, True):
+            options: dict[str, Any] = {"log_input": log_input, "full": full, "eps": 1e-4}
+            name = f"poisson_nll_loss{'' if log_input else ' of rates'}{', full' if full else ''}"
+            truth = PoissonTruth(log_input, full, 1e-4)
+            yield ElementwiseKind(name, *kernels, truth, _two(rates, positive), _BOTH, options)
     kernels = (loss.gaussian_nll_loss_forward, loss.gaussian_nll_loss_backward)
     tensors, by = {**_two(), "var": positive}, (*_BOTH, "var")
-    for options in ({}, {"full": True, "eps": 0.25}):
-        name = f"gaussian_nll_loss {options}" if options else "gaussian_nll_loss"
-        yield ElementwiseKind(name, *kernels, GaussianTruth(**options), tensors, by, options)
+    yield ElementwiseKind("gaussian_nll_loss", *kernels, GaussianTruth(), tensors, by)
+    constant = GaussianTruth(full=True, eps=0.25)
+    options = {"full": True, "eps": 0.25}
+    yield ElementwiseKind("gaussian_nll_loss, full", *kernels, constant, tensors, by, options)
 
 
 KINDS: Final = (

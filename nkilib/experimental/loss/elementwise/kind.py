@@ -116,9 +116,6 @@ class Losses(Protocol):
     ) -> None:
         """``(data op0 operand0) op1 operand1``, on Vector."""
 
-    def two_activations(self, first: Activation, second: Activation) -> None:
-        """The sum of both, on Scalar; one accumulator adds up the numbers of both."""
-
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
         """``left * right`` of a scratch tile and any other, on Vector; a sum of it is Scalar's."""
 

@@ -115,7 +115,6 @@ def test_a_mean_of_many_losses(kind: ElementwiseKind) -> None:
     assert abs(found - exact.value[0, 0]) <= 1e-6 * abs(exact.value[0, 0]) + exact.error[0, 0]
 
 
-
 @every_kind
 def test_a_number_that_is_none_leaves_its_neighbours(kind: ElementwiseKind) -> None:
     tensors = kind.made((128, 512))
