@@ -14,7 +14,12 @@ from nkilib.torch.functions.ctc_loss.functional import ctc_loss
 from nkilib.torch.functions.ctc_loss.modules import CTCLoss
 from nkilib.torch.functions.distillation.functional import distillation_loss
 from nkilib.torch.functions.distillation.modules import DistillationLoss
+from nkilib.torch.functions.elementwise.hinge_embedding_loss import HingeEmbeddingLoss, hinge_embedding_loss
+from nkilib.torch.functions.elementwise.huber_loss import HuberLoss, huber_loss
+from nkilib.torch.functions.elementwise.l1_loss import L1Loss, l1_loss
+from nkilib.torch.functions.elementwise.margin_ranking_loss import MarginRankingLoss, margin_ranking_loss
 from nkilib.torch.functions.elementwise.mse_loss import MSELoss, mse_loss
+from nkilib.torch.functions.elementwise.smooth_l1_loss import SmoothL1Loss, smooth_l1_loss
 from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
@@ -41,14 +46,19 @@ __all__ = [
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
     "DistillationLoss",
+    "HingeEmbeddingLoss",
+    "HuberLoss",
     "KLDivLoss",
+    "L1Loss",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "MSELoss",
+    "MarginRankingLoss",
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
     "NLLLoss",
+    "SmoothL1Loss",
     "Softmax",
     "Softmax2d",
     "TokenScores",
@@ -57,15 +67,20 @@ __all__ = [
     "cross_entropy",
     "ctc_loss",
     "distillation_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
     "int32_targets",
     "kl_div",
+    "l1_loss",
     "linear_cross_entropy",
     "log_softmax",
+    "margin_ranking_loss",
     "mse_loss",
     "multi_margin_loss",
     "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
+    "smooth_l1_loss",
     "softmax",
     "token_scores",
     "triplet_margin_loss",

@@ -46,7 +46,7 @@ def _backward(kind: ElementwiseKind, type_name: str, reduction: str, **wanted: b
 
 def _backward_truths(kind: ElementwiseKind, given: Mapping[str, Any]) -> Truths:
     found = truth.gradients(kind.truth, _named(kind, given), given["grad_loss_hbm"], given["reduction"])
-    return {f"grad_{name}": Truth(*found[name]) for name in kind.gradients if given[f"grad_{name}_wanted"]}
+    return {f"grad_{name}": Truth(*found[name]) for name in kind.gradients if given.get(f"grad_{name}_wanted", True)}
 
 
 def _of_kind(kind: ElementwiseKind, type_name: str) -> Iterator[Case]:

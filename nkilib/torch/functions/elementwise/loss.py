@@ -124,6 +124,7 @@ def elementwise_loss(
     optional: Sequence[str] = (),
     constant: Sequence[str] = (),
     integers: Sequence[str] = (),
+    typed: Sequence[str] = (),
     options: type[Dataclass] | None = None,
     check_values: Callable[[Call], None] | None = None,
 ) -> ElementwiseLoss:
@@ -134,6 +135,7 @@ def elementwise_loss(
         noun: what its first tensor is, in words.
         kernels: forward and backward, whose arguments have the names of tensors and options.
         tensors, optional, constant, integers: as :class:`ElementwiseLoss` has them.
+        typed: tensors whose types promote to that of the losses, as PyTorch has it; none: all of them.
         options: a dataclass of the kernels' options beside the reduction.
         check_values: raises where values are out of range, on the CPU alone.
     """
@@ -142,15 +144,20 @@ def elementwise_loss(
     inputs = tuple(Input(each, dtypes=FLOAT_DTYPES, is_optional=each in optional) for each in every)
     differentiated = [each for each in every if each not in constant]
     gradients = tuple(_gradient(each) for each in differentiated)
+    is_chosen = len(gradients) > 1  # the only gradient has no flag
+
+    def dtype(call: Call) -> torch.dtype:
+        return promoted(each for name, each in call.tensors.items() if each is not None and name in (typed or every))
+
     groups: list[type[Dataclass]] = [Reduction, *([options] if options else [])]
     forward = register(
         Operator(
             f"{name}_forward",
             inputs=inputs,
             options=groups,
-            outputs=(loss_output(as_first, tuple(differentiated), _dtype_of_call),),
+            outputs=(loss_output(as_first, tuple(differentiated), dtype),),
             kernel=kernels[0],
-            arguments=_result_dtype,
+            arguments=lambda call: {"dtype": TILE_DTYPES[dtype(call)]} if is_each(call) else {},
             check_values=check_values,
             instead=caller.instead,
         )
@@ -159,10 +166,10 @@ def elementwise_loss(
         Operator(
             f"{name}_backward",
             inputs=(*inputs, Input("grad_loss")),
-            options=(*groups, _wanted(differentiated)),
+            options=(*groups, *([_wanted(differentiated)] if is_chosen else [])),
             outputs=gradients,
             kernel=kernels[1],
-            on_request={each.name: each.request for each in gradients},
+            on_request={each.name: each.request for each in gradients} if is_chosen else {},
             arguments=kernel_gradient,
             may_overwrite=True,
             instead=caller.instead,
@@ -192,14 +199,6 @@ def check_floating(caller: Caller, name: str, tensor: Tensor) -> None:
         kind = "Complex" if tensor.is_complex() else "Integral"
         raise RuntimeError(f"{caller}: {kind} inputs not supported, got {name} of {tensor.dtype}; pass floats")
     check_float_dtype(caller, name, tensor)
-
-
-def _dtype_of_call(call: Call) -> torch.dtype:
-    return promoted(each for each in call.tensors.values() if each is not None)
-
-
-def _result_dtype(call: Call) -> dict[str, Any]:
-    return {"dtype": TILE_DTYPES[_dtype_of_call(call)]} if is_each(call) else {}
 
 
 def _gradient(name: str) -> Output:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.elementwise import mse_loss_backward, mse_loss_forward
-from nkilib.torch.functions.elementwise.loss import ElementwiseLoss, elementwise_loss
-from nkilib.torch.functions.elementwise.shapes import check_weight, warn_of_broadcast
+from nkilib.torch.functions.elementwise.loss import elementwise_loss
+from nkilib.torch.functions.elementwise.pair import loss_of_pair
 
 _KERNELS: Final = (mse_loss_forward, mse_loss_backward)
 MSE_LOSS: Final = elementwise_loss(
@@ -44,27 +43,7 @@ def mse_loss(
         RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
         NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
     """
-    return with_weight(MSE_LOSS, input, target, reduction, weight, inplace)
-
-
-def with_weight(
-    loss: ElementwiseLoss,
-    input: Tensor,
-    target: Tensor,
-    reduction: str,
-    weight: Tensor | None,
-    inplace: bool,
-    **options: float,
-) -> Tensor:
-    """A loss of an input and a target that broadcast, and a weight of the shape of the input, as PyTorch takes it."""
-    if all(isinstance(each, Tensor) for each in (input, target)):  # the others are refused by the loss
-        warn_of_broadcast(loss.caller, input, target)
-    if isinstance(weight, Tensor):
-        check_weight(loss.caller, input, weight)
-    tensors = {"input": input, "target": target, "weight": weight}
-    if weight is None or reduction != "mean":
-        return loss(tensors, reduction, inplace, **options)
-    return loss(tensors, "sum", inplace, **options) / weight.sum(dtype=torch.float32)
+    return loss_of_pair(MSE_LOSS, input, target, reduction, inplace, weight, divides_by_weight=True)
 
 
 class MSELoss(nn.Module):

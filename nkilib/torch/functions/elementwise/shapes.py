@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -29,4 +30,17 @@ def check_weight(caller: Caller, input: Tensor, weight: Tensor | None) -> None:
     if weight is not None and weight.shape != input.shape:
         raise ValueError(
             f"{caller}: weight must have the shape of input, {tuple(input.shape)}, got {tuple(weight.shape)}; expand it"
+        )
+
+
+def check_dimensions(caller: Caller, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of different numbers of dimensions.
+
+    Raises:
+        RuntimeError: always then, as in PyTorch.
+    """
+    if len({each.dim() for each in tensors.values()}) > 1:
+        sizes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in tensors.items())
+        raise RuntimeError(
+            f"{caller}: all input tensors should have the same number of dimensions, got {sizes}; reshape them"
         )

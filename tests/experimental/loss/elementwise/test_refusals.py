@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from nkilib.nki import nl
 from tests.experimental.refusals import ELEMENTWISE_KERNELS, Kernel, Refusal, assert_refused, parametrized
@@ -51,3 +52,19 @@ REFUSALS = [
 @parametrized(REFUSALS, ELEMENTWISE_KERNELS)
 def test_refused(refusal: Refusal, kernel: Kernel, cores: int | None) -> None:
     assert_refused(refusal, kernel, cores)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "words"),
+    [
+        ("smooth_l1_loss", "beta", -1.0, " of at least 0"),
+        ("huber_loss", "delta", 0.0, " of at least 2^-126"),
+        ("hinge_embedding_loss", "margin", float("inf"), ""),
+        ("margin_ranking_loss", "margin", float("nan"), ""),
+        ("margin_ranking_loss", "margin", True, ""),
+    ],
+)
+def test_options_are_finite_numbers(name: str, option: str, value: float, words: str) -> None:
+    for kernel in (ELEMENTWISE_KERNELS[f"{name}_forward"], ELEMENTWISE_KERNELS[f"{name}_backward"]):
+        message = f"{option} must be a finite number of float32{words}, got {value}"
+        assert_refused(Refusal("option", message, {option: value}), kernel, 2)

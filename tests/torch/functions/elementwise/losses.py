@@ -15,8 +15,11 @@ from tests.torch.opinfo import Budget
 
 # A sum adds the roundings of its terms.
 SUMS: Final = Budget(of_float32=64.0)
-# Likewise, of squares: those of samples are up to 16 times the largest number.
+# Likewise, of squares and products: those of samples are up to 16 times the largest number.
 SUMS_OF_SQUARES: Final = Budget(of_float32=1024.0)
+
+# Likewise, of 102,000 weighted terms: a third of what rounds such a sum once more.
+WEIGHTED_SUMS: Final = Budget(of_float32=8192.0)
 
 
 def numbers(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -27,6 +30,11 @@ def numbers(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
 def positive(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
     """From 1/8 on."""
     return torch.randn(shape, generator=generator).abs() + 0.125
+
+
+def signs(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """1 and -1."""
+    return torch.randn(shape, generator=generator).sign()
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Loss:
         differentiated: how many of them, from the first one on, PyTorch gives a gradient of.
         forms: keywords of calls, each another formula; tensors of them are made from generator and shape.
         module_forms: the keywords of the module that are those.
+        mixed: PyTorch's type of reduced losses of a bfloat16 and a float32 tensor.
         values, gradients: what may be off from PyTorch in float64, beside the rounding.
     """
 
@@ -49,6 +58,7 @@ class Loss:
     differentiated: int = 2
     forms: Sequence[Mapping[str, Any]] = ({},)
     module_forms: Sequence[Mapping[str, Any]] = ({},)
+    mixed: torch.dtype = torch.float32
     values: Budget = SUMS
     gradients: Budget = field(default_factory=lambda: Budget(of_type=4.0, of_float32=16.0))
 
@@ -84,4 +94,33 @@ class Loss:
         return {name: value(generator, shape) if callable(value) else value for name, value in form.items()}
 
 
-LOSSES: Final = (Loss("mse_loss", "MSELoss", forms=({}, {"weight": positive}), values=SUMS_OF_SQUARES),)
+LOSSES: Final = (
+    Loss("mse_loss", "MSELoss", forms=({}, {"weight": positive}), values=SUMS_OF_SQUARES),
+    Loss("l1_loss", "L1Loss", forms=({}, {"weight": positive}), values=WEIGHTED_SUMS),
+    Loss("smooth_l1_loss", "SmoothL1Loss", forms=({}, {"beta": 0.3}), module_forms=({}, {"beta": 0.3})),
+    Loss(
+        "huber_loss",
+        "HuberLoss",
+        forms=({"delta": 0.6}, {"weight": positive}),
+        module_forms=({}, {"delta": 0.6}),
+        values=SUMS_OF_SQUARES,
+        mixed=torch.bfloat16,
+    ),
+    Loss(
+        "hinge_embedding_loss",
+        "HingeEmbeddingLoss",
+        tensors=(numbers, signs),
+        differentiated=1,
+        mixed=torch.bfloat16,
+        forms=({}, {"margin": 0.4}),
+        module_forms=({}, {"margin": 0.4}),
+    ),
+    Loss(
+        "margin_ranking_loss",
+        "MarginRankingLoss",
+        tensors=(numbers, numbers, signs),
+        differentiated=3,
+        forms=({}, {"margin": 0.4}),
+        module_forms=({}, {"margin": 0.4}),
+    ),
+)

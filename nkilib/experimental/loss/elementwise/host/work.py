@@ -37,7 +37,7 @@ def backward_work(
     """
 
     def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
-        wanted = tuple(name for name in names if arguments.get(f"grad_{name}_wanted", False))
+        wanted = tuple(name for name in names if arguments.get(f"grad_{name}_wanted", name == names[0]))
         read = _given(names if needed is None else needed(wanted), arguments)
         streamed = [each.dtype for each in (*read, *_given(wanted, arguments))]
         streamed += [grad_loss_hbm.dtype] if reduction == "none" else []

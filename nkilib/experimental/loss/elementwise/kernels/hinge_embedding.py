@@ -53,7 +53,6 @@ def hinge_embedding_loss_backward(
     grad_loss_hbm: nl.NkiTensor,
     reduction: str = "mean",
     margin: float = 1.0,
-    grad_input_wanted: bool = True,
     inplace: bool = False,
     columns: int | None = None,
     buffers: int | None = None,
@@ -70,7 +69,6 @@ def hinge_embedding_loss_backward(
         input_hbm, target_hbm, reduction, margin: what the forward was given.
         grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
             is read on the device.
-        grad_input_wanted: must be True: there is no other gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: as in the forward.
 
@@ -82,7 +80,7 @@ def hinge_embedding_loss_backward(
     """
     function = "hinge_embedding_loss_backward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
-    wanted = {INPUT: grad_input_wanted}
+    wanted = {INPUT: True}
     return run_backward(
         function, _kind(function, margin), tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers
     )

@@ -1,0 +1,87 @@
+"""``hinge_embedding_loss`` and ``HingeEmbeddingLoss``: distances of what is alike or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+
+from nkilib.experimental.loss.elementwise import hinge_embedding_loss_backward, hinge_embedding_loss_forward
+from nkilib.torch.functions.elementwise.loss import elementwise_loss
+from nkilib.torch.functions.elementwise.numbers import finite_number
+
+
+@dataclass(frozen=True)
+class _Margin:
+    """Of the operators."""
+
+    margin: float = 1.0
+
+
+_KERNELS: Final = (hinge_embedding_loss_forward, hinge_embedding_loss_backward)
+HINGE_EMBEDDING_LOSS: Final = elementwise_loss(
+    "hinge_embedding_loss",
+    "distances",
+    _KERNELS,
+    constant=("target",),
+    integers=("target",),
+    typed=("input",),
+    options=_Margin,
+)
+
+
+def hinge_embedding_loss(
+    input: Tensor,
+    target: Tensor,
+    margin: float = 1.0,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+) -> Tensor:
+    """Distances of what is alike, and what is left to a margin of others, on the kernels of
+    :mod:`nkilib.experimental.loss`: ``input`` where the target is 1, ``max(margin - input, 0)`` where it is -1.
+
+    Equals ``torch.nn.functional.hinge_embedding_loss(input, target, margin, reduction=reduction)``, in float32, and
+    sums are float32. Where a target is neither, both count. No value is looked at, so nothing waits for the device.
+
+    Args:
+        input: distances, bfloat16, float16 or float32, of any shape.
+        target: 1 or -1, in one of these types or of integers; of a shape that broadcasts with the input's. There is no
+            gradient of it, as in PyTorch.
+        margin: finite.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type of the
+        input.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` of a tensor with gaps.
+        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    given = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
+    return HINGE_EMBEDDING_LOSS(
+        given, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
+    )
+
+
+class HingeEmbeddingLoss(nn.Module):
+    """``torch.nn.HingeEmbeddingLoss`` on the kernels.
+
+    Args:
+        margin, reduction, inplace: as for :func:`hinge_embedding_loss`.
+    """
+
+    def __init__(self, margin: float = 1.0, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__()
+        self.margin = margin
+        self.reduction = reduction
+        self.inplace = inplace
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return hinge_embedding_loss(input, target, self.margin, self.reduction, inplace=self.inplace)

@@ -1,0 +1,97 @@
+"""``huber_loss`` and ``HuberLoss``: squared near 0 and linear beyond."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from nkilib.experimental.loss.elementwise import huber_loss_backward, huber_loss_forward
+from nkilib.torch.functions.elementwise.loss import elementwise_loss
+from nkilib.torch.functions.elementwise.numbers import LEAST_NORMAL, finite_number
+from nkilib.torch.functions.elementwise.pair import loss_of_pair
+
+
+@dataclass(frozen=True)
+class _Delta:
+    """Of the operators."""
+
+    delta: float = 1.0
+
+
+_KERNELS: Final = (huber_loss_forward, huber_loss_backward)
+HUBER_LOSS: Final = elementwise_loss(
+    "huber_loss",
+    "predictions",
+    _KERNELS,
+    optional=("weight",),
+    integers=("target", "weight"),
+    typed=("input", "weight"),
+    options=_Delta,
+)
+
+
+def huber_loss(
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Tensor | None = None,
+    *,
+    inplace: bool = False,
+) -> Tensor:
+    """Huber's error, on the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / 2`` up to ``|d| = delta`` and
+    ``delta (|d| - delta / 2)`` beyond, with ``d = input - target``.
+
+    Equals ``torch.nn.functional.huber_loss(input, target, reduction=reduction, delta=delta, weight=weight)``, in
+    float32, and sums are float32. No value is looked at, so nothing waits for the device.
+
+    Args:
+        input: predictions, bfloat16, float16 or float32, of any shape.
+        target: in one of these types or of integers; of a shape that broadcasts with the input's, which warns. It may
+            require grad.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        delta: up to which an error is squared, positive and finite.
+        weight: of the shape of the input; losses are multiplied by it, and a mean is over elements. It may require
+            grad.
+        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
+        input and weight promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction``; a weight of another shape; ``inplace`` of a tensor with gaps.
+        RuntimeError: a delta that is not positive; shapes or devices do not fit; a complex tensor; ``inplace`` of a
+            leaf, or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    delta = _checked(delta)
+    return loss_of_pair(HUBER_LOSS, input, target, reduction, inplace, weight, delta=delta)
+
+
+def _checked(delta: Any) -> float:
+    caller = HUBER_LOSS.caller
+    if isinstance(delta, int | float) and not delta > 0.0:  # NaN too
+        raise RuntimeError(f"{caller}: does not support non-positive values for delta, got {delta}")
+    return max(finite_number(caller, "delta", delta), LEAST_NORMAL)
+
+
+class HuberLoss(nn.Module):
+    """``torch.nn.HuberLoss`` on the kernels.
+
+    Args:
+        reduction, delta, inplace: as for :func:`huber_loss`.
+    """
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0, *, inplace: bool = False) -> None:
+        super().__init__()
+        self.reduction = reduction
+        self.delta = delta
+        self.inplace = inplace
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return huber_loss(input, target, self.reduction, self.delta, inplace=self.inplace)

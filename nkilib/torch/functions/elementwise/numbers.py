@@ -1,0 +1,25 @@
+"""Options of losses that are numbers."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from nkilib.torch.dispatch.caller import Caller
+
+# Of float32, in which the kernels compute.
+LEAST_NORMAL, LARGEST = 2.0**-126, 2.0**128 * (1.0 - 2.0**-24)
+
+
+def finite_number(caller: Caller, name: str, value: Any) -> float:
+    """The value as a number of Python.
+
+    Raises:
+        TypeError: no number.
+        ValueError: it is infinite, NaN or out of the range of float32.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{caller}: argument {name!r} must be float, not {type(value).__name__}")
+    if not isfinite(value) or abs(value) > LARGEST:
+        raise ValueError(f"{caller}: {name} must be finite in float32, got {value}; use {caller.instead}")
+    return float(value)

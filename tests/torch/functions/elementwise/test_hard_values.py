@@ -1,0 +1,76 @@
+"""Losses of elements of numbers that are 0, huge, infinite or NaN, beside PyTorch's in float64."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nkilib.torch as ours
+
+INFINITY, NAN = float("inf"), float("nan")
+NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 2.0**-140, 1e30, -1e30, INFINITY, -INFINITY, NAN)
+SIGNS = (1.0, -1.0)
+
+
+def grid(*values: tuple[float, ...]) -> list[torch.Tensor]:
+    """All combinations, a tensor for each place."""
+    return [torch.tensor(each) for each in zip(*product(*values), strict=True)]
+
+
+CASES = [
+    pytest.param("mse_loss", grid((0.0, -1.0, INFINITY, -INFINITY, NAN), (0.0, 2.0, INFINITY, NAN)), {}, 2, id="mse"),
+    pytest.param("l1_loss", grid(NUMBERS, NUMBERS), {}, 2, id="l1"),
+    pytest.param("smooth_l1_loss", grid(NUMBERS, NUMBERS), {"beta": 0.5}, 2, id="smooth_l1"),
+    pytest.param("smooth_l1_loss", grid(NUMBERS, NUMBERS), {"beta": 0.0}, 2, id="smooth_l1, beta 0"),
+    pytest.param("huber_loss", grid(NUMBERS, NUMBERS), {"delta": 2.0}, 2, id="huber"),
+    pytest.param("hinge_embedding_loss", grid(NUMBERS, SIGNS), {"margin": 0.5}, 1, id="hinge_embedding"),
+    pytest.param("hinge_embedding_loss", grid((0.0, 3.0, -3.0, INFINITY, NAN), (0.0, 2.0, NAN)), {}, 1, id="neither"),
+    pytest.param("margin_ranking_loss", grid(NUMBERS, (0.0, 1.0, INFINITY, NAN), SIGNS), {}, 3, id="margin_ranking"),
+    pytest.param("margin_ranking_loss", grid((1.0, INFINITY), (0.0, 1.0), (0.0, NAN)), {"margin": 1.0}, 3, id="t"),
+]
+
+
+@pytest.mark.parametrize(("name", "tensors", "options", "differentiated"), CASES)
+def test_as_pytorch(name: str, tensors: list[torch.Tensor], options: dict[str, Any], differentiated: int) -> None:
+    found = []
+    for function, dtype in ((getattr(ours, name), torch.float32), (getattr(F, name), torch.float64)):
+        given = [
+            each.to(dtype, copy=True).requires_grad_(number < differentiated) for number, each in enumerate(tensors)
+        ]
+        losses = function(*given, reduction="none", **options)
+        gradients = torch.autograd.grad(losses.sum(), given[:differentiated])
+        found.append([each.detach().double() for each in (losses, *gradients)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, equal_nan=True, rtol=1e-6, atol=2.0**-126)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [("smooth_l1_loss", "beta", (-1.0, NAN)), ("huber_loss", "delta", (0.0, -1.0, NAN))],
+)
+def test_a_width_that_pytorch_refuses(name: str, option: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        for module in (ours, F):
+            with pytest.raises(RuntimeError, match="does not support"):
+                getattr(module, name)(torch.ones(3), torch.ones(3), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("smooth_l1_loss", "beta"),
+        ("huber_loss", "delta"),
+        ("hinge_embedding_loss", "margin"),
+        ("margin_ranking_loss", "margin"),
+    ],
+)
+def test_an_option_is_a_finite_number(name: str, option: str) -> None:
+    tensors = [torch.ones(3)] * (3 if name == "margin_ranking_loss" else 2)
+    with pytest.raises(ValueError, match=f"{name}: {option} must be finite in float32, got inf; use torch"):
+        getattr(ours, name)(*tensors, **{option: INFINITY})
+    with pytest.raises(TypeError, match=f"{name}: argument '{option}' must be float, not str"):
+        getattr(ours, name)(*tensors, **{option: "1"})
