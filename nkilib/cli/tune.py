@@ -74,8 +74,9 @@ def main(options: argparse.Namespace) -> int:
     if not tilings & {one.tiling for one in found}:
         return fail("tune", refused[0])
     print(f"{kernels.kernel} on {_CORES} cores of {options.target}: modelled, not measured")
-    widths = [max(len(name), width) for name, width in zip(kernels.SIZES, _WIDTHS, strict=False)]
-    print(f"{_columns(kernels.SIZES, widths)} {'us':>12} {'times bound':>11}")
+    names = type(chosen)._fields
+    widths = [max(len(name), width) for name, width in zip(names, _WIDTHS, strict=False)]
+    print(f"{_columns(names, widths)} {'us':>12} {'times bound':>11}")
     for place, one in enumerate(found):
         if place < _LISTED or one.tiling == chosen:
             mark = f"  {kernels.CHOOSER}" if one.tiling == chosen else ""

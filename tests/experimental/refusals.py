@@ -223,6 +223,37 @@ ROWWISE_KERNELS = {kernel.name: kernel for kind in ROWWISE_KINDS for kernel in _
 
 
 @dataclass(frozen=True)
+class CtcKernel(Kernel):
+    """A kernel of CTC; a matrix is the log-probabilities of each of one step of time."""
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on such log-probabilities."""
+        rows = int(np.prod(shape[:-1]))
+        lengths = np.ones(rows, np.int32)
+        return {
+            self.words["matrix"]: np.zeros((1, rows, shape[-1]), np.float32),
+            "targets_hbm": np.ones((rows, 1), np.int32),
+            "input_lengths_hbm": lengths,
+            "target_lengths_hbm": lengths.copy(),
+            **self.further(rows, shape[-1]),
+        }
+
+
+def _of_ctc_forward(rows: int, columns: int) -> Arguments:
+    return {"nll_hbm": np.ones(rows, np.float32), "alpha_hbm": np.zeros((1, rows, 3), np.float32), **_GRADIENT}
+
+
+_OF_LOG_PROBS = {"matrix": "log_probs_hbm"}
+CTC_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        CtcKernel(loss.ctc_loss_forward, lambda rows, columns: {}, _OF_LOG_PROBS),
+        CtcKernel(loss.ctc_loss_backward, _of_ctc_forward, _OF_LOG_PROBS),
+    )
+}
+
+
+@dataclass(frozen=True)
 class DistillationKernel(Kernel):
     """A kernel over the logits of two models; a matrix is the student's."""
 

@@ -263,7 +263,16 @@ def _float16_launches() -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 
 # What kernels call the matrix that they work on.
-_MATRICES: Final = ("logits_hbm", "input_hbm", "student_hbm", "x_hbm", "grad_hbm", "anchor_hbm", "input1_hbm")
+_MATRICES: Final = (
+    "logits_hbm",
+    "input_hbm",
+    "log_probs_hbm",
+    "student_hbm",
+    "x_hbm",
+    "grad_hbm",
+    "anchor_hbm",
+    "input1_hbm",
+)
 
 
 def matrix_of(arguments: Mapping[str, Any]) -> np.ndarray:

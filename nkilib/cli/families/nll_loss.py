@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from nkilib.simulator.profiling.trips import AskedTrips
 
 
-class NoTiling(NamedTuple):
-    """Nothing is to be chosen."""
+class Form(NamedTuple):
+    """How the input is read, or the gradient written: streamed, or gathered and scattered at the targets."""
+
+    streamed: bool
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class NllLossKernels(Family):
     NAMES: ClassVar[tuple[str, ...]] = ("nll_loss",)
     SIZES: ClassVar[dict[str, str]] = {}
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    CHOOSER: ClassVar[str] = ""
+    CHOOSER: ClassVar[str] = "the default"
     CONDITION: ClassVar[str] = ""
     WHICH: ClassVar[str] = "with --family nll_loss"
 
@@ -33,23 +35,31 @@ class NllLossKernels(Family):
         """Its name."""
         return f"nll_loss_{self.direction}"
 
-    def chosen(self, **arguments: Any) -> NoTiling:
-        """There is one way."""
-        return NoTiling()
+    def chosen(self, **arguments: Any) -> Form:
+        """The form that is asked for, or the one that the kernels take by themselves."""
+        from nkilib.experimental.loss.indexed.class_tiles import is_streamed
+        from nkilib.experimental.loss.indexed.positions import Shape
+        from nkilib.nki import nl
+        from nkilib.simulator import using
 
-    def tilings(self) -> Iterable[NoTiling]:
-        """None."""
-        return ()
+        with using(target=self.target):
+            default = is_streamed(Shape.of(self.shape), getattr(nl, self.dtype))
+        asked = arguments.get("streamed")
+        return Form(default if asked is None else asked)
+
+    def tilings(self) -> Iterable[Form]:
+        """Both forms; many classes are not streamed."""
+        return Form(False), Form(True)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch, which has no loop whose trips could be asked for."""
+        """Of a launch in the form of ``tiling``, which has no loop whose trips could be asked for."""
         from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
         from nkilib.simulator import profile, spec, using
 
         tensors = spec(self.shape, self.dtype), spec(self.shape[:1], "int32")
-        scalar = spec((1,), "float32")
+        scalar, options = spec((1,), "float32"), {**arguments, **tiling._asdict()}
         with using(target=self.target):
             if not self.is_backward:
-                return profile(nll_loss_forward[cores], *tensors, **arguments)
-            given = {"total_weight_hbm": scalar, **arguments}
+                return profile(nll_loss_forward[cores], *tensors, **options)
+            given = {"total_weight_hbm": scalar, **options}
             return profile(nll_loss_backward[cores], *tensors, scalar, **given)

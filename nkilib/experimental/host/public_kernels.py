@@ -9,6 +9,7 @@ from typing import Any, Final
 from nkilib.experimental import softmax
 from nkilib.experimental.loss import (
     cross_entropy,
+    ctc,
     distillation,
     elementwise,
     indexed,
@@ -27,6 +28,7 @@ FAMILIES: Final[Sequence[ModuleType]] = (
     indexed,
     multi_margin,
     multilabel_margin,
+    ctc,
     elementwise,
     rowwise,
     distillation,

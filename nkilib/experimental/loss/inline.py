@@ -10,6 +10,12 @@ kernels of the same names in :mod:`nkilib.experimental.loss`.
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
 from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.elementwise.kernels import (
+    binary_cross_entropy_backward,
+    binary_cross_entropy_forward,
+    binary_cross_entropy_with_logits_backward,
+    binary_cross_entropy_with_logits_forward,
+    gaussian_nll_loss_backward,
+    gaussian_nll_loss_forward,
     hinge_embedding_loss_backward,
     hinge_embedding_loss_forward,
     huber_loss_backward,
@@ -22,6 +28,8 @@ from nkilib.experimental.loss.elementwise.kernels import (
     margin_ranking_loss_forward,
     mse_loss_backward,
     mse_loss_forward,
+    poisson_nll_loss_backward,
+    poisson_nll_loss_forward,
     smooth_l1_loss_backward,
     smooth_l1_loss_forward,
 )
@@ -47,12 +55,18 @@ from nkilib.experimental.loss.rowwise.multilabel_soft_margin_kernels import (
 from nkilib.experimental.loss.rowwise.triplet_kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
 
 __all__ = [
+    "binary_cross_entropy_backward",
+    "binary_cross_entropy_forward",
+    "binary_cross_entropy_with_logits_backward",
+    "binary_cross_entropy_with_logits_forward",
     "cosine_embedding_loss_backward",
     "cosine_embedding_loss_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "ctc_loss_backward",
     "ctc_loss_forward",
+    "gaussian_nll_loss_backward",
+    "gaussian_nll_loss_forward",
     "hinge_embedding_loss_backward",
     "hinge_embedding_loss_forward",
     "huber_loss_backward",
@@ -76,6 +90,8 @@ __all__ = [
     "multilabel_soft_margin_loss_forward",
     "nll_loss_backward",
     "nll_loss_forward",
+    "poisson_nll_loss_backward",
+    "poisson_nll_loss_forward",
     "smooth_l1_loss_backward",
     "smooth_l1_loss_forward",
     "triplet_margin_loss_backward",

@@ -146,7 +146,7 @@ def row_plan(
     streams: Streams,
     chunk_size: int | None,
     most_pieces: int = MOST_PIECES,
-    short_piece_bytes: int = SHORT_PIECE_BYTES,
+    piece_bytes: int | None = None,
 ) -> RowPlan:
     """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them.
 
@@ -156,7 +156,7 @@ def row_plan(
         streams: what the loop keeps.
         chunk_size: elements of a piece at most; None is what is modelled to be fastest.
         most_pieces: of a batch of whole rows.
-        short_piece_bytes: of a piece of short rows.
+        piece_bytes: of a piece; None is what is usual for rows of that length.
 
     Raises:
         AssertionError: a row that does not stay on chip.
@@ -166,7 +166,8 @@ def row_plan(
         f"{function}: the axis must have at most {largest_row(streams)} elements of these types, which stay on chip, "
         f"got {row_size}; split the axis and combine the statistics of its parts",
     )
-    piece_bytes = short_piece_bytes if row_size <= SHORT_ROW else PIECE_BYTES
+    if piece_bytes is None:
+        piece_bytes = SHORT_PIECE_BYTES if row_size <= SHORT_ROW else PIECE_BYTES
     usual = piece_bytes // streams.element
     piece_size = max(1, min(usual if chunk_size is None else chunk_size, SBUF_BYTES // 3 // streams.scratch))
     on_chip = (SBUF_BYTES - streams.scratch * max(usual, piece_size)) // streams.resident

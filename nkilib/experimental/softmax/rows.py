@@ -50,7 +50,7 @@ _FLOAT32_BYTES = 4
 # Share of the products of softmax that Scalar takes from Vector.
 _SCALAR_SHARE = 0.35
 # Share of those of second exponentials that GpSimd takes from Vector, of those of short rows, and of tiny ones.
-_GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.2, 0.42, 0.3
+_GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:

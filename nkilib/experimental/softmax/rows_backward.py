@@ -13,7 +13,7 @@ from typing import NamedTuple
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
-from nkilib.experimental.softmax.row_plan import Piece, RowPlan, Streams, element_bytes, row_plan
+from nkilib.experimental.softmax.row_plan import SHORT_ROW, Piece, RowPlan, Streams, element_bytes, row_plan
 from nkilib.experimental.softmax.row_statistics import off_line, on_line
 from nkilib.experimental.softmax.row_tiles import Ring, buffers
 from nkilib.experimental.softmax.schedule import LOADS_AGAIN_AHEAD, run
@@ -28,6 +28,9 @@ _PRODUCTS = 2
 # Tiles of y that are loaded for the second pass.
 _OUTPUTS = LOADS_AGAIN_AHEAD + 1
 _JUNK_BYTES = 2
+# Rows of softmax of up to so many elements, and bytes of their pieces, where dy and y are float32: of larger pieces too
+# few are on chip for loads that wait behind stores in one queue.
+_WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
 
 
 class BackwardTypes(NamedTuple):
@@ -74,7 +77,10 @@ def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
 
 def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
     """How the backward cuts up rows."""
-    return row_plan(f"{kind.value}_backward", row_size, backward_streams(kind, dtypes), chunk_size)
+    streams = backward_streams(kind, dtypes)
+    is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * _FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
+    piece_bytes = _WIDE_PIECE_BYTES if is_wide else None
+    return row_plan(f"{kind.value}_backward", row_size, streams, chunk_size, piece_bytes=piece_bytes)
 
 
 @dataclass

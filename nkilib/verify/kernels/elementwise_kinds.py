@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,10 +10,17 @@ import numpy as np
 
 from nkilib.experimental import loss
 from nkilib.experimental.loss.elementwise.host.truth import ElementwiseTruth, WeightedTruth
+from nkilib.experimental.loss.elementwise.host.truths.bce import BceTruth
+from nkilib.experimental.loss.elementwise.host.truths.bce_with_logits import (
+    BceWithLogitsTruth,
+    BceWithPositiveWeightTruth,
+)
+from nkilib.experimental.loss.elementwise.host.truths.gaussian_nll import GaussianTruth
 from nkilib.experimental.loss.elementwise.host.truths.hinge_embedding import HingeEmbeddingTruth
 from nkilib.experimental.loss.elementwise.host.truths.l1 import L1Truth
 from nkilib.experimental.loss.elementwise.host.truths.margin_ranking import MarginRankingTruth
 from nkilib.experimental.loss.elementwise.host.truths.mse import MseTruth
+from nkilib.experimental.loss.elementwise.host.truths.poisson_nll import PoissonTruth
 from nkilib.experimental.loss.elementwise.host.truths.smooth_l1 import SmoothL1Truth
 from nkilib.verify.kernels import inputs
 from nkilib.verify.observation import Array
@@ -24,6 +31,13 @@ Shape = tuple[int, ...]
 def any_numbers(seed: int, shape: Shape) -> Array:
     """Normal ones."""
     return inputs.numbers(seed, *shape)
+
+
+def logits(seed: int, shape: Shape) -> Array:
+    """Confident ones among them, up to 60."""
+    found: Array = 3.0 * inputs.numbers(seed, *shape)
+    found.reshape(-1)[::13] *= 20.0
+    return found
 
 
 def positive(seed: int, shape: Shape) -> Array:
@@ -106,6 +120,43 @@ _HUBER: Final = (loss.huber_loss_forward, loss.huber_loss_backward)
 _WEIGHTED: Final = {**_two(), "weight": positive}
 _WITH_WEIGHT: Final = (*_BOTH, "weight")
 _RANKED: Final = {"input1": any_numbers, "input2": any_numbers, "target": signs}
+
+
+def binary_cross_entropies() -> Iterator[ElementwiseKind]:
+    """Of probabilities and of logits, with weights and without."""
+    of_probabilities = (loss.binary_cross_entropy_forward, loss.binary_cross_entropy_backward)
+    pair, name = _two(unit_interval, unit_interval), "binary_cross_entropy"
+    yield ElementwiseKind(name, *of_probabilities, BceTruth(), pair, _BOTH, absent=("weight",))
+    weighted = WeightedTruth(BceTruth())
+    yield ElementwiseKind(f"{name}, weighted", *of_probabilities, weighted, {**pair, "weight": positive}, _BOTH)
+    of_logits = (loss.binary_cross_entropy_with_logits_forward, loss.binary_cross_entropy_with_logits_backward)
+    pair, name = _two(logits, unit_interval), "binary_cross_entropy_with_logits"
+    plain, balanced = BceWithLogitsTruth(), BceWithPositiveWeightTruth()
+    yield ElementwiseKind(name, *of_logits, plain, pair, _BOTH, absent=("weight", "pos_weight"))
+    tensors = {**pair, "pos_weight": positive}
+    yield ElementwiseKind(f"{name}, pos_weight", *of_logits, balanced, tensors, _BOTH, absent=("weight",))
+    tensors = {**pair, "weight": positive, "pos_weight": positive}
+    yield ElementwiseKind(f"{name}, both weights", *of_logits, WeightedTruth(balanced), tensors, _BOTH)
+
+
+def likelihoods() -> Iterator[ElementwiseKind]:
+    """Of counts and of numbers."""
+    kernels = (loss.poisson_nll_loss_forward, loss.poisson_nll_loss_backward)
+    for log_input in (True, False):
+        rates = any_numbers if log_input else positive
+        for full in (False, True):
+            options: dict[str, Any] = {"log_input": log_input, "full": full, "eps": 1e-4}
+            name = f"poisson_nll_loss{'' if log_input else ' of rates'}{', full' if full else ''}"
+            truth = PoissonTruth(log_input, full, 1e-4)
+            yield ElementwiseKind(name, *kernels, truth, _two(rates, positive), _BOTH, options)
+    kernels = (loss.gaussian_nll_loss_forward, loss.gaussian_nll_loss_backward)
+    tensors, by = {**_two(), "var": positive}, (*_BOTH, "var")
+    yield ElementwiseKind("gaussian_nll_loss", *kernels, GaussianTruth(), tensors, by)
+    constant = GaussianTruth(full=True, eps=0.25)
+    options = {"full": True, "eps": 0.25}
+    yield ElementwiseKind("gaussian_nll_loss, full", *kernels, constant, tensors, by, options)
+
+
 KINDS: Final = (
     ElementwiseKind("mse_loss", *_MSE, MseTruth(), _two(), _BOTH, absent=("weight",)),
     ElementwiseKind(
@@ -146,5 +197,7 @@ KINDS: Final = (
         tuple(_RANKED),
         {"margin": 0.3},
     ),
+    *binary_cross_entropies(),
+    *likelihoods(),
 )
 """A row for each loss, and for each of its forms."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nkilib.experimental.loss.ctc.emissions import EmissionSource
 from nkilib.experimental.loss.ctc.plan import Group, Times
 from nkilib.experimental.loss.ctc.recursion import Recursion
 from nkilib.experimental.loss.ctc.sequences import NOTHING, Sequences
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Posteriors:
         nisa.activation(dst=states_sbuf, op=nl.exp, data=states_sbuf, bias=self.nll_sbuf)
 
 
-def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: nl.Operator) -> None:
+def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> None:
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 

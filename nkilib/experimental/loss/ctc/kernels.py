@@ -56,7 +56,8 @@ def ctc_loss_forward(
     require_options(function, reduction, zero_infinity)
     dtype = log_probs_hbm.dtype if dtype is None else dtype
     require_floats(function, "dtype", dtype)
-    steps, sequences, _ = shape = tuple(log_probs_hbm.shape)
+    steps, sequences, classes = log_probs_hbm.shape
+    shape = (steps, sequences, classes)
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
     plan = fitting_plan(function, shape, labels, log_probs_hbm.dtype, of_backward=False)
     is_each = reduction == "none"
@@ -108,7 +109,8 @@ def ctc_loss_backward(
     lengths = {"input_lengths_hbm": input_lengths_hbm, "target_lengths_hbm": target_lengths_hbm}
     require_batch(function, log_probs_hbm, targets_hbm, lengths, blank)
     require_options(function, reduction, zero_infinity)
-    steps, sequences, _ = shape = tuple(log_probs_hbm.shape)
+    steps, sequences, classes = log_probs_hbm.shape
+    shape = (steps, sequences, classes)
     require_upstream(function, grad_loss_hbm, (sequences,), is_each=reduction == "none")
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
     plan = fitting_plan(function, shape, labels, log_probs_hbm.dtype, of_backward=True)

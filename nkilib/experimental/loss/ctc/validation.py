@@ -16,6 +16,16 @@ from nkilib.nki import nl
 _EXACT_MAX = 2**24
 # Sums of the logarithm of 0 stay finite.
 _STEPS_MAX = 2**24
+# A row of 512 bytes or less that is stored takes twice as long; a pair has two states of four bytes. Loads have no such
+# limit, and with fewer pairs an instruction gets no shorter.
+_FORWARD_PAIRS, _BACKWARD_PAIRS = 64, 32
+# Tiles of a float32 for each pair that a group keeps, and those of a step.
+_CONSTANT_COLUMNS = 20
+# Of all states of a sequence, when the chunks are done.
+_LIKELIHOOD_TILES = 6
+_SMALL_BYTES = 8 * 1024
+# Pieces of the gradient that are there at a time.
+_PIECES = 2
 
 
 def require_batch(
@@ -85,8 +95,8 @@ def fitting_plan(function: str, shape: tuple[int, int, int], labels: int, dtype:
         turned = kept_turns(plan.blocks) * len(runs(plan.pairs)) * PARTITIONS
         of_step += float32 * (2 * width + 2 * plan.pairs + turned)
         taken += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
-    else:
-        taken += 4 * float32 * plan.states
+    elif _LIKELIHOOD_TILES * float32 * plan.states > nl.tile_size.sbuf_fmax_bytes:
+        taken = nl.tile_size.sbuf_fmax_bytes
     chunk = steps_that_fit(of_step, taken)
     require(
         chunk > 0 and plan.classes < _EXACT_MAX // 32,
@@ -95,16 +105,6 @@ def fitting_plan(function: str, shape: tuple[int, int, int], labels: int, dtype:
         f"bfloat16, or shorter targets",
     )
     return Plan.make(shape, labels, fewest_pairs, chunk)
-
-
-# A row of 512 bytes or less that is stored takes twice as long; a pair has two states of four bytes. Loads have no such
-# limit, and with fewer pairs an instruction gets no shorter.
-_FORWARD_PAIRS, _BACKWARD_PAIRS = 64, 32
-# Tiles of a float32 for each pair that a group keeps, and those of a step.
-_CONSTANT_COLUMNS = 32
-_SMALL_BYTES = 8 * 1024
-# Pieces of the gradient that are there at a time.
-_PIECES = 2
 
 
 def _piece_bytes(plan: Plan, dtype: nl.DType) -> int:

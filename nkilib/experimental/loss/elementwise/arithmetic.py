@@ -20,8 +20,18 @@ def subtract_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sb
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd)
 
 
+def total(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left + right, as :func:`difference`."""
+    nisa.scalar_tensor_tensor(dst=dst_sbuf, data=left_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=right_sbuf)
+
+
+def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left * right, as :func:`subtract_on_gpsimd`."""
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
+
+
 def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left * right, likewise."""
+    """left * right, as :func:`difference`."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=left_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=right_sbuf
     )

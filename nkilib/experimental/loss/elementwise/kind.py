@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Names of tensors that most kinds have.
 INPUT, TARGET, WEIGHT = "input", "target", "weight"
+POSITIVE_WEIGHT, VARIANCE = "pos_weight", "var"
 # Tiles that :meth:`Kind.prepare` has begun: their number and meaning are the kind's.
 Prepared = tuple[nl.NkiTensor, ...]
 
@@ -52,6 +53,10 @@ class Piece:
         """A bfloat16 tile in the place of a float32 one: Vector has fast modes for 16 bits."""
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
+    def like(self, name: str) -> nl.NkiTensor:
+        """A tile in the type of a tensor, in which Vector may be faster; one a piece, counted as a float32 one."""
+        return self.scratch.native(self.tensors[name].dtype, *self.shape)
+
     def constant(self, number: float) -> nl.NkiTensor:
         """A float32 tile [rows, 1] of a number, as an activation takes its bias."""
         return self.scratch.constant(number, self.shape[0])
@@ -74,11 +79,22 @@ class Derivative:
 
 @dataclass(frozen=True)
 class Activation:
-    """``op(data * scale)`` on Scalar, of a scratch tile."""
+    """``op(data * scale)`` on Scalar, of a tile.
+
+    Attributes:
+        op, data_sbuf, scale: of the instruction.
+        scratch_sbuf: float32, where it may be written; None: over the data.
+    """
 
     op: Operator
     data_sbuf: nl.NkiTensor
     scale: float = 1.0
+    scratch_sbuf: nl.NkiTensor | None = None
+
+    @property
+    def dst_sbuf(self) -> nl.NkiTensor:
+        """Where it may be written."""
+        return self.data_sbuf if self.scratch_sbuf is None else self.scratch_sbuf
 
 
 class Losses(Protocol):

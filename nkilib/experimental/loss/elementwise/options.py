@@ -9,6 +9,8 @@ from typing import Final
 from nkilib.core.rows.checks import require
 
 LEAST_NORMAL: Final = 2.0**-126
+# NKI documents ``log`` from here on.
+LEAST_ARGUMENT_OF_LOG: Final = 2.0**-64
 _LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
 
 

@@ -34,14 +34,14 @@ class TileOfLosses:
     def two_activations(self, first: Activation, second: Activation) -> None:
         """As :class:`.kind.Losses` has it."""
         for each in (first, second):
-            nisa.activation(dst=each.data_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
+            nisa.activation(dst=each.dst_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
         nisa.scalar_tensor_tensor(
             dst=self.dst_sbuf,
-            data=first.data_sbuf,
+            data=first.dst_sbuf,
             op0=nl.add,
             operand0=0.0,
             op1=nl.add,
-            operand1=second.data_sbuf,
+            operand1=second.dst_sbuf,
         )
 
     def scalar_tensor_tensor(

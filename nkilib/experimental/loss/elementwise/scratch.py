@@ -14,11 +14,13 @@ class Scratch:
 
     Attributes:
         tiles_sbuf: float32 [128, columns of a piece].
+        native_sbuf: by type, such tiles in that type, made where they are asked for.
         constants_sbuf: by its number, float32 [128, 1] with that number in each partition.
         taken: how many tiles were taken so far.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
+    native_sbuf: dict[nl.DType, list[nl.NkiTensor]] = field(default_factory=dict)
     constants_sbuf: dict[float, nl.NkiTensor] = field(default_factory=dict)
     taken: int = 0
 
@@ -28,11 +30,26 @@ class Scratch:
         count = PIECES_AT_A_TIME * tiles_of_piece
         return cls([nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)])
 
+    @property
+    def columns(self) -> int:
+        """Of a piece at most."""
+        columns: int = self.tiles_sbuf[0].shape[1]
+        return columns
+
     def next(self, rows: int, columns: int) -> nl.NkiTensor:
         """The tile that was taken the longest time ago."""
         tile_sbuf = self.tiles_sbuf[self.taken % len(self.tiles_sbuf)]
         self.taken += 1
         return tile_sbuf[0:rows, 0:columns]
+
+    def native(self, dtype: nl.DType, rows: int, columns: int) -> nl.NkiTensor:
+        """Of the tiles of this type, of which a piece has one, that of the piece before the last."""
+        if dtype not in self.native_sbuf:
+            shape = tuple(self.tiles_sbuf[0].shape)
+            self.native_sbuf[dtype] = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(PIECES_AT_A_TIME)]
+        ring = self.native_sbuf[dtype]
+        ring.append(ring.pop(0))
+        return ring[0][0:rows, 0:columns]
 
     def constant(self, number: float, rows: int) -> nl.NkiTensor:
         """A tile [rows, 1] of a number, which is written once."""

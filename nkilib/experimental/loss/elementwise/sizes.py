@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 PARTITIONS: Final = 128
-# Columns of a piece: instructions of so many have little overhead, and their float32 tiles are 8 KiB a partition.
+# Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a
+# partition. A loss of many tiles takes smaller pieces, so that tensors have room.
 PIECE_COLUMNS: Final = 2048
+_TILES_OF_LARGE_PIECES, _TILES_OF_HALF_PIECES = 6, 10
 # Elements that an accumulator of an engine adds up before it is read: their order is the engine's.
 RUN_COLUMNS: Final = 512
 # A piece and the one that is prepared while it is finished.
 PIECES_AT_A_TIME: Final = 2
 # Tiles whose sums of runs are on chip at a time.
 SUM_TURNS: Final = 3
+
+
+def piece_columns(scratch_tiles: int) -> int:
+    """Columns of a piece of a loss that takes so many float32 tiles."""
+    if scratch_tiles <= _TILES_OF_LARGE_PIECES:
+        return PIECE_COLUMNS
+    return PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4

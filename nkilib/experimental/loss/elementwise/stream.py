@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.experimental.loss.elementwise.flat import FlatTile
 from nkilib.experimental.loss.elementwise.kind import Piece
 from nkilib.experimental.loss.elementwise.scratch import Scratch
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, piece_columns
 from nkilib.nki import nisa, nl
 
 
@@ -61,7 +61,7 @@ class FlatStream:
     ) -> FlatStream:
         """With so many buffers of so many columns for each tensor, and scratch for two pieces at a time."""
         rings = {name: ring_of(buffers, columns, flat_hbm.dtype) for name, flat_hbm in flats_hbm.items()}
-        scratch = Scratch.make(scratch_tiles, min(columns, PIECE_COLUMNS))
+        scratch = Scratch.make(scratch_tiles, min(columns, piece_columns(scratch_tiles)))
         return cls(flats_hbm, tiles, rings, scratch)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
@@ -75,9 +75,10 @@ class FlatStream:
         for number in range(first, min(visit + in_flight, len(self.tiles))):
             self._load(number)
         on_chip = {name: self._on_chip(name, visit) for name in self.flats_hbm}
+        step = self.scratch.columns
         return [
-            self._piece(tile, visit, start, min(start + PIECE_COLUMNS, tile.columns), on_chip)
-            for start in range(0, tile.columns, PIECE_COLUMNS)
+            self._piece(tile, visit, start, min(start + step, tile.columns), on_chip)
+            for start in range(0, tile.columns, step)
         ]
 
     def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[str, nl.NkiTensor]) -> PlacedPiece:

@@ -12,10 +12,10 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.elementwise.sizes import (
     PARTITIONS,
-    PIECE_COLUMNS,
     PIECES_AT_A_TIME,
     RUN_COLUMNS,
     SUM_TURNS,
+    piece_columns,
 )
 from nkilib.nki import nl
 
@@ -94,7 +94,7 @@ def checked_tiling(
     )
     sums = 2 * div_ceil(div_ceil(elements, PARTITIONS * columns) + 2, LEAF) * LEAF
     runs = SUM_TURNS * div_ceil(columns, RUN_COLUMNS) + RUN_COLUMNS
-    float32s = PIECES_AT_A_TIME * scratch_tiles * min(columns, PIECE_COLUMNS) + sums + runs
+    float32s = PIECES_AT_A_TIME * scratch_tiles * min(columns, piece_columns(scratch_tiles)) + sums + runs
     taken = buffers * columns * bytes_of_element + dtype_bytes(nl.float32) * float32s + _SMALL_BYTES
     available = nl.tile_size.sbuf_fmax_bytes
     require(

@@ -15,9 +15,11 @@ class Weighted:
 
     Attributes:
         kind: the loss without a weight.
+        has_gradient: the gradient of the weight may be wanted.
     """
 
     kind: Kind
+    has_gradient: bool = True
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -27,7 +29,7 @@ class Weighted:
     @property
     def scratch_tiles(self) -> int:
         """Those of derivatives and of losses, and in the backward one for each product and one for the losses."""
-        return 2 * self.kind.scratch_tiles + 3
+        return 2 * self.kind.scratch_tiles + 3 if self.has_gradient else self.kind.scratch_tiles + 2
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The gradient of a weight is the loss of its element."""

@@ -1,7 +1,7 @@
 """The losses of a core's rows, stored or summed.
 
 A row passes once. The element at its target is gathered before; the term that the target itself adds is computed by the
-very same instructions, and subtracted.
+same float32 operations, and subtracted.
 """
 
 from __future__ import annotations

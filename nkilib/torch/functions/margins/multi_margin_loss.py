@@ -117,6 +117,7 @@ def multi_margin_loss(
         RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad; on the CPU, a target out
             of range; ``inplace`` of a leaf, or under torch.compile.
         NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+        AssertionError: more than 1,048,576 rows in one call.
     """
     _check(input, target, p, margin, weight, reduction)
     computed = as_computed(input, reduction)

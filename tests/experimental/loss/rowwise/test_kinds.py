@@ -25,7 +25,7 @@ LAUNCHES: list[tuple[tuple[int, int], dict[str, int]]] = [
     ((300, 40), {}),
     ((2500, 3), {}),
     ((1, 6000), {}),
-    ((130, 2600), {"columns": 2100, "each": 1}),
+    ((130, 2600), {"columns": 1100, "each": 1}),
     ((40, 40), {"columns": 16, "each": 1}),
     ((700, 9), {"each": 4}),
 ]

@@ -19,15 +19,17 @@ ONE = np.ones(1, np.float32)
 
 def test_distances_in_the_whole_range() -> None:
     """Square roots are documented on a part of it."""
-    sizes = np.array([0.0, 1e-19, 1e-15, 1e-3, 1.0, 1e17, 1e18, 9e18], np.float32)
+    sizes = np.array([0.0, 2e-19, 1e-15, 1e-3, 1.0, 1e17, 1e18, 9e18], np.float32)
     anchor = np.stack([sizes, np.zeros_like(sizes)], axis=1)
     zeros = np.zeros_like(anchor)
-    loss, coefficients = triplet_margin_loss_forward[2](anchor, zeros, zeros, margin=1e-30, eps=0.0, reduction="none")
+    given = anchor, zeros, anchor.copy()
+    loss, coefficients = triplet_margin_loss_forward[2](*given, margin=1e-30, eps=0.0, reduction="none")
     np.testing.assert_allclose(loss, sizes, rtol=1e-6, atol=1e-29)
     options = {"eps": 0.0, "reduction": "sum"}
-    by_anchor, by_positive, _ = triplet_margin_loss_backward[2](anchor, zeros, zeros, coefficients, ONE, **options)
+    by_anchor, by_positive, by_negative = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
     np.testing.assert_allclose(by_anchor[:, 0], np.sign(sizes), rtol=1e-6)
     np.testing.assert_array_equal(by_positive, -by_anchor)
+    np.testing.assert_array_equal(by_negative, zeros)  # of a distance of 0
 
 
 def test_infinite_and_overflowing_distances() -> None:
@@ -38,7 +40,7 @@ def test_infinite_and_overflowing_distances() -> None:
     loss, _ = triplet_margin_loss_forward[2](anchor, zeros, other, reduction="none")
     np.testing.assert_array_equal(loss, [np.nan, 0.0, np.nan, np.nan])  # inf - inf; 1 - inf; squares overflow
     loss, _ = triplet_margin_loss_forward[2](anchor, other, zeros, p=inf, reduction="none")
-    assert np.isnan(loss[0]) and loss[1] == inf and loss[2] == 1.0 and np.isnan(loss[3])
+    assert np.isnan(loss[0]) and loss[1] == inf and loss[2] == 0.0 and np.isnan(loss[3])
 
 
 def test_ties_share_the_gradient_as_pytorch_has_it() -> None:

@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[:2])  # on which graph and schema do not depend
 def test_a_full_graph_gives_equal_results(dtype: torch.dtype, options: str, soft: bool) -> None:
     arguments = OPTIONS[options]
     if soft and "ignore_index" in arguments:

@@ -41,7 +41,7 @@ def _backward_arguments(logits: Tensor, kind: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", ["indices", "probabilities"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[:2])  # on which graph and schema do not depend
 def test_opcheck_of_every_operator(dtype: torch.dtype, kind: str, options: dict[str, Any]) -> None:
     logits = make_logits(POSITIONS, CLASSES, dtype=dtype)
     soft = kind == "probabilities"  # only there do target and weight have gradients

@@ -154,3 +154,21 @@ def test_refused(error: type[Exception], message: str, changes: dict[str, Any]) 
         distillation_loss(**given)
     assert str(caught.value).startswith("distillation_loss: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
+def test_a_mean_over_labels_is_that_of_liger(beta: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    student, teacher = (torch.randn(6, 40, generator=generator, requires_grad=True) for _ in range(2))
+    labels = torch.tensor([1, -100, 2, 3, -100, 0])
+    log_q, log_p = student.log_softmax(-1), teacher.detach().log_softmax(-1)
+    mixture = beta * log_p.exp() + (1 - beta) * log_q.exp()
+    terms = beta * log_p.exp() * log_p + (1 - beta) * log_q.exp() * log_q - mixture * mixture.log()
+    if beta in (0.0, 1.0):  # where its mixture is one of the two, the divergence from the other
+        weights, sign = (log_p, 1.0) if beta == 0.0 else (log_q, -1.0)
+        terms = sign * weights.exp() * (log_p - log_q)
+    expected = terms[labels != -100].sum() / (labels != -100).sum()
+    (gradient,) = torch.autograd.grad(expected, student)
+    loss = distillation_loss(student, teacher.detach(), labels=labels, beta=beta)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, student)[0], gradient)

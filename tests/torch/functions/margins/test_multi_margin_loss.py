@@ -1,4 +1,4 @@
-"""``multi_margin_loss`` and ``MultiMarginLoss`` beside PyTorch: its samples, its errors, and what the samples lack."""
+"""``multi_margin_loss`` beside PyTorch: sizes, what is refused, and its derivative."""
 
 from __future__ import annotations
 
@@ -8,63 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from nkilib.torch import MultiMarginLoss, multi_margin_loss
-from tests.torch.opinfo import (
-    DTYPES,
-    Budget,
-    Checked,
-    call_of,
-    module_errors,
-    module_samples,
-    op_errors,
-    op_samples,
-    with_inputs_of,
-)
-
-ops = torch.ops.nkilib
-NAME = "nn.functional.multi_margin_loss"
-# A sum adds the roundings of its terms, of which there are up to 1,000.
-SUMS = Budget(of_float32=64.0)
-
-
-def theirs(input: Tensor, target: Tensor, *args: Any, **keywords: Any) -> Tensor:
-    """PyTorch's, which takes float32 and float64 alone on a CPU, and int64 targets."""
-    computed = input.double() if input.dtype == torch.float64 else input.float()
-    weight = keywords.pop("weight", None)
-    weight = None if weight is None else weight.to(computed.dtype)
-    loss = F.multi_margin_loss(computed, target.long(), *args, weight=weight, **keywords)
-    return loss.to(input.dtype) if keywords.get("reduction") == "none" else loss
-
-
-class TheirModule(nn.MultiMarginLoss):
-    """PyTorch's with that function."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return theirs(input, target, self.p, self.margin, weight=self.weight, reduction=self.reduction)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_samples_of_pytorch(dtype: torch.dtype) -> None:
-    Checked(multi_margin_loss, theirs, values=SUMS).check(with_inputs_of(op_samples(NAME, torch.float32), dtype))
-    modules = with_inputs_of(module_samples("MultiMarginLoss", torch.float32), dtype)
-    Checked(MultiMarginLoss, TheirModule, values=SUMS).check(modules)
-
-
-def test_errors_of_pytorch() -> None:
-    for sample, error in op_errors(NAME):
-        Checked(multi_margin_loss, F.multi_margin_loss).check_refused(sample, error)
-    for sample, error in module_errors("MultiMarginLoss"):
-        Checked(MultiMarginLoss, nn.MultiMarginLoss).check_refused(sample, error)
-    Checked(multi_margin_loss, theirs).check_float64_is_refused(op_samples(NAME, torch.float64))
-
-
-def inputs(*shape: int) -> tuple[Tensor, Tensor]:
-    """Scores [N, C] or [C], and targets."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    x = torch.randn(shape, generator=generator)
-    return x.requires_grad_(), torch.randint(shape[-1], shape[:-1], generator=generator)
+from tests.torch.functions.margins.losses import MULTI_MARGIN, SUMS
+from tests.torch.functions.margins.losses import one_target as inputs
+from tests.torch.opinfo import Checked, call_of
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
@@ -86,15 +34,7 @@ def test_sizes_shapes_and_strides(p: int, reduction: str) -> None:
         call_of(inputs(1, 9)[0], torch.tensor(3), **options),
         call_of(torch.tensor(2.0, requires_grad=True), torch.tensor(0), **options),
     ]
-    Checked(multi_margin_loss, theirs, values=SUMS).check(calls)
-
-
-def test_nothing_is_there() -> None:
-    empty, none = torch.zeros(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.int64)
-    found = [multi_margin_loss(empty, none, reduction=reduction) for reduction in ("none", "sum", "mean")]
-    assert found[0].shape == (0,) and found[1].item() == 0.0 and found[2].isnan()  # PyTorch's are not initialized
-    found[1].backward()
-    assert empty.grad is not None and empty.grad.shape == (0, 5)
+    Checked(multi_margin_loss, MULTI_MARGIN.theirs, values=SUMS).check(calls)
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -129,30 +69,9 @@ def test_bad_input_is_refused_as_pytorch_refuses_it(name: str) -> None:
 def test_what_pytorch_takes_and_ours_refuses() -> None:
     with pytest.raises(ValueError, match="margin must be finite"):
         multi_margin_loss(*inputs(3, 4), margin=float("inf"))
-    with pytest.raises(RuntimeError, match="overwrite a leaf"):
-        multi_margin_loss(*inputs(3, 4), inplace=True)
-    x, target = inputs(3, 4)
-    with pytest.raises(ValueError, match="needs a contiguous input"):
-        multi_margin_loss((2 * x)[:, ::2], target % 2, inplace=True)
-
-
-def test_in_place() -> None:
-    x, target = inputs(5, 37)
-    ours, expected = x * 1.0, torch.autograd.grad(multi_margin_loss(x, target), x)[0]
-    ours.retain_grad()
-    multi_margin_loss(ours, target, inplace=True).backward()
-    assert torch.equal(x.grad if x.grad is not None else torch.zeros(()), expected)
-    assert torch.equal(ours.detach(), expected)
-    assert MultiMarginLoss(inplace=True)(x * 1.0, target).item() == multi_margin_loss(x, target).item()
-
-
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_opcheck(reduction: str) -> None:
-    x, target = inputs(5, 7)
-    weight, options = torch.linspace(0.1, 1.0, 7), {"reduction": reduction, "p": 2}
-    torch.library.opcheck(ops.multi_margin_loss_forward.default, (x, target, weight), options)
-    grad = torch.ones(5 if reduction == "none" else ())
-    torch.library.opcheck(ops.multi_margin_loss_backward.default, (x.detach(), target, grad, weight), options)
+    for weight, p in ((None, 3), (torch.ones(4, 1), 1)):  # PyTorch's module refuses both too
+        with pytest.raises(ValueError, match=r"only p == 1|one-dimensional"):
+            MultiMarginLoss(p, weight=weight)
 
 
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
@@ -166,33 +85,3 @@ def test_gradcheck(p: int) -> None:
     assert torch.autograd.gradcheck(
         lambda x: multi_margin_loss(x, target, p, 0.6), (x,), eps=2.0**-6, atol=1e-4, rtol=1e-3
     )
-
-
-def test_a_second_derivative_is_refused_by_name() -> None:
-    x, target = inputs(3, 5)
-    (gradient,) = torch.autograd.grad(multi_margin_loss(2 * x, target, 2), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"multi_margin_loss_backward: .*torch.nn.functional.multi_margin"):
-        gradient.sum().backward()
-
-
-@pytest.mark.usefixtures("compile_afresh")
-def test_a_full_graph_gives_equal_results() -> None:
-    x, target = inputs(5, 37)
-    graph = torch.compile(multi_margin_loss, fullgraph=True, backend="aot_eager")
-    found, expected = graph(x, target), multi_margin_loss(x, target)
-    assert torch.equal(found, expected)
-    assert torch.equal(*(torch.autograd.grad(loss, x)[0] for loss in (found, expected)))
-
-
-def test_autocast_and_modules() -> None:
-    x, target = inputs(5, 37)
-    half = x.detach().bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        for reduction in ("none", "mean"):
-            found, expected = (f(half, target, reduction=reduction) for f in (multi_margin_loss, F.multi_margin_loss))
-            assert found.dtype == expected.dtype == torch.float32
-    weight = torch.linspace(0.1, 1.0, 37)
-    module, theirs = (of(2, 0.5, weight, reduction="sum") for of in (MultiMarginLoss, nn.MultiMarginLoss))
-    assert module.state_dict().keys() == theirs.state_dict().keys()
-    torch.testing.assert_close(module(x, target), theirs(x, target))
-    assert multi_margin_loss(x.detach().to("meta"), target.to("meta")).shape == ()

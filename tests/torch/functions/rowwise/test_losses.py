@@ -56,12 +56,10 @@ def test_errors_of_pytorch(loss: Loss) -> None:
 
 
 @every_form
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_long_and_short_rows(loss: Loss, form: Mapping[str, Any], reduction: str) -> None:
-    shapes = ((130, 600), (3, 4, 20)) if reduction == "none" else ((700, 12),)
+def test_long_and_short_rows(loss: Loss, form: Mapping[str, Any]) -> None:
     calls = [
         call_of(*loss.inputs(*shape), reduction=reduction, **loss.keywords(form, *shape))
-        for shape in shapes
+        for shape, reduction in (((6, 1100), "none"), ((300, 12), "mean"), ((3, 4, 20), "none"))
         if len(shape) <= loss.most_dims
     ]
     checked(loss).check(calls)
@@ -179,7 +177,7 @@ def test_classes_along_a_dimension_that_is_not_the_last() -> None:
 
 
 @every_loss
-@pytest.mark.parametrize(("reduction", "form"), [("none", -1), ("sum", 0)])
+@pytest.mark.parametrize(("reduction", "form"), [("none", 1), ("sum", 0)])
 def test_opcheck(loss: Loss, reduction: str, form: int) -> None:
     given, keywords = loss.inputs(3, 5), loss.keywords(loss.forms[form], 3, 5)
     tensors = {name: value.reshape(1, -1) for name, value in keywords.items() if isinstance(value, Tensor)}
@@ -205,7 +203,7 @@ def _names(operator: Any) -> list[str]:
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient")
 def test_gradcheck(loss: Loss, form: Mapping[str, Any]) -> None:
     """A step of 2^-8 in float32: the difference of two losses keeps 2^-15 of them, and the curvature costs 2^-10."""
-    given, keywords = loss.inputs(2, 4), {"reduction": "sum", **loss.keywords(form, 2, 4)}
+    given, keywords = loss.inputs(2, 3), {"reduction": "sum", **loss.keywords(form, 2, 3)}
     assert torch.autograd.gradcheck(
         lambda *tensors: loss.ours(*tensors, **keywords), tuple(given), eps=2.0**-8, atol=4e-3, rtol=1e-2
     )

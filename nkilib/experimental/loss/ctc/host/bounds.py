@@ -1,10 +1,10 @@
 """How far the kernels of CTC may be from the truth, derived: numpy only, for host code.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. A step of time makes a logarithm of three roundings of its
-size (two log-adds, and the emission), and softplus adds 2 u of a number below log 2; an error of what went in is
-averaged, since the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities
-are at most 0, so a beginning's logarithm is at least that of the whole, but for states of which the whole hardly
-consists: those of a share below e^-20 count with that share. Thus M = loss + 20 bounds the logarithms.
+u = 2^-23; rounding to float32 once costs u / 2 of the number. A step of time rounds a logarithm three times (two
+log-adds, and the emission), and softplus adds 2 u of a number below log 2; an error of what went in is averaged, since
+the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0,
+so a beginning's logarithm is at least that of the whole, but for states of which the whole hardly consists: those of a
+share below e^-20 count with that share. Thus M = loss + 20 bounds the logarithms.
 
 A probability of a state is e to alpha + beta - emission + loss: of two such errors, that of the loss, and four further
 roundings. It is relative to the occupancy. The exponential is good to ``EXP_UNITS``.

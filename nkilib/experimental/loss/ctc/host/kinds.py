@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
-from nkilib.loss_kind import LossKind, ModelledLaunch
-
-_STEPS, _SEQUENCES, _CLASSES, _LABELS = 1500, 64, 128, 200
-
-
-def _forward(dtype: str) -> dict[str, Any]:
-    from nkilib.simulator import spec
-
-    lengths = spec((_SEQUENCES,), "int32")
-    return {
-        "log_probs_hbm": spec((_STEPS, _SEQUENCES, _CLASSES), dtype),
-        "targets_hbm": spec((_SEQUENCES, _LABELS), "int32"),
-        "input_lengths_hbm": lengths,
-        "target_lengths_hbm": lengths,
-    }
-
+from nkilib.loss_kind import LossKind
 
 KINDS: Final = (
     LossKind(
@@ -36,6 +21,5 @@ KINDS: Final = (
         edges="no alignment: inf and NaN gradients, 0 and 0 with zero_infinity; a class of probability 0 that no label "
         "is has gradient 0, where PyTorch has NaN",
         differences="bfloat16 and float16; a label that is no class has probability 0",
-        launches=(ModelledLaunch("forward, T=1500, N=64, C=128, S=200", True, _forward, {}),),
     ),
 )

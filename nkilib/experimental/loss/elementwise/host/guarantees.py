@@ -64,3 +64,32 @@ MARGIN_RANKING_LOSS_BACKWARD = backward_guarantee(
     "be that of either side",
     in_place="input1_hbm",
 )
+BINARY_CROSS_ENTROPY_FORWARD = forward_guarantee(
+    "u (7 t |A| + 7 (1 - t) |B|) an element, u = 2^-23, A = log x, B = log(1 - x), and 281 u t for x < 2^-32; and "
+    "half a ulp",
+    "subnormal probabilities are 0",
+)
+BINARY_CROSS_ENTROPY_BACKWARD = backward_guarantee(
+    "12 u of the gradient by the input, u (5 |A| + 5 |B|) by the target, and half a ulp",
+    "by the target it is finite at x = 0 and x = 1, where logarithms are -100",
+)
+BINARY_CROSS_ENTROPY_WITH_LOGITS_FORWARD = forward_guarantee(
+    "u (4 softplus(-|x|) + |t x| / 2 + loss), u = 2^-23; with pos_weight u (6 w softplus(-|x|) + 4 of the other "
+    "terms); "
+    "and half a ulp"
+)
+BINARY_CROSS_ENTROPY_WITH_LOGITS_BACKWARD = backward_guarantee(
+    "5 u sigmoid(x), u = 2^-23; with pos_weight 7 u of its terms; and half a ulp"
+)
+POISSON_NLL_LOSS_FORWARD = forward_guarantee(
+    "u (3 exp(x) + |t x| / 2 + loss / 2), u = 2^-23, or u (5 t |log(x + eps)| + t + loss / 2); with full 7 u of its "
+    "terms "
+    "more; and half a ulp"
+)
+POISSON_NLL_LOSS_BACKWARD = backward_guarantee("u (3 exp(x) + 2 of the gradient), or 5 u of its terms, and half a ulp")
+GAUSSIAN_NLL_LOSS_FORWARD = forward_guarantee(
+    "u (11 (x - t)^2 / (2 v) + 2 |log v| + 6 + loss / 2), u = 2^-23, v = max(var, eps), and half a ulp"
+)
+GAUSSIAN_NLL_LOSS_BACKWARD = backward_guarantee(
+    "11 u of (x - t) / v; by the variance 10 u and 20 u of its terms; and half a ulp"
+)

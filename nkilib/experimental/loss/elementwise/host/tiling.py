@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS, PIECES_AT_A_TIME, RUN_COLUMNS
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECES_AT_A_TIME, RUN_COLUMNS, piece_columns
 
 # Bytes of a partition that buffers of a stream and scratch take at most; sums have the rest.
 _CHIP_BYTES = 176 * 1024
-_SCRATCH_BYTES = 4 * PIECES_AT_A_TIME * PIECE_COLUMNS
 # Columns of a tile at most. They are a multiple of whole runs of a sum.
 _MOST_COLUMNS = 8192
 # A launch is cut into at least so many tiles, where they stay long enough for DMA, so that loads, computation and
@@ -37,8 +36,7 @@ def choose_elementwise_tiling(elements: int, bytes_of_element: int, scratch_tile
 
     It does not depend on the number of cores, and so neither do the bits of a sum.
     """
-    fitting = (
-        (_CHIP_BYTES - scratch_tiles * _SCRATCH_BYTES) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
-    )
+    scratch_bytes = 4 * PIECES_AT_A_TIME * scratch_tiles * piece_columns(scratch_tiles)
+    fitting = (_CHIP_BYTES - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
     spread = div_ceil(div_ceil(elements, PARTITIONS * _FEWEST_TILES), RUN_COLUMNS) * RUN_COLUMNS
     return ElementwiseTiling(max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread)), BUFFERS)

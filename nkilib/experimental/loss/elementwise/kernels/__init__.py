@@ -1,5 +1,14 @@
 """The kernels of the losses of elements, a file each: plain functions, to be launched or called from NKI code."""
 
+from nkilib.experimental.loss.elementwise.kernels.bce import binary_cross_entropy_backward, binary_cross_entropy_forward
+from nkilib.experimental.loss.elementwise.kernels.bce_with_logits import (
+    binary_cross_entropy_with_logits_backward,
+    binary_cross_entropy_with_logits_forward,
+)
+from nkilib.experimental.loss.elementwise.kernels.gaussian_nll import (
+    gaussian_nll_loss_backward,
+    gaussian_nll_loss_forward,
+)
 from nkilib.experimental.loss.elementwise.kernels.hinge_embedding import (
     hinge_embedding_loss_backward,
     hinge_embedding_loss_forward,
@@ -12,9 +21,16 @@ from nkilib.experimental.loss.elementwise.kernels.margin_ranking import (
     margin_ranking_loss_forward,
 )
 from nkilib.experimental.loss.elementwise.kernels.mse import mse_loss_backward, mse_loss_forward
+from nkilib.experimental.loss.elementwise.kernels.poisson_nll import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.experimental.loss.elementwise.kernels.smooth_l1 import smooth_l1_loss_backward, smooth_l1_loss_forward
 
 __all__ = [
+    "binary_cross_entropy_backward",
+    "binary_cross_entropy_forward",
+    "binary_cross_entropy_with_logits_backward",
+    "binary_cross_entropy_with_logits_forward",
+    "gaussian_nll_loss_backward",
+    "gaussian_nll_loss_forward",
     "hinge_embedding_loss_backward",
     "hinge_embedding_loss_forward",
     "huber_loss_backward",
@@ -27,6 +43,8 @@ __all__ = [
     "margin_ranking_loss_forward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "poisson_nll_loss_backward",
+    "poisson_nll_loss_forward",
     "smooth_l1_loss_backward",
     "smooth_l1_loss_forward",
 ]

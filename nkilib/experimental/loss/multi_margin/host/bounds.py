@@ -77,4 +77,4 @@ def gradient_bounds(
 
 def _additions(classes: int) -> int:
     """Of the sum of a row: those of a chunk, of the chunks, and the target's own term."""
-    return min(classes, MOST_COLUMNS) + div_ceil(classes, 1) // MOST_COLUMNS + 2
+    return min(classes, MOST_COLUMNS) + div_ceil(classes, MOST_COLUMNS) + 2

@@ -9,7 +9,7 @@ from nkilib.core.tiling import div_ceil
 # Columns of a chunk at most: more gain nothing, and the sum of a chunk is one of the engine's accumulator.
 MOST_COLUMNS = 4096
 # Chunks of the input on chip, and of scratch.
-BUFFERS, SCRATCH_TURNS = 4, 2
+BUFFERS, SCRATCH_TURNS = 4, 3
 # What sizes are rounded up to.
 _ROUND = 128
 

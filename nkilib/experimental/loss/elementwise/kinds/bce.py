@@ -1,0 +1,116 @@
+"""Binary cross-entropy of probabilities, ``torch.nn.functional.binary_cross_entropy(x, t)``.
+
+``-(t A + (1 - t) B)`` with the logarithms A of x and B of 1 - x, of which none is below -100. Derivatives
+``(x - t) / max(x (1 - x), 1e-12)``, which is PyTorch's, and ``B - A``.
+
+NKI documents ``log`` on [2^-64, 2^64] alone. A number below 2^-32 is raised by 2^81 first, and A is the logarithm of
+x + exp(-100): that is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding of
+y = 1 - x is known, (y - 1) + x, and subtracted from log y: so small probabilities keep their loss at t = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+from nkilib.experimental.loss.elementwise.arithmetic import (
+    difference,
+    multiply_on_gpsimd,
+    product,
+    subtract_on_gpsimd,
+    total,
+)
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
+from nkilib.nki import nisa, nl
+
+# The least logarithm, and the least denominator of the derivative.
+LEAST_LOG, LEAST_PRODUCT = -100.0, 1e-12
+# Numbers below SMALL are multiplied by RAISED; _FLOOR is exp(LEAST_LOG), raised.
+SMALL, RAISED = 2.0**-32, 2.0**81
+_LOG_RAISED = log(RAISED)
+_FLOOR = exp(LEAST_LOG + _LOG_RAISED)
+
+
+@dataclass(frozen=True)
+class Bce:
+    """The loss."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 6
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The target is needed for the gradient of the input alone."""
+        return self.tensors if INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """A and B."""
+        return _log(piece), _log_of_complement(piece)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """-(t A + (1 - t) B)."""
+        log_sbuf, complement_log_sbuf = prepared
+        rest_sbuf = piece.float32()
+        _affine_on_scalar(rest_sbuf, piece[TARGET], -1.0, piece.constant(1.0))
+        multiply_on_gpsimd(complement_log_sbuf, complement_log_sbuf, rest_sbuf)
+        product(log_sbuf, log_sbuf, piece[TARGET])
+        losses.scalar_tensor_tensor(log_sbuf, nl.multiply, -1.0, nl.subtract, complement_log_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """(x - t) / max(x (1 - x), 1e-12), B - A."""
+        found = {}
+        if INPUT in wanted:
+            inverse_sbuf, slope_sbuf = piece.float32(), piece.float32()
+            _affine_on_scalar(inverse_sbuf, piece[INPUT], -1.0, piece.constant(1.0))
+            product(inverse_sbuf, inverse_sbuf, piece[INPUT])
+            nisa.tensor_scalar(dst=inverse_sbuf, data=inverse_sbuf, op0=nl.maximum, operand0=LEAST_PRODUCT)
+            nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
+            subtract_on_gpsimd(slope_sbuf, piece[INPUT], piece[TARGET])
+            product(slope_sbuf, slope_sbuf, inverse_sbuf)
+            product(slope_sbuf, slope_sbuf, inverse_sbuf)
+            found[INPUT] = Derivative(slope_sbuf, on_scalar=True)
+        if TARGET in wanted:
+            log_sbuf, complement_log_sbuf = self.prepare(piece)
+            difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)
+            found[TARGET] = Derivative(complement_log_sbuf, on_scalar=True)
+        return found
+
+
+def _log(piece: Piece) -> nl.NkiTensor:
+    """A: of small numbers, raised, less what that adds."""
+    raised_sbuf, log_sbuf = piece.float32(), piece.float32()
+    nisa.tensor_scalar(
+        dst=raised_sbuf, data=piece[INPUT], op0=nl.less, operand0=SMALL, op1=nl.multiply, operand1=RAISED
+    )
+    # 1 + 2^81 is 2^81 in float32
+    nisa.scalar_tensor_tensor(
+        dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=piece[INPUT]
+    )
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
+    nisa.scalar_tensor_tensor(
+        dst=log_sbuf,
+        data=raised_sbuf,
+        op0=nl.multiply,
+        operand0=-_LOG_RAISED / RAISED,
+        op1=nl.add,
+        operand1=log_sbuf,
+    )
+    return log_sbuf
+
+
+def _log_of_complement(piece: Piece) -> nl.NkiTensor:
+    """B: 1 - x is 0 or at least 2^-24, so 0 alone is raised."""
+    log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
+    _affine_on_scalar(log_sbuf, piece[INPUT], -1.0, piece.constant(1.0))
+    _affine_on_scalar(rounded_sbuf, log_sbuf, 1.0, piece.constant(-1.0))
+    total(rounded_sbuf, rounded_sbuf, piece[INPUT])
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
+    subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
+    nisa.tensor_scalar(
+        dst=rounded_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0, op1=nl.multiply, operand1=_LOG_RAISED
+    )
+    difference(log_sbuf, log_sbuf, rounded_sbuf)
+    return log_sbuf
+
+
+def _affine_on_scalar(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+    nisa.activation(dst=dst_sbuf, op=nl.copy, data=data_sbuf, scale=scale, bias=bias_sbuf)

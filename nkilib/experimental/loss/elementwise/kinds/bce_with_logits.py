@@ -1,0 +1,135 @@
+"""Binary cross-entropy of logits, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
+
+``softplus(-|x|) + (max(x, 0) - t x)``, which is PyTorch's ``(1 - t) x + softplus(-x)``: of the two exponentials the
+small one is taken, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels at all.
+Derivatives ``sigmoid(x) - t`` and ``-x``.
+
+With a weight p of positive examples ``w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)`` for ``w = p t + (1 - t)``;
+derivatives ``(1 - t) - w sigmoid(-x)`` and ``(p - 1) softplus(-x) - x``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.elementwise.arithmetic import difference, multiply_on_gpsimd, product, total
+from nkilib.experimental.loss.elementwise.kind import (
+    INPUT,
+    POSITIVE_WEIGHT,
+    TARGET,
+    Activation,
+    Derivative,
+    Losses,
+    Piece,
+    Prepared,
+)
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class BceWithLogits:
+    """The loss without a weight of positive examples."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 3
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The target is needed for the gradient of the input alone."""
+        return self.tensors if INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """|x| in the type of x, and t x."""
+        size_sbuf, product_sbuf = piece.like(INPUT), piece.float32()
+        nisa.tensor_scalar(dst=size_sbuf, data=piece[INPUT], op0=nl.abs, operand0=None)
+        multiply_on_gpsimd(product_sbuf, piece[INPUT], piece[TARGET])
+        return size_sbuf, product_sbuf
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """softplus(-|x|), and max(x, 0) - t x."""
+        size_sbuf, product_sbuf = prepared
+        nisa.scalar_tensor_tensor(
+            dst=product_sbuf, data=piece[INPUT], op0=nl.maximum, operand0=0.0, op1=nl.subtract, operand1=product_sbuf
+        )
+        losses.two_activations(
+            Activation(nl.softplus, size_sbuf, -1.0, piece.float32()), Activation(nl.copy, product_sbuf)
+        )
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """sigmoid(x) - t, -x."""
+        found = {TARGET: Derivative(piece[INPUT], -1.0)}
+        if INPUT in wanted:
+            slope_sbuf = piece.float32()
+            nisa.activation(dst=slope_sbuf, op=nl.sigmoid, data=piece[INPUT])
+            difference(slope_sbuf, slope_sbuf, piece[TARGET])
+            found[INPUT] = Derivative(slope_sbuf)
+        return found
+
+
+@dataclass(frozen=True)
+class BceWithPositiveWeight:
+    """The loss with a weight of positive examples for each element."""
+
+    tensors = (INPUT, TARGET, POSITIVE_WEIGHT)
+    scratch_tiles = 4
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The target is needed for the gradient of the input alone."""
+        return self.tensors if INPUT in wanted else (INPUT, POSITIVE_WEIGHT)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """softplus(-|x|), p t and 1 - t."""
+        soft_sbuf = piece.float32()
+        nisa.tensor_scalar(dst=soft_sbuf, data=piece[INPUT], op0=nl.abs, operand0=None)
+        nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
+        return soft_sbuf, *self._shares(piece)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """(w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0): of the last two terms one is 0."""
+        soft_sbuf, positive_sbuf, negative_sbuf = prepared
+        below_sbuf = piece.float32()
+        nisa.scalar_tensor_tensor(
+            dst=below_sbuf, data=piece[INPUT], op0=nl.minimum, operand0=0.0, op1=nl.multiply, operand1=positive_sbuf
+        )
+        total(positive_sbuf, positive_sbuf, negative_sbuf)
+        product(soft_sbuf, soft_sbuf, positive_sbuf)
+        difference(soft_sbuf, soft_sbuf, below_sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=negative_sbuf, data=piece[INPUT], op0=nl.maximum, operand0=0.0, op1=nl.multiply, operand1=negative_sbuf
+        )
+        losses.scalar_tensor_tensor(soft_sbuf, nl.add, 0.0, nl.add, negative_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """(1 - t) - w sigmoid(-x), (p - 1) softplus(-x) - x."""
+        found = {}
+        if INPUT in wanted:
+            positive_sbuf, negative_sbuf = self._shares(piece)
+            sigmoid_sbuf = piece.float32()
+            nisa.activation(dst=sigmoid_sbuf, op=nl.sigmoid, data=piece[INPUT], scale=-1.0)
+            total(positive_sbuf, positive_sbuf, negative_sbuf)
+            product(positive_sbuf, positive_sbuf, sigmoid_sbuf)
+            difference(negative_sbuf, negative_sbuf, positive_sbuf)
+            found[INPUT] = Derivative(negative_sbuf)
+        if TARGET in wanted:
+            slope_sbuf = piece.float32()
+            nisa.activation(dst=slope_sbuf, op=nl.softplus, data=piece[INPUT], scale=-1.0)
+            nisa.scalar_tensor_tensor(
+                dst=slope_sbuf,
+                data=piece[POSITIVE_WEIGHT],
+                op0=nl.subtract,
+                operand0=1.0,
+                op1=nl.multiply,
+                operand1=slope_sbuf,
+            )
+            difference(slope_sbuf, slope_sbuf, piece[INPUT])
+            found[TARGET] = Derivative(slope_sbuf)
+        return found
+
+    @staticmethod
+    def _shares(piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+        """p t, and 1 - t."""
+        positive_sbuf, negative_sbuf = piece.float32(), piece.float32()
+        product(positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
+        nisa.tensor_scalar(
+            dst=negative_sbuf, data=piece[TARGET], op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
+        )
+        return positive_sbuf, negative_sbuf

@@ -1,0 +1,159 @@
+"""Negative log-likelihood of Poisson's distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``.
+
+``exp(x) - t x`` of the logarithm x of the rate, or ``x - t log(x + eps)`` of the rate itself; with ``full`` Stirling's
+``t log t - t + log(2 pi t) / 2``, an estimate of ``log t!``, where t > 1. Derivatives ``exp(x) - t`` and ``-x``, or
+``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds ``log t + 1 / (2 t)`` by the target, where t > 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, pi
+
+from nkilib.experimental.loss.elementwise.arithmetic import difference, multiply_on_gpsimd, product, total
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class PoissonOfLogRate:
+    """The loss of the logarithm of the rate.
+
+    Attributes:
+        full: with Stirling's estimate.
+    """
+
+    full: bool
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 4
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The gradient of the target is the input, but for Stirling's."""
+        return self.tensors if self.full or INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """exp(x), and t x."""
+        rate_sbuf, product_sbuf = piece.float32(), piece.float32()
+        nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
+        multiply_on_gpsimd(product_sbuf, piece[TARGET], piece[INPUT])
+        return rate_sbuf, product_sbuf
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """exp(x) - t x, and Stirling's estimate."""
+        rate_sbuf, product_sbuf = prepared
+        if not self.full:
+            losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, product_sbuf)
+            return
+        difference(rate_sbuf, rate_sbuf, product_sbuf)
+        losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece))
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """exp(x) - t, -x."""
+        found = {}
+        if INPUT in wanted:
+            rate_sbuf = piece.float32()
+            nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
+            difference(rate_sbuf, rate_sbuf, piece[TARGET])
+            found[INPUT] = Derivative(rate_sbuf)
+        if TARGET in wanted and not self.full:
+            found[TARGET] = Derivative(piece[INPUT], -1.0)
+        elif TARGET in wanted:
+            slope_sbuf = stirling_slope(piece)
+            difference(slope_sbuf, slope_sbuf, piece[INPUT])
+            found[TARGET] = Derivative(slope_sbuf)
+        return found
+
+
+@dataclass(frozen=True)
+class PoissonOfRate:
+    """The loss of the rate.
+
+    Attributes:
+        full: with Stirling's estimate.
+        eps: that is added to the rate.
+    """
+
+    full: bool
+    eps: float
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 4
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The gradient of the target is a function of the input, but for Stirling's."""
+        return self.tensors if self.full or INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """t log(x + eps)."""
+        log_sbuf = self._logarithm(piece)
+        product(log_sbuf, log_sbuf, piece[TARGET])
+        return (log_sbuf,)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """x - t log(x + eps), and Stirling's estimate."""
+        (product_sbuf,) = prepared
+        if not self.full:
+            losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, product_sbuf)
+            return
+        difference(product_sbuf, piece[INPUT], product_sbuf)
+        losses.scalar_tensor_tensor(product_sbuf, nl.add, 0.0, nl.add, stirling(piece))
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """1 - t / (x + eps), -log(x + eps)."""
+        found = {}
+        if INPUT in wanted:
+            share_sbuf = piece.float32()
+            nisa.tensor_scalar(dst=share_sbuf, data=piece[INPUT], op0=nl.add, operand0=self.eps)
+            nisa.reciprocal(dst=share_sbuf, data=share_sbuf)
+            product(share_sbuf, share_sbuf, piece[TARGET])
+            nisa.tensor_scalar(dst=share_sbuf, data=share_sbuf, op0=nl.subtract, operand0=1.0)
+            found[INPUT] = Derivative(share_sbuf, -1.0)
+        if TARGET in wanted:
+            log_sbuf = self._logarithm(piece)
+            if self.full:
+                difference(log_sbuf, log_sbuf, stirling_slope(piece))
+            found[TARGET] = Derivative(log_sbuf, -1.0)
+        return found
+
+    def _logarithm(self, piece: Piece) -> nl.NkiTensor:
+        log_sbuf = piece.float32()
+        nisa.activation(dst=log_sbuf, op=nl.log, data=piece[INPUT], bias=piece.constant(self.eps))
+        return log_sbuf
+
+
+def stirling(piece: Piece) -> nl.NkiTensor:
+    """``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0."""
+    log_sbuf = _log_target(piece)
+    nisa.scalar_tensor_tensor(
+        dst=log_sbuf, data=piece[TARGET], op0=nl.add, operand0=0.5, op1=nl.multiply, operand1=log_sbuf
+    )
+    nisa.scalar_tensor_tensor(
+        dst=log_sbuf, data=log_sbuf, op0=nl.add, operand0=0.5 * log(2.0 * pi), op1=nl.subtract, operand1=piece[TARGET]
+    )
+    _keep_above_one(log_sbuf, piece)
+    return log_sbuf
+
+
+def stirling_slope(piece: Piece) -> nl.NkiTensor:
+    """``log t + 1 / (2 t)`` where t > 1, else 0."""
+    inverse_sbuf, log_sbuf = piece.float32(), _log_target(piece)
+    nisa.tensor_scalar(
+        dst=inverse_sbuf, data=piece[TARGET], op0=nl.maximum, operand0=1.0, op1=nl.multiply, operand1=2.0
+    )
+    nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
+    total(log_sbuf, log_sbuf, inverse_sbuf)
+    _keep_above_one(log_sbuf, piece)
+    return log_sbuf
+
+
+def _log_target(piece: Piece) -> nl.NkiTensor:
+    """log max(t, 1)."""
+    log_sbuf = piece.float32()
+    nisa.tensor_scalar(dst=log_sbuf, data=piece[TARGET], op0=nl.maximum, operand0=1.0)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
+    return log_sbuf
+
+
+def _keep_above_one(values_sbuf: nl.NkiTensor, piece: Piece) -> None:
+    nisa.scalar_tensor_tensor(
+        dst=values_sbuf, data=piece[TARGET], op0=nl.greater, operand0=1.0, op1=nl.multiply, operand1=values_sbuf
+    )
