@@ -74,7 +74,8 @@ def losses(truth: ElementwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], dty
     """Of the losses that are stored in a type."""
     with np.errstate(all="ignore"):
         exact = truth.value(_float64(tensors))
-        return Exact(exact.value, exact.error + SMALLEST_NORMAL + rounding(exact.value, dtype))
+        error = exact.error + SMALLEST_NORMAL + rounding(exact.value, dtype)
+        return Exact(_within_range(exact.value, dtype), error)
 
 
 def reduced(truth: ElementwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], reduction: str, columns: int) -> Exact:
@@ -98,7 +99,8 @@ def gradients(
         for name, exact in truth.derivative(doubled).items():
             value = grad * exact.value
             error = np.abs(grad) * exact.error + UNIT * np.abs(value) + SMALLEST_NORMAL
-            found[name] = Exact(value, error + rounding(value, tensors[name].dtype))
+            dtype = tensors[name].dtype
+            found[name] = Exact(_within_range(value, dtype), error + rounding(value, dtype))
     return found
 
 
@@ -107,6 +109,11 @@ def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
     relative, absolute = _HALF_ULP[np.dtype(dtype).name]
     with np.errstate(all="ignore"):
         return relative * np.abs(exact) + absolute
+
+
+def _within_range(exact: Float64Array, dtype: Any) -> Float64Array:
+    """Infinite where the type has no number for it, as rounding gives it; else as it is."""
+    return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
 
 
 def sum_bound(losses: Float64Array, errors: Float64Array, columns: int) -> float:
