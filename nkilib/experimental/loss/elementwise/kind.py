@@ -111,6 +111,17 @@ class Losses(Protocol):
     def two_activations(self, first: Activation, second: Activation) -> None:
         """Their sum, written over the data: Vector adds losses that are kept, Scalar those of a sum."""
 
+    def activation_and_scalar_tensor_tensor(
+        self,
+        activation: Activation,
+        data_sbuf: nl.NkiTensor,
+        op0: Operator,
+        operand0: float,
+        op1: Operator,
+        operand1: nl.NkiTensor,
+    ) -> None:
+        """``activation + ((data op0 operand0) op1 operand1)``, written over ``operand1``; a sum of each."""
+
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:

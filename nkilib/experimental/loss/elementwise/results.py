@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nkilib.experimental.loss.elementwise.arithmetic import product
-from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
+from nkilib.experimental.loss.elementwise.arithmetic import product, total
+from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS, SUMS_OF_RUN
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -35,14 +35,21 @@ class TileOfLosses:
         """As :class:`.kind.Losses` has it."""
         for each in (first, second):
             nisa.activation(dst=each.dst_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
-        nisa.scalar_tensor_tensor(
-            dst=self.dst_sbuf,
-            data=first.dst_sbuf,
-            op0=nl.add,
-            operand0=0.0,
-            op1=nl.add,
-            operand1=second.dst_sbuf,
-        )
+        total(self.dst_sbuf, first.dst_sbuf, second.dst_sbuf)
+
+    def activation_and_scalar_tensor_tensor(
+        self,
+        activation: Activation,
+        data_sbuf: nl.NkiTensor,
+        op0: Operator,
+        operand0: float,
+        op1: Operator,
+        operand1: nl.NkiTensor,
+    ) -> None:
+        """As :class:`.kind.Losses` has it."""
+        nisa.activation(dst=activation.dst_sbuf, op=activation.op, data=activation.data_sbuf, scale=activation.scale)
+        nisa.scalar_tensor_tensor(dst=operand1, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
+        total(self.dst_sbuf, activation.dst_sbuf, operand1)
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
@@ -62,12 +69,14 @@ class SumsOfLosses:
     """Losses that are summed up, run by run; they themselves are written over and over.
 
     Attributes:
-        sums_sbuf: float32 [rows, runs], whose columns take the sums of the runs.
+        sums_sbuf: float32 [rows, SUMS_OF_RUN * runs] of zeros, whose columns take the sums of the runs.
         discarded_sbuf: float32 [rows, RUN_COLUMNS] for the losses themselves.
+        discarded_by_vector_sbuf: the same for what Vector adds while Scalar adds the rest.
     """
 
     sums_sbuf: nl.NkiTensor
     discarded_sbuf: nl.NkiTensor
+    discarded_by_vector_sbuf: nl.NkiTensor
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
@@ -117,6 +126,20 @@ class SumsOfLosses:
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )
 
+    def activation_and_scalar_tensor_tensor(
+        self,
+        activation: Activation,
+        data_sbuf: nl.NkiTensor,
+        op0: Operator,
+        operand0: float,
+        op1: Operator,
+        operand1: nl.NkiTensor,
+    ) -> None:
+        """As :class:`.kind.Losses` has it."""
+        self.activation(activation.op, activation.data_sbuf, activation.scale)
+        by_vector = SumsOfLosses(self.sums_sbuf[:, 1:], self.discarded_by_vector_sbuf, self.discarded_sbuf)
+        by_vector.scalar_tensor_tensor(data_sbuf, op0, operand0, op1, operand1)
+
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
         """As :class:`.kind.Losses` has it: Vector has the next piece while Scalar adds."""
         product(left_sbuf, left_sbuf, right_sbuf)
@@ -126,7 +149,8 @@ class SumsOfLosses:
         columns = data_sbuf.shape[1]
         for number, start in enumerate(range(0, columns, RUN_COLUMNS)):
             end = min(start + RUN_COLUMNS, columns)
-            yield _Run(start, end, self.sums_sbuf[:, number : number + 1], self.discarded_sbuf[:, 0 : end - start])
+            column = SUMS_OF_RUN * number
+            yield _Run(start, end, self.sums_sbuf[:, column : column + 1], self.discarded_sbuf[:, 0 : end - start])
 
 
 @dataclass(frozen=True)

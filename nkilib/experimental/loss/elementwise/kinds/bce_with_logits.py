@@ -47,11 +47,13 @@ class BceWithLogits:
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """softplus(-|x|), and max(x, 0) - t x."""
         size_sbuf, product_sbuf = prepared
-        nisa.scalar_tensor_tensor(
-            dst=product_sbuf, data=piece[INPUT], op0=nl.maximum, operand0=0.0, op1=nl.subtract, operand1=product_sbuf
-        )
-        losses.two_activations(
-            Activation(nl.softplus, size_sbuf, -1.0, piece.float32()), Activation(nl.copy, product_sbuf)
+        losses.activation_and_scalar_tensor_tensor(
+            Activation(nl.softplus, size_sbuf, -1.0, piece.float32()),
+            piece[INPUT],
+            nl.maximum,
+            0.0,
+            nl.subtract,
+            product_sbuf,
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
