@@ -60,14 +60,27 @@ class Bce:
         found = {}
         if INPUT in wanted:
             inverse_sbuf, slope_sbuf = piece.float32(), piece.float32()
-            _affine_on_scalar(inverse_sbuf, piece[INPUT], -1.0, piece.constant(1.0))
-            product(inverse_sbuf, inverse_sbuf, piece[INPUT])
-            nisa.tensor_scalar(dst=inverse_sbuf, data=inverse_sbuf, op0=nl.maximum, operand0=LEAST_PRODUCT)
-            nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
             subtract_on_gpsimd(slope_sbuf, piece[INPUT], piece[TARGET])
-            product(slope_sbuf, slope_sbuf, inverse_sbuf)
-            product(slope_sbuf, slope_sbuf, inverse_sbuf)
-            found[INPUT] = Derivative(slope_sbuf, on_scalar=True)
+            # (x - 1) x
+            nisa.scalar_tensor_tensor(
+                dst=inverse_sbuf,
+                data=piece[INPUT],
+                op0=nl.subtract,
+                operand0=1.0,
+                op1=nl.multiply,
+                operand1=piece[INPUT],
+            )
+            nisa.tensor_scalar(
+                dst=inverse_sbuf,
+                data=inverse_sbuf,
+                op0=nl.multiply,
+                operand0=-1.0,
+                op1=nl.maximum,
+                operand1=LEAST_PRODUCT,
+            )
+            nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
+            nisa.activation(dst=inverse_sbuf, op=nl.square, data=inverse_sbuf)
+            found[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
         if TARGET in wanted:
             log_sbuf, complement_log_sbuf = self.prepare(piece)
             difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)

@@ -68,8 +68,10 @@ class GaussianNll:
             )
             product(slope_sbuf, slope_sbuf, inverse_sbuf)
             found[VARIANCE] = Derivative(slope_sbuf, -0.5, on_scalar=True)
-        if INPUT in wanted or TARGET in wanted:
+        times_sbuf: nl.NkiTensor | None = inverse_sbuf
+        if INPUT in wanted and TARGET in wanted:
             product(quotient_sbuf, quotient_sbuf, inverse_sbuf)
-            found[INPUT] = Derivative(quotient_sbuf, 1.0, on_scalar=True)
-            found[TARGET] = Derivative(quotient_sbuf, -1.0, on_scalar=True)
+            times_sbuf = None
+        found[INPUT] = Derivative(quotient_sbuf, 1.0, on_scalar=True, times_sbuf=times_sbuf)
+        found[TARGET] = Derivative(quotient_sbuf, -1.0, on_scalar=True, times_sbuf=times_sbuf)
         return found
