@@ -107,6 +107,22 @@ class Activation:
         return self.data_sbuf if self.scratch_sbuf is None else self.scratch_sbuf
 
 
+@dataclass(frozen=True)
+class Combination:
+    """``(data op0 operand0) op1 operand1`` on Vector, of two tiles.
+
+    Attributes:
+        data_sbuf, op0, operand0, op1: of the instruction.
+        operand1: float32, which it may be written over.
+    """
+
+    data_sbuf: nl.NkiTensor
+    op0: Operator
+    operand0: float
+    op1: Operator
+    operand1: nl.NkiTensor
+
+
 class Losses(Protocol):
     """Where the losses of a piece go: into a tile that is stored, or into sums (:mod:`.results`).
 
@@ -121,16 +137,11 @@ class Losses(Protocol):
     def two_activations(self, first: Activation, second: Activation) -> None:
         """Their sum, written over the data: Vector adds losses that are kept, Scalar those of a sum."""
 
-    def activation_and_scalar_tensor_tensor(
-        self,
-        activation: Activation,
-        data_sbuf: nl.NkiTensor,
-        op0: Operator,
-        operand0: float,
-        op1: Operator,
-        operand1: nl.NkiTensor,
-    ) -> None:
-        """``activation + ((data op0 operand0) op1 operand1)``, written over ``operand1``; a sum of each."""
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
+        """Their sum, and each may be written where it says: Scalar and Vector each add up their own."""
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """The same of two, both on Vector."""
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor

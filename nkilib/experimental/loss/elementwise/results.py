@@ -11,7 +11,7 @@ from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS, SUMS_OF_RUN
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
-    from nkilib.experimental.loss.elementwise.kind import Activation
+    from nkilib.experimental.loss.elementwise.kind import Activation, Combination
     from nkilib.nki import Operator
 
 
@@ -37,19 +37,14 @@ class TileOfLosses:
             nisa.activation(dst=each.dst_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
         total(self.dst_sbuf, first.dst_sbuf, second.dst_sbuf)
 
-    def activation_and_scalar_tensor_tensor(
-        self,
-        activation: Activation,
-        data_sbuf: nl.NkiTensor,
-        op0: Operator,
-        operand0: float,
-        op1: Operator,
-        operand1: nl.NkiTensor,
-    ) -> None:
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
         """As :class:`.kind.Losses` has it."""
         nisa.activation(dst=activation.dst_sbuf, op=activation.op, data=activation.data_sbuf, scale=activation.scale)
-        nisa.scalar_tensor_tensor(dst=operand1, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
-        total(self.dst_sbuf, activation.dst_sbuf, operand1)
+        total(self.dst_sbuf, activation.dst_sbuf, _written_over(combination))
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """As :class:`.kind.Losses` has it."""
+        total(self.dst_sbuf, _written_over(first), _written_over(second))
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
@@ -126,24 +121,25 @@ class SumsOfLosses:
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )
 
-    def activation_and_scalar_tensor_tensor(
-        self,
-        activation: Activation,
-        data_sbuf: nl.NkiTensor,
-        op0: Operator,
-        operand0: float,
-        op1: Operator,
-        operand1: nl.NkiTensor,
-    ) -> None:
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
         """As :class:`.kind.Losses` has it."""
         self.activation(activation.op, activation.data_sbuf, activation.scale)
-        by_vector = SumsOfLosses(self.sums_sbuf[:, 1:], self.discarded_by_vector_sbuf, self.discarded_sbuf)
-        by_vector.scalar_tensor_tensor(data_sbuf, op0, operand0, op1, operand1)
+        self._add_on_vector(combination)
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """As :class:`.kind.Losses` has it."""
+        self.scalar_tensor_tensor(first.data_sbuf, first.op0, first.operand0, first.op1, first.operand1)
+        self._add_on_vector(second)
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
         """As :class:`.kind.Losses` has it: Vector has the next piece while Scalar adds."""
         product(left_sbuf, left_sbuf, right_sbuf)
         self.activation(nl.copy, left_sbuf)
+
+    def _add_on_vector(self, each: Combination) -> None:
+        """To the second sum of each run."""
+        second = SumsOfLosses(self.sums_sbuf[:, 1:], self.discarded_by_vector_sbuf, self.discarded_by_vector_sbuf)
+        second.scalar_tensor_tensor(each.data_sbuf, each.op0, each.operand0, each.op1, each.operand1)
 
     def _runs(self, data_sbuf: nl.NkiTensor) -> Iterator[_Run]:
         columns = data_sbuf.shape[1]
@@ -151,6 +147,19 @@ class SumsOfLosses:
             end = min(start + RUN_COLUMNS, columns)
             column = SUMS_OF_RUN * number
             yield _Run(start, end, self.sums_sbuf[:, column : column + 1], self.discarded_sbuf[:, 0 : end - start])
+
+
+def _written_over(each: Combination) -> nl.NkiTensor:
+    """The combination, written over its second tile."""
+    nisa.scalar_tensor_tensor(
+        dst=each.operand1,
+        data=each.data_sbuf,
+        op0=each.op0,
+        operand0=each.operand0,
+        op1=each.op1,
+        operand1=each.operand1,
+    )
+    return each.operand1
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from nkilib.experimental.loss.elementwise.kind import (
     POSITIVE_WEIGHT,
     TARGET,
     Activation,
+    Combination,
     Derivative,
     Losses,
     Piece,
@@ -47,13 +48,9 @@ class BceWithLogits:
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """softplus(-|x|), and max(x, 0) - t x."""
         size_sbuf, product_sbuf = prepared
-        losses.activation_and_scalar_tensor_tensor(
+        losses.activation_and_combination(
             Activation(nl.softplus, size_sbuf, -1.0, piece.float32()),
-            piece[INPUT],
-            nl.maximum,
-            0.0,
-            nl.subtract,
-            product_sbuf,
+            Combination(piece[INPUT], nl.maximum, 0.0, nl.subtract, product_sbuf),
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
