@@ -108,8 +108,8 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
     nisa.scalar_tensor_tensor(
         dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=piece[INPUT]
     )
-    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
     nisa.activation(dst=added_sbuf, op=nl.copy, data=raised_sbuf, scale=_LOG_RAISED / RAISED)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
     subtract_on_gpsimd(log_sbuf, log_sbuf, added_sbuf)
     return log_sbuf, added_sbuf
 
@@ -118,14 +118,14 @@ def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.Nki
     """B, of 0 lowered from the logarithm of a floor; and a tile that is free again."""
     log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
     complement_sbuf = piece.float32()
+    nisa.tensor_scalar(
+        dst=lowered_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0, op1=nl.multiply, operand1=LOWERED
+    )
     nisa.activation(dst=complement_sbuf, op=nl.copy, data=piece[INPUT], scale=-1.0, bias=piece.constant(1.0))
     nisa.scalar_tensor_tensor(
         dst=rounded_sbuf, data=complement_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.add, operand1=piece[INPUT]
     )
     nisa.activation(dst=log_sbuf, op=nl.log, data=complement_sbuf, bias=piece.constant(_FLOOR_OF_COMPLEMENT))
     subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
-    nisa.tensor_scalar(
-        dst=lowered_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0, op1=nl.multiply, operand1=LOWERED
-    )
     subtract_on_gpsimd(log_sbuf, log_sbuf, lowered_sbuf)
     return log_sbuf, rounded_sbuf
