@@ -12,15 +12,23 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "contributing.md"
-SECTIONS = ("Adding a loss", "Adding an option")
-# The loss is public, and the tests that are named pass.
+SECTIONS = ("Adding a loss", "Adding a loss of elements", "Adding an option")
+# The losses are public, and the tests that are named pass.
 TESTS = """
 import sys
 import pytest
-from nkilib.torch import squared_error
-assert callable(squared_error)
+from nkilib.torch import soft_margin_loss, squared_error
+assert callable(squared_error) and callable(soft_margin_loss)
 sys.exit(pytest.main(sys.argv[1:]))
 """
+# Tests that go through tables, of which those of the new row run; the tables of the pages are not written anew.
+OF_TABLES = (
+    "tests/experimental/loss/elementwise",
+    "tests/experimental/test_loss_kinds.py",
+    "tests/experimental/test_shared_refusals.py",
+    "tests/torch/functions/elementwise",
+)
+CHOSEN = "squared_error or smoothing_skips_target or (soft_margin_loss and not multilabel and not its_docs)"
 COPIED = ("nkilib", "tests", "docs", "pyproject.toml", "README.md", "constraints.txt")
 
 
@@ -94,19 +102,25 @@ def paths_of(section: str) -> list[str]:
     return [change.path for change in changes_of(section)]
 
 
-def test_both_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
+def new_tests() -> list[str]:
+    """The files of tests that the page adds."""
+    changes = [change for section in SECTIONS for change in changes_of(section)]
+    return [change.path for change in changes if change.is_new and change.path.startswith("tests")]
+
+
+def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
     """Each applies alone; checked and run together, since a process that runs tests of torch takes its time."""
     sources: list[str] = []
-    both = copy_to(tmp_path / "both")
+    every = copy_to(tmp_path / "every")
     for section in SECTIONS:
         alone = copy_to(tmp_path / section)
         for change in changes_of(section):
             change.apply(alone)
-            change.apply(both)
+            change.apply(every)
         sources += [path for path in paths_of(section) if path.endswith(".py")]
-    run(both, "-m", "ruff", "check", "--quiet", *sources)
-    run(both, "-m", "ruff", "format", "--quiet", "--check", *sources)
-    run(both, "-c", TESTS, "-q", "-x", *(path for path in sources if path.startswith("tests")))
+    run(every, "-m", "ruff", "check", "--quiet", *sources)
+    run(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
+    run(every, "-c", TESTS, "-q", "-x", "-k", CHOSEN, *new_tests(), *OF_TABLES)
 
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
@@ -121,6 +135,20 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
         "docs/torch.md",
         "tests/torch/functions/test_squared_error.py",
     ]
+
+
+def test_a_loss_of_elements_is_four_files_and_rows() -> None:
+    changes = changes_of("Adding a loss of elements")
+    skeleton = "nkilib/experimental/loss/elementwise"
+    assert [change.path for change in changes if change.is_new] == [
+        f"{skeleton}/kinds/soft_margin.py",
+        f"{skeleton}/kernels/soft_margin.py",
+        f"{skeleton}/host/truths/soft_margin.py",
+        "nkilib/torch/functions/elementwise/soft_margin_loss.py",
+    ]
+    rows = [change for change in changes if not change.is_new]
+    assert len(rows) == 9
+    assert not [line for change in rows for hunk in change.hunks for line in hunk if line.startswith("-")]
 
 
 def test_an_option_takes_at_most_five_files_and_no_code_of_torch() -> None:

@@ -14,11 +14,18 @@ from nkilib.torch.functions.ctc_loss.functional import ctc_loss
 from nkilib.torch.functions.ctc_loss.modules import CTCLoss
 from nkilib.torch.functions.distillation.functional import distillation_loss
 from nkilib.torch.functions.distillation.modules import DistillationLoss
+from nkilib.torch.functions.elementwise.binary_cross_entropy import BCELoss, binary_cross_entropy
+from nkilib.torch.functions.elementwise.binary_cross_entropy_with_logits import (
+    BCEWithLogitsLoss,
+    binary_cross_entropy_with_logits,
+)
+from nkilib.torch.functions.elementwise.gaussian_nll_loss import GaussianNLLLoss, gaussian_nll_loss
 from nkilib.torch.functions.elementwise.hinge_embedding_loss import HingeEmbeddingLoss, hinge_embedding_loss
 from nkilib.torch.functions.elementwise.huber_loss import HuberLoss, huber_loss
 from nkilib.torch.functions.elementwise.l1_loss import L1Loss, l1_loss
 from nkilib.torch.functions.elementwise.margin_ranking_loss import MarginRankingLoss, margin_ranking_loss
 from nkilib.torch.functions.elementwise.mse_loss import MSELoss, mse_loss
+from nkilib.torch.functions.elementwise.poisson_nll_loss import PoissonNLLLoss, poisson_nll_loss
 from nkilib.torch.functions.elementwise.smooth_l1_loss import SmoothL1Loss, smooth_l1_loss
 from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
@@ -41,11 +48,14 @@ from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cros
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
 
 __all__ = [
+    "BCELoss",
+    "BCEWithLogitsLoss",
     "CTCLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "CrossEntropyOutputs",
     "DistillationLoss",
+    "GaussianNLLLoss",
     "HingeEmbeddingLoss",
     "HuberLoss",
     "KLDivLoss",
@@ -58,15 +68,19 @@ __all__ = [
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
     "NLLLoss",
+    "PoissonNLLLoss",
     "SmoothL1Loss",
     "Softmax",
     "Softmax2d",
     "TokenScores",
     "TripletMarginLoss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
     "cosine_embedding_loss",
     "cross_entropy",
     "ctc_loss",
     "distillation_loss",
+    "gaussian_nll_loss",
     "hinge_embedding_loss",
     "huber_loss",
     "int32_targets",
@@ -80,6 +94,7 @@ __all__ = [
     "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
     "nll_loss",
+    "poisson_nll_loss",
     "smooth_l1_loss",
     "softmax",
     "token_scores",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nkilib.experimental.loss.ctc.backward import backward_of_core
 from nkilib.experimental.loss.ctc.forward import Batch, Results, forward_of_core
 from nkilib.experimental.loss.ctc.gradient import Upstream
+from nkilib.experimental.loss.ctc.plan import BatchShape
 from nkilib.experimental.loss.ctc.validation import fitting_plan, require_batch, require_float32, require_options
 from nkilib.experimental.loss.elementwise.validation import require_floats, require_upstream
 from nkilib.nki import nl
@@ -19,7 +20,7 @@ def ctc_loss_forward(
     reduction: str = "mean",
     zero_infinity: bool = False,
     dtype: nl.DType | None = None,
-) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
+) -> tuple[nl.NkiTensor, ...]:
     """Connectionist temporal classification: minus the log-probability of all alignments of a target to its input.
 
     Equivalent to ``F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)`` in
@@ -56,16 +57,15 @@ def ctc_loss_forward(
     require_options(function, reduction, zero_infinity)
     dtype = log_probs_hbm.dtype if dtype is None else dtype
     require_floats(function, "dtype", dtype)
-    steps, sequences, classes = log_probs_hbm.shape
-    shape = (steps, sequences, classes)
+    shape = BatchShape(*log_probs_hbm.shape)
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
     plan = fitting_plan(function, shape, labels, log_probs_hbm.dtype, of_backward=False)
     is_each = reduction == "none"
-    loss_hbm = nl.ndarray(
-        (sequences,) if is_each else (1,), dtype=dtype if is_each else nl.float32, buffer=nl.shared_hbm, name="loss_hbm"
-    )
-    nll_hbm = nl.ndarray((sequences,), dtype=nl.float32, buffer=nl.shared_hbm, name="nll_hbm")
-    alpha_hbm = nl.ndarray((steps, sequences, plan.states), dtype=nl.float32, buffer=nl.shared_hbm, name="alpha_hbm")
+    losses, loss_dtype = ((shape.sequences,), dtype) if is_each else ((1,), nl.float32)
+    loss_hbm = nl.ndarray(losses, dtype=loss_dtype, buffer=nl.shared_hbm, name="loss_hbm")
+    nll_hbm = nl.ndarray((shape.sequences,), dtype=nl.float32, buffer=nl.shared_hbm, name="nll_hbm")
+    alphas = (shape.steps, shape.sequences, plan.states)
+    alpha_hbm = nl.ndarray(alphas, dtype=nl.float32, buffer=nl.shared_hbm, name="alpha_hbm")
     batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
     forward_of_core(plan, batch, Results(loss_hbm, nll_hbm, alpha_hbm, reduction, zero_infinity))
     return loss_hbm, nll_hbm, alpha_hbm
@@ -109,14 +109,13 @@ def ctc_loss_backward(
     lengths = {"input_lengths_hbm": input_lengths_hbm, "target_lengths_hbm": target_lengths_hbm}
     require_batch(function, log_probs_hbm, targets_hbm, lengths, blank)
     require_options(function, reduction, zero_infinity)
-    steps, sequences, classes = log_probs_hbm.shape
-    shape = (steps, sequences, classes)
-    require_upstream(function, grad_loss_hbm, (sequences,), is_each=reduction == "none")
+    shape = BatchShape(*log_probs_hbm.shape)
+    require_upstream(function, grad_loss_hbm, (shape.sequences,), is_each=reduction == "none")
     labels = 0 if targets_hbm is None else targets_hbm.shape[1]
     plan = fitting_plan(function, shape, labels, log_probs_hbm.dtype, of_backward=True)
-    require_float32(function, "nll_hbm", nll_hbm, (sequences,))
-    require_float32(function, "alpha_hbm", alpha_hbm, (steps, sequences, plan.states))
-    grad_hbm = nl.ndarray(shape, dtype=log_probs_hbm.dtype, buffer=nl.shared_hbm, name="grad_log_probs_hbm")
+    require_float32(function, "nll_hbm", nll_hbm, (shape.sequences,))
+    require_float32(function, "alpha_hbm", alpha_hbm, (shape.steps, shape.sequences, plan.states))
+    grad_hbm = nl.ndarray(tuple(shape), dtype=log_probs_hbm.dtype, buffer=nl.shared_hbm, name="grad_log_probs_hbm")
     batch = Batch(log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank)
     upstream = Upstream(grad_loss_hbm, reduction, zero_infinity)
     backward_of_core(plan, batch, (nll_hbm, alpha_hbm), upstream, grad_hbm)

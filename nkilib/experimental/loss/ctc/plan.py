@@ -8,6 +8,7 @@ label's numbers of its neighbour, a time step earlier; so it follows its neighbo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
@@ -19,6 +20,22 @@ _FURTHER_PAIRS = 2
 _STRIDES = {4: 32, 3: 32, 2: 64, 1: 128}
 # Steps of a chunk at most: longer chunks spare few loads, and make a longer program.
 CHUNK_MAX = 32
+
+
+class BatchShape(NamedTuple):
+    """Of log-probabilities: T, N and C."""
+
+    steps: int
+    sequences: int
+    classes: int
+
+
+class Layout(NamedTuple):
+    """Sequences of a group, blocks of a sequence, and pairs of a block."""
+
+    rows: int
+    blocks: int
+    pairs: int
 
 
 @dataclass(frozen=True)
@@ -43,16 +60,15 @@ class Plan:
     chunk: int
 
     @classmethod
-    def make(cls, shape: tuple[int, int, int], labels: int, fewest_pairs: int, chunk: int) -> Plan:
+    def make(cls, shape: BatchShape, labels: int, fewest_pairs: int, chunk: int) -> Plan:
         """For log-probabilities [T, N, C] and at most so many labels.
 
         Args:
             fewest_pairs: in blocks of fewer pairs a sequence is not cut.
             chunk: most steps of a chunk.
         """
-        steps, sequences, classes = shape
-        rows, blocks, pairs = _layout(sequences, labels, fewest_pairs)
-        return cls(steps, sequences, classes, labels, rows, blocks, pairs, min(chunk, steps))
+        layout = _layout(shape.sequences, labels, fewest_pairs)
+        return cls(*shape, labels, *layout, min(chunk, shape.steps))
 
     @property
     def stride(self) -> int:
@@ -124,13 +140,13 @@ class Group:
         return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
 
 
-def _layout(sequences: int, labels: int, fewest_pairs: int) -> tuple[int, int, int]:
-    """Sequences of a group, blocks, and pairs of a block. Two cores have work where there are two sequences."""
+def _layout(sequences: int, labels: int, fewest_pairs: int) -> Layout:
+    """Two cores have work where there are two sequences."""
     rows = min(PARTITIONS, div_ceil(sequences, 2))
     needed = labels + _FURTHER_PAIRS
     possible = [count for count, stride in _STRIDES.items() if rows <= stride and needed >= count * fewest_pairs]
     blocks = max(possible, default=1)
-    return rows, blocks, div_ceil(needed, blocks)
+    return Layout(rows, blocks, div_ceil(needed, blocks))
 
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:

@@ -8,7 +8,7 @@ from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
 from nkilib.experimental.loss.ctc.occupancies import kept_bytes, kept_turns, runs
-from nkilib.experimental.loss.ctc.plan import PARTITIONS, Plan, steps_that_fit
+from nkilib.experimental.loss.ctc.plan import PARTITIONS, BatchShape, Plan, steps_that_fit
 from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
 from nkilib.nki import nl
 
@@ -83,7 +83,7 @@ def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: t
     )
 
 
-def fitting_plan(function: str, shape: tuple[int, int, int], labels: int, dtype: nl.DType, of_backward: bool) -> Plan:
+def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> Plan:
     """The longest chunks that fit SBUF."""
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
     plan = Plan.make(shape, labels, fewest_pairs, 1)

@@ -47,6 +47,7 @@ class ElementwiseLoss:
         constant: names of those that there is no gradient of.
         integers: names of those that PyTorch takes in integer types too.
         derivative: of the operators.
+        is_float32_under_autocast: losses that are not reduced are, as PyTorch's.
     """
 
     caller: Caller
@@ -55,6 +56,7 @@ class ElementwiseLoss:
     constant: Sequence[str]
     integers: Sequence[str]
     derivative: Derivative = field(repr=False)
+    is_float32_under_autocast: bool = True
 
     def __call__(
         self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool = False, **options: Any
@@ -78,7 +80,9 @@ class ElementwiseLoss:
         dtype = promoted(given.values())
         floats = {name: each if each.is_floating_point() else each.to(dtype) for name, each in given.items()}
         shape = torch.broadcast_shapes(*(each.shape for each in given.values()))  # type: ignore[no-untyped-call]
-        computed = {name: as_computed(each, reduction).expand(shape) for name, each in floats.items()}
+        if self.is_float32_under_autocast:
+            floats = {name: as_computed(each, reduction) for name, each in floats.items()}
+        computed = {name: each.expand(shape) for name, each in floats.items()}
         if inplace:
             first = given[self.tensors[0]]
             check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
@@ -127,6 +131,7 @@ def elementwise_loss(
     typed: Sequence[str] = (),
     options: type[Dataclass] | None = None,
     check_values: Callable[[Call], None] | None = None,
+    is_float32_under_autocast: bool = True,
 ) -> ElementwiseLoss:
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
@@ -138,6 +143,7 @@ def elementwise_loss(
         typed: tensors whose types promote to that of the losses, as PyTorch has it; none: all of them.
         options: a dataclass of the kernels' options beside the reduction.
         check_values: raises where values are out of range, on the CPU alone.
+        is_float32_under_autocast: as :class:`ElementwiseLoss` has it.
     """
     caller = Caller(name, tensors[0], noun, f"torch.nn.functional.{name}")
     every = (*tensors, *optional)
@@ -175,7 +181,8 @@ def elementwise_loss(
             instead=caller.instead,
         )
     )
-    return ElementwiseLoss(caller, tensors, optional, constant, integers, differentiate(forward, backward))
+    derivative = differentiate(forward, backward)
+    return ElementwiseLoss(caller, tensors, optional, constant, integers, derivative, is_float32_under_autocast)
 
 
 def promoted(tensors: Any) -> torch.dtype:

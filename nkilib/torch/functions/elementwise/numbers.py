@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
+from nkilib.experimental.loss.elementwise.options import LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch.caller import Caller
 
 # Of float32, in which the kernels compute.
@@ -23,3 +24,20 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
     if not isfinite(value) or abs(value) > LARGEST:
         raise ValueError(f"{caller}: {name} must be finite in float32, got {value}; use {caller.instead}")
     return float(value)
+
+
+def least_of_log(caller: Caller, name: str, value: Any) -> float:
+    """A number that is added to, or bounds, what a logarithm is taken of.
+
+    Raises:
+        TypeError: no number.
+        ValueError: it is less than 2^-64, from where on NKI documents the logarithm; or as :func:`finite_number` has
+        it.
+    """
+    number = finite_number(caller, name, value)
+    if number < LEAST_ARGUMENT_OF_LOG:
+        raise ValueError(
+            f"{caller}: {name} must be at least 2^-64, of which the engines have a logarithm, got {value}; use "
+            f"{caller.instead}"
+        )
+    return number

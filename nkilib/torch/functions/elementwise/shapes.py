@@ -44,3 +44,32 @@ def check_dimensions(caller: Caller, tensors: Mapping[str, Tensor]) -> None:
         raise RuntimeError(
             f"{caller}: all input tensors should have the same number of dimensions, got {sizes}; reshape them"
         )
+
+
+def check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
+    """Refuse a target of another shape than the input, where PyTorch does not broadcast.
+
+    Raises:
+        ValueError: always then.
+    """
+    if isinstance(input, Tensor) and isinstance(target, Tensor) and input.shape != target.shape:
+        raise ValueError(
+            f"{caller}: target must have the shape of input, {tuple(input.shape)}, got {tuple(target.shape)}; expand it"
+        )
+
+
+def check_expands(caller: Caller, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor that does not broadcast to a shape.
+
+    Raises:
+        RuntimeError: always then, as in PyTorch.
+    """
+    if not isinstance(tensor, Tensor):
+        return
+    if tensor.dim() > len(shape) or any(
+        own not in (1, whole) for own, whole in zip(reversed(tensor.shape), reversed(shape), strict=False)
+    ):
+        raise RuntimeError(
+            f"{caller}: {name} of shape {tuple(tensor.shape)} does not broadcast to that of target, {tuple(shape)}; "
+            f"reshape it"
+        )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import nkilib.torch as ours
-from tests.torch.opinfo import Budget
+from tests.torch.opinfo import Budget, Difference, Sample
 
 # A sum adds the roundings of its terms.
 SUMS: Final = Budget(of_float32=64.0)
@@ -20,6 +20,42 @@ SUMS_OF_SQUARES: Final = Budget(of_float32=1024.0)
 
 # Likewise, of 102,000 weighted terms: a third of what rounds such a sum once more.
 WEIGHTED_SUMS: Final = Budget(of_float32=8192.0)
+
+
+# Of samples from -9 to 9: their exponentials are up to 900 times as large, and derivatives of quotients are steep too.
+SUMS_OF_EXPONENTIALS: Final = Budget(of_float32=2.0**16)
+OF_EXPONENTIALS: Final = Budget(of_type=900.0, of_float32=2.0**13)
+STEEP: Final = Budget(of_type=64.0, of_float32=2.0**11)
+
+
+def poisson_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Tensor:
+    """PyTorch's, where the derivative of Stirling's estimate is 0 below t = 1, as that of 0 is, and not 0 times NaN."""
+    each = F.poisson_nll_loss(input, target, log_input=log_input, eps=eps, reduction="none")
+    if full:
+        above = target.where(target > 1.0, 2.0)
+        estimate = above * above.log() - above + 0.5 * (2.0 * torch.pi * above).log()
+        each = each + estimate.where(target > 1.0, 0.0)
+    return {"none": each, "sum": each.sum(), "mean": each.mean()}[reduction]
+
+
+def _takes_logarithm_of_no_count(sample: Sample) -> bool:
+    """Of a target that is not positive, whose gradient is wanted."""
+    target, given = sample.args[1], {**sample.constructor[1], **sample.kwargs}
+    return bool(given.get("full", False)) and target.requires_grad and bool((target <= 0.0).any())
+
+
+STIRLING: Final = Difference(
+    "PyTorch's gradient by a target that is not positive is NaN, of an estimate that it does not take there",
+    _takes_logarithm_of_no_count,
+    like=poisson_nll_loss,
+)
 
 
 def numbers(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -37,6 +73,11 @@ def signs(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=generator).sign()
 
 
+def unit_interval(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """In (0, 1)."""
+    return torch.randn(shape, generator=generator).sigmoid()
+
+
 @dataclass(frozen=True)
 class Loss:
     """A function of ours and PyTorch's.
@@ -49,6 +90,7 @@ class Loss:
         forms: keywords of calls, each another formula; tensors of them are made from generator and shape.
         module_forms: the keywords of the module that are those.
         mixed: PyTorch's type of reduced losses of a bfloat16 and a float32 tensor.
+        differs: where PyTorch's own result is not the right one.
         values, gradients: what may be off from PyTorch in float64, beside the rounding.
     """
 
@@ -59,6 +101,7 @@ class Loss:
     forms: Sequence[Mapping[str, Any]] = ({},)
     module_forms: Sequence[Mapping[str, Any]] = ({},)
     mixed: torch.dtype = torch.float32
+    differs: Difference | None = None
     values: Budget = SUMS
     gradients: Budget = field(default_factory=lambda: Budget(of_type=4.0, of_float32=16.0))
 
@@ -122,5 +165,41 @@ LOSSES: Final = (
         differentiated=3,
         forms=({}, {"margin": 0.4}),
         module_forms=({}, {"margin": 0.4}),
+    ),
+    Loss(
+        "binary_cross_entropy",
+        "BCELoss",
+        tensors=(unit_interval, unit_interval),
+        forms=({}, {"weight": positive}),
+        module_forms=({}, {"weight": positive}),
+        values=WEIGHTED_SUMS,
+        gradients=STEEP,
+    ),
+    Loss(
+        "binary_cross_entropy_with_logits",
+        "BCEWithLogitsLoss",
+        forms=({}, {"weight": positive}, {"pos_weight": positive}),
+        module_forms=({}, {"weight": positive, "pos_weight": positive}),
+        values=WEIGHTED_SUMS,
+    ),
+    Loss(
+        "poisson_nll_loss",
+        "PoissonNLLLoss",
+        tensors=(positive, positive),
+        forms=({}, {"full": True}, {"log_input": False, "full": True}),
+        module_forms=({}, {"log_input": False, "full": True, "eps": 1e-4}),
+        values=SUMS_OF_EXPONENTIALS,
+        gradients=OF_EXPONENTIALS,
+        differs=STIRLING,
+    ),
+    Loss(
+        "gaussian_nll_loss",
+        "GaussianNLLLoss",
+        tensors=(numbers, numbers, positive),
+        differentiated=3,
+        forms=({}, {"full": True, "eps": 0.25}),
+        module_forms=({}, {"full": True, "eps": 0.25}),
+        values=WEIGHTED_SUMS,
+        gradients=STEEP,
     ),
 )
