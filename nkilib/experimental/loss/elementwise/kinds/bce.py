@@ -31,6 +31,9 @@ LEAST_LOG, LEAST_PRODUCT = -100.0, 1e-12
 SMALL, RAISED = 2.0**-32, 2.0**81
 _LOG_RAISED = log(RAISED)
 _FLOOR = exp(LEAST_LOG + _LOG_RAISED)
+# 1 - x is 0 or at least 2^-24, and so is 1 - x + exp(LEAST_LOG + LOWERED) in float32, but for 0. A bfloat16.
+LOWERED = 64.0
+_FLOOR_OF_COMPLEMENT = exp(LEAST_LOG + LOWERED)
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,16 @@ class Bce:
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """A and B. What GpSimd begins with comes first."""
+        """A and B, and two tiles that are free again. What GpSimd begins with comes first."""
         columns = piece.shape[1]
         flags_sbuf = piece.float32().view(nl.bfloat16)
-        complement_log_sbuf = _log_of_complement(piece, flags_sbuf[:, 0:columns])
-        return _log(piece, flags_sbuf[:, columns : 2 * columns]), complement_log_sbuf
+        complement_log_sbuf, spare_sbuf = _log_of_complement(piece, flags_sbuf[:, 0:columns])
+        log_sbuf, other_spare_sbuf = _log(piece, flags_sbuf[:, columns : 2 * columns])
+        return log_sbuf, complement_log_sbuf, spare_sbuf, other_spare_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """-(t A + (1 - t) B)."""
-        log_sbuf, complement_log_sbuf = prepared
+        log_sbuf, complement_log_sbuf, _, _ = prepared
         losses.two_combinations(
             Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
             Combination(piece[TARGET], nl.multiply, -1.0, nl.multiply, log_sbuf),
@@ -62,8 +66,13 @@ class Bce:
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """(x - t) / max(x (1 - x), 1e-12), B - A."""
         found = {}
-        if INPUT in wanted:
+        if TARGET in wanted:
+            log_sbuf, complement_log_sbuf, inverse_sbuf, slope_sbuf = self.prepare(piece)
+            difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)
+            found[TARGET] = Derivative(complement_log_sbuf, on_scalar=True)
+        else:
             inverse_sbuf, slope_sbuf = piece.float32(), piece.float32()
+        if INPUT in wanted:
             subtract_on_gpsimd(slope_sbuf, piece[INPUT], piece[TARGET])
             # (x - 1) x
             nisa.scalar_tensor_tensor(
@@ -85,16 +94,13 @@ class Bce:
             nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
             nisa.activation(dst=inverse_sbuf, op=nl.square, data=inverse_sbuf)
             found[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
-        if TARGET in wanted:
-            log_sbuf, complement_log_sbuf = self.prepare(piece)
-            difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)
-            found[TARGET] = Derivative(complement_log_sbuf, on_scalar=True)
         return found
 
 
-def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """A: of small numbers, raised, less what that adds. 2^81 is a bfloat16, which Vector writes fast."""
+def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """A, of small numbers raised, less what that adds; and a tile that is free again."""
     log_sbuf, added_sbuf = piece.float32(), piece.float32()
+    # 2^81 is a bfloat16, which Vector writes fast
     nisa.tensor_scalar(
         dst=raised_sbuf, data=piece[INPUT], op0=nl.less, operand0=SMALL, op1=nl.multiply, operand1=RAISED
     )
@@ -102,22 +108,24 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     nisa.scalar_tensor_tensor(
         dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=piece[INPUT]
     )
-    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
     nisa.activation(dst=added_sbuf, op=nl.copy, data=raised_sbuf, scale=_LOG_RAISED / RAISED)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
     subtract_on_gpsimd(log_sbuf, log_sbuf, added_sbuf)
-    return log_sbuf
+    return log_sbuf, added_sbuf
 
 
-def _log_of_complement(piece: Piece, is_one_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """B: 1 - x is 0 or at least 2^-24, so 0 alone is raised."""
-    complement_sbuf, log_sbuf, rounded_sbuf = piece.float32(), piece.float32(), piece.float32()
+def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """B, of 0 lowered from the logarithm of a floor; and a tile that is free again."""
+    log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
+    complement_sbuf = piece.float32()
+    nisa.tensor_scalar(
+        dst=lowered_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0, op1=nl.multiply, operand1=LOWERED
+    )
     nisa.activation(dst=complement_sbuf, op=nl.copy, data=piece[INPUT], scale=-1.0, bias=piece.constant(1.0))
     nisa.scalar_tensor_tensor(
         dst=rounded_sbuf, data=complement_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.add, operand1=piece[INPUT]
     )
-    nisa.tensor_scalar(dst=is_one_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0)
-    nisa.activation(dst=log_sbuf, op=nl.log, data=complement_sbuf, bias=piece.constant(_FLOOR))
+    nisa.activation(dst=log_sbuf, op=nl.log, data=complement_sbuf, bias=piece.constant(_FLOOR_OF_COMPLEMENT))
     subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
-    nisa.activation(dst=complement_sbuf, op=nl.copy, data=is_one_sbuf, scale=_LOG_RAISED)
-    subtract_on_gpsimd(log_sbuf, log_sbuf, complement_sbuf)
-    return log_sbuf
+    subtract_on_gpsimd(log_sbuf, log_sbuf, lowered_sbuf)
+    return log_sbuf, rounded_sbuf

@@ -1,6 +1,6 @@
 """Binary cross-entropy of logits, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
 
-``softplus(-|x|) + (max(x, 0) - t x)``, which is PyTorch's ``(1 - t) x + softplus(-x)``: of the two exponentials the
+``softplus(-|x|) + x ([x > 0] - t)``, which is PyTorch's ``(1 - t) x + softplus(-x)``: of the two exponentials the
 small one is taken, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels at all.
 Derivatives ``sigmoid(x) - t`` and ``-x``.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference, multiply_on_gpsimd, product, total
+from nkilib.experimental.loss.elementwise.arithmetic import difference, product, subtract_on_gpsimd, total
 from nkilib.experimental.loss.elementwise.kind import (
     INPUT,
     POSITIVE_WEIGHT,
@@ -39,18 +39,19 @@ class BceWithLogits:
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """|x| in the type of x, and t x."""
-        size_sbuf, product_sbuf = piece.like(INPUT), piece.float32()
+        """|x| in the type of x, and [x > 0] - t. A flag is a bfloat16, which Vector writes fast."""
+        size_sbuf, flag_sbuf, rest_sbuf = piece.like(INPUT), piece.bfloat16(), piece.float32()
+        nisa.tensor_scalar(dst=flag_sbuf, data=piece[INPUT], op0=nl.greater, operand0=0.0)
         nisa.tensor_scalar(dst=size_sbuf, data=piece[INPUT], op0=nl.abs, operand0=None)
-        multiply_on_gpsimd(product_sbuf, piece[INPUT], piece[TARGET])
-        return size_sbuf, product_sbuf
+        subtract_on_gpsimd(rest_sbuf, flag_sbuf, piece[TARGET])
+        return size_sbuf, rest_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """softplus(-|x|), and max(x, 0) - t x."""
-        size_sbuf, product_sbuf = prepared
+        """softplus(-|x|), and x ([x > 0] - t)."""
+        size_sbuf, rest_sbuf = prepared
         losses.activation_and_combination(
             Activation(nl.softplus, size_sbuf, -1.0, piece.float32()),
-            Combination(piece[INPUT], nl.maximum, 0.0, nl.subtract, product_sbuf),
+            Combination(piece[INPUT], nl.multiply, 1.0, nl.multiply, rest_sbuf),
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:

@@ -1,7 +1,7 @@
 """Binary cross-entropy of probabilities. A logarithm is 4 u off; that of a raised number is a difference of two, each
 of at most |A| + 56.2, and x + exp(-100) in the place of x adds exp(-100) / x, which counts near 2^-126 alone.
 
-    |error of A| <= u (5 |A| + 5 * 56.2 [x < 2^-32]) + exp(-100) / x        |error of B| <= 5 u |B|
+    |error of A| <= u (5 |A| + 5 * 56.2 [x < 2^-32]) + exp(-100) / x        |error of B| <= 5 u (|B| + 64 [x = 1])
     |error| <= t |error of A| + (1 - t) |error of B| + 2 u (t |A| + (1 - t) |B|)
 
 Of the derivative: 1 - x, the product with x, x - t, the square of the inverse root and the product with it round once,
@@ -16,7 +16,7 @@ import numpy as np
 
 from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
-from nkilib.experimental.loss.elementwise.kinds.bce import LEAST_LOG, LEAST_PRODUCT, RAISED, SMALL
+from nkilib.experimental.loss.elementwise.kinds.bce import LEAST_LOG, LEAST_PRODUCT, LOWERED, RAISED, SMALL
 
 _LOG_UNITS, _SLOPE_UNITS = 5.0, 11.0
 
@@ -51,4 +51,4 @@ class BceTruth:
             floor = np.where(x > 0.0, np.exp(LEAST_LOG) / x, 0.0)
         raised = np.where(x < SMALL, np.log(RAISED), 0.0)
         error = _LOG_UNITS * UNIT * (np.abs(logs) + raised) + floor
-        return Exact(logs, error), Exact(rest, _LOG_UNITS * UNIT * (np.abs(rest) + (x >= 1.0) * np.log(RAISED)))
+        return Exact(logs, error), Exact(rest, _LOG_UNITS * UNIT * (np.abs(rest) + (x >= 1.0) * LOWERED))

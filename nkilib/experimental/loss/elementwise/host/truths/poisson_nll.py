@@ -1,5 +1,5 @@
-"""Poisson's likelihood. An exponential is 3 u off and a logarithm 4 u, eps and its sum with x round once, products and
-sums u / 2 each. With l = log(x + eps), L = log t and the terms of Stirling's estimate:
+"""Poisson's likelihood. An exponential is 3 u off and a logarithm 4 u, a reciprocal 4 u, eps and its sum with x
+round once, products and sums u / 2 each. With l = log(x + eps), L = log t and the terms of Stirling's estimate:
 
     |error| <= u (3 exp(x) + |t x| / 2 + loss / 2)        or u (5 |t l| + |t| + loss / 2)
     and with full, where t > 1: u (5 (t + 1/2) L + (t + 1/2) L / 2 + t + estimate + loss)
@@ -56,7 +56,7 @@ class PoissonTruth:
         else:
             share = t / (x + self._eps)
             slope, by_target = 1.0 - share, -self._log(x)
-            error, of_target = 4.0 * np.abs(share) + 0.5 * np.abs(slope), 4.0 * np.abs(by_target) + 1.0
+            error, of_target = 5.5 * np.abs(share) + 0.5 * np.abs(slope), 4.0 * np.abs(by_target) + 1.0
         if self.full:
             above, logs = t > 1.0, np.log(np.maximum(t, 1.0))
             estimate = np.where(above, logs + 0.5 / np.maximum(t, 1.0), 0.0)
