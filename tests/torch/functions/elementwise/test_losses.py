@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*they are broadcast"),
     pytest.mark.filterwarnings("ignore:Using a target size"),
 ]
-FORMS = [pytest.param(loss, form, id=f"{loss.name} {form}") for loss in LOSSES for form in loss.forms]
+FORMS = [pytest.param(loss, form, id=" ".join((loss.name, *form))) for loss in LOSSES for form in loss.forms]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 every_form = pytest.mark.parametrize(("loss", "form"), FORMS)
 REDUCTIONS = ("none", "sum", "mean")
