@@ -105,10 +105,11 @@ class _Gradients:
             nisa.dma_copy(dst=tile.of(self.gradients_hbm[name]), src=gradient_sbuf)
 
     def _scale(self, dst_sbuf: nl.NkiTensor, derivative: Derivative, placed: PlacedPiece) -> None:
+        derivative_sbuf = derivative.product_sbuf()
         if self.upstream.is_of_each:
             nisa.scalar_tensor_tensor(
                 dst=dst_sbuf,
-                data=derivative.tile_sbuf,
+                data=derivative_sbuf,
                 op0=nl.multiply,
                 operand0=derivative.factor,
                 op1=nl.multiply,
@@ -117,9 +118,9 @@ class _Gradients:
             return
         scale_sbuf = self._scale_of(derivative.factor)[0 : placed.tile.rows, :]
         if derivative.on_scalar:
-            nisa.activation(dst=dst_sbuf, op=nl.copy, data=derivative.tile_sbuf, scale=scale_sbuf)
+            nisa.activation(dst=dst_sbuf, op=nl.copy, data=derivative_sbuf, scale=scale_sbuf)
         else:
-            nisa.tensor_scalar(dst=dst_sbuf, data=derivative.tile_sbuf, op0=nl.multiply, operand0=scale_sbuf)
+            nisa.tensor_scalar(dst=dst_sbuf, data=derivative_sbuf, op0=nl.multiply, operand0=scale_sbuf)
 
     def _scale_of(self, factor: float) -> nl.NkiTensor:
         if factor not in self.scales_sbuf:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from nkilib.experimental.loss.elementwise.arithmetic import product
 from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.nki import nl
 
@@ -64,17 +65,26 @@ class Piece:
 
 @dataclass(frozen=True)
 class Derivative:
-    """Of the losses of a piece by one of its tensors: ``factor`` times a tile.
+    """Of the losses of a piece by one of its tensors: ``factor`` times a tile, or times the product of two.
 
     Attributes:
-        tile_sbuf: [rows, columns], of any floating type.
+        tile_sbuf: [rows, columns], of any floating type; float32 scratch of its own where it is multiplied.
         factor: a number, which joins the upstream gradient.
         on_scalar: an upstream gradient of all losses is multiplied on Scalar, where Vector has more to do.
+        times_sbuf: the other tile of the product, which Vector computes after it has begun the next piece, so that
+            it does not wait for other engines.
     """
 
     tile_sbuf: nl.NkiTensor
     factor: float = 1.0
     on_scalar: bool = False
+    times_sbuf: nl.NkiTensor | None = None
+
+    def product_sbuf(self) -> nl.NkiTensor:
+        """The tile, multiplied by the other one where there is one: once, and over itself."""
+        if self.times_sbuf is not None:
+            product(self.tile_sbuf, self.tile_sbuf, self.times_sbuf)
+        return self.tile_sbuf
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,22 @@ class Activation:
         return self.data_sbuf if self.scratch_sbuf is None else self.scratch_sbuf
 
 
+@dataclass(frozen=True)
+class Combination:
+    """``(data op0 operand0) op1 operand1`` on Vector, of two tiles.
+
+    Attributes:
+        data_sbuf, op0, operand0, op1: of the instruction.
+        operand1: float32, which it may be written over.
+    """
+
+    data_sbuf: nl.NkiTensor
+    op0: Operator
+    operand0: float
+    op1: Operator
+    operand1: nl.NkiTensor
+
+
 class Losses(Protocol):
     """Where the losses of a piece go: into a tile that is stored, or into sums (:mod:`.results`).
 
@@ -110,6 +136,12 @@ class Losses(Protocol):
 
     def two_activations(self, first: Activation, second: Activation) -> None:
         """Their sum, written over the data: Vector adds losses that are kept, Scalar those of a sum."""
+
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
+        """Their sum, and each may be written where it says: Scalar and Vector each add up their own."""
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """The same of two, both on Vector."""
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nkilib.experimental.loss.elementwise.arithmetic import product
-from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
+from nkilib.experimental.loss.elementwise.arithmetic import product, total
+from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS, SUMS_OF_RUN
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
-    from nkilib.experimental.loss.elementwise.kind import Activation
+    from nkilib.experimental.loss.elementwise.kind import Activation, Combination
     from nkilib.nki import Operator
 
 
@@ -35,14 +35,16 @@ class TileOfLosses:
         """As :class:`.kind.Losses` has it."""
         for each in (first, second):
             nisa.activation(dst=each.dst_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
-        nisa.scalar_tensor_tensor(
-            dst=self.dst_sbuf,
-            data=first.dst_sbuf,
-            op0=nl.add,
-            operand0=0.0,
-            op1=nl.add,
-            operand1=second.dst_sbuf,
-        )
+        total(self.dst_sbuf, first.dst_sbuf, second.dst_sbuf)
+
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
+        """As :class:`.kind.Losses` has it."""
+        nisa.activation(dst=activation.dst_sbuf, op=activation.op, data=activation.data_sbuf, scale=activation.scale)
+        total(self.dst_sbuf, activation.dst_sbuf, _written_over(combination))
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """As :class:`.kind.Losses` has it."""
+        total(self.dst_sbuf, _written_over(first), _written_over(second))
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
@@ -62,12 +64,14 @@ class SumsOfLosses:
     """Losses that are summed up, run by run; they themselves are written over and over.
 
     Attributes:
-        sums_sbuf: float32 [rows, runs], whose columns take the sums of the runs.
+        sums_sbuf: float32 [rows, SUMS_OF_RUN * runs] of zeros, whose columns take the sums of the runs.
         discarded_sbuf: float32 [rows, RUN_COLUMNS] for the losses themselves.
+        discarded_by_vector_sbuf: the same for what Vector adds while Scalar adds the rest.
     """
 
     sums_sbuf: nl.NkiTensor
     discarded_sbuf: nl.NkiTensor
+    discarded_by_vector_sbuf: nl.NkiTensor
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
@@ -117,16 +121,45 @@ class SumsOfLosses:
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )
 
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
+        """As :class:`.kind.Losses` has it."""
+        self.activation(activation.op, activation.data_sbuf, activation.scale)
+        self._add_on_vector(combination)
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """As :class:`.kind.Losses` has it."""
+        self.scalar_tensor_tensor(first.data_sbuf, first.op0, first.operand0, first.op1, first.operand1)
+        self._add_on_vector(second)
+
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
         """As :class:`.kind.Losses` has it: Vector has the next piece while Scalar adds."""
         product(left_sbuf, left_sbuf, right_sbuf)
         self.activation(nl.copy, left_sbuf)
 
+    def _add_on_vector(self, each: Combination) -> None:
+        """To the second sum of each run."""
+        second = SumsOfLosses(self.sums_sbuf[:, 1:], self.discarded_by_vector_sbuf, self.discarded_by_vector_sbuf)
+        second.scalar_tensor_tensor(each.data_sbuf, each.op0, each.operand0, each.op1, each.operand1)
+
     def _runs(self, data_sbuf: nl.NkiTensor) -> Iterator[_Run]:
         columns = data_sbuf.shape[1]
         for number, start in enumerate(range(0, columns, RUN_COLUMNS)):
             end = min(start + RUN_COLUMNS, columns)
-            yield _Run(start, end, self.sums_sbuf[:, number : number + 1], self.discarded_sbuf[:, 0 : end - start])
+            column = SUMS_OF_RUN * number
+            yield _Run(start, end, self.sums_sbuf[:, column : column + 1], self.discarded_sbuf[:, 0 : end - start])
+
+
+def _written_over(each: Combination) -> nl.NkiTensor:
+    """The combination, written over its second tile."""
+    nisa.scalar_tensor_tensor(
+        dst=each.operand1,
+        data=each.data_sbuf,
+        op0=each.op0,
+        operand0=each.operand0,
+        op1=each.op1,
+        operand1=each.operand1,
+    )
+    return each.operand1
 
 
 @dataclass(frozen=True)

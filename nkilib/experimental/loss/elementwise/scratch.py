@@ -43,10 +43,14 @@ class Scratch:
         return tile_sbuf[0:rows, 0:columns]
 
     def native(self, dtype: nl.DType, rows: int, columns: int) -> nl.NkiTensor:
-        """Of the tiles of this type, of which a piece has one, that of the piece before the last."""
+        """Of the tiles of this type, of which a piece has one, that of the third piece before.
+
+        Of two tiles, the one for the next piece would wait until the piece before this one is finished.
+        """
         if dtype not in self.native_sbuf:
             shape = tuple(self.tiles_sbuf[0].shape)
-            self.native_sbuf[dtype] = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(PIECES_AT_A_TIME)]
+            count = PIECES_AT_A_TIME + 1
+            self.native_sbuf[dtype] = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
         ring = self.native_sbuf[dtype]
         ring.append(ring.pop(0))
         return ring[0][0:rows, 0:columns]

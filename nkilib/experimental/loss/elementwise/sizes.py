@@ -13,6 +13,8 @@ _TILES_OF_LARGE_PIECES, _TILES_OF_HALF_PIECES = 6, 10
 RUN_COLUMNS: Final = 512
 # A piece and the one that is prepared while it is finished.
 PIECES_AT_A_TIME: Final = 2
+# Scalar and Vector may each add up one part of the losses.
+SUMS_OF_RUN: Final = 2
 # Tiles whose sums of runs are on chip at a time.
 SUM_TURNS: Final = 3
 

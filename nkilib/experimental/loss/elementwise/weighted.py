@@ -56,7 +56,7 @@ class Weighted:
         if others:
             for name, each in self.kind.derivative(piece, others).items():
                 weighted_sbuf = piece.float32()
-                product(weighted_sbuf, each.tile_sbuf, piece[WEIGHT])
+                product(weighted_sbuf, each.product_sbuf(), piece[WEIGHT])
                 found[name] = Derivative(weighted_sbuf, each.factor, on_scalar=True)
         if WEIGHT in wanted:
             loss_sbuf = piece.float32()

@@ -74,7 +74,8 @@ BINARY_CROSS_ENTROPY_BACKWARD = backward_guarantee(
     "by the target it is finite at x = 0 and x = 1, where logarithms are -100",
 )
 BINARY_CROSS_ENTROPY_WITH_LOGITS_FORWARD = forward_guarantee(
-    "u (4 softplus(-|x|) + |x ([x > 0] - t)| + loss / 2), u = 2^-23; with pos_weight u (6 w softplus(-|x|) + 4 of the "
+    "u (4 softplus(-|x|) + |t x| / 2 + |max(x, 0) - t x| / 2 + loss / 2), u = 2^-23; with pos_weight u (6 w "
+    "softplus(-|x|) + 4 of the "
     "other "
     "terms); "
     "and half a ulp"

@@ -147,9 +147,10 @@ KINDS: Final = (
         differentiated=("input", "target"),
         options=("weight", "pos_weight"),
         tests=_TESTS,
-        edges="infinite logits as PyTorch, but for x = -inf, t = 1, where the loss is infinite and not NaN",
-        differences="confident logits keep their loss: at x = -20, t = 0 it is 2.06e-9, where PyTorch's float32 has 0",
-        launches=modelled((1.8, 1.45), (1.1, 1.05), absent=("weight", "pos_weight")),
+        edges="infinite logits give NaN, but for x = -inf, t = 1, where the loss is infinite",
+        differences="confident logits keep their loss: at x = -20, t = 0 it is 2.06e-9, where PyTorch's float32 has 0; "
+        "x = inf, t = 0 gives NaN (PyTorch: inf)",
+        launches=modelled((1.32, 1.45), (1.1, 1.05), absent=("weight", "pos_weight")),
     ),
     LossKind(
         name="poisson_nll_loss",

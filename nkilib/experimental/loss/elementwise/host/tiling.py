@@ -39,4 +39,7 @@ def choose_elementwise_tiling(elements: int, bytes_of_element: int, scratch_tile
     scratch_bytes = 4 * PIECES_AT_A_TIME * scratch_tiles * piece_columns(scratch_tiles)
     fitting = (_CHIP_BYTES - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
     spread = div_ceil(div_ceil(elements, PARTITIONS * _FEWEST_TILES), RUN_COLUMNS) * RUN_COLUMNS
-    return ElementwiseTiling(max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread)), BUFFERS)
+    columns = max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread))
+    # Whole pieces: the last one of a tile would be short, and instructions of few columns cost more of an element.
+    piece = piece_columns(scratch_tiles)
+    return ElementwiseTiling(columns // piece * piece if columns > piece else columns, BUFFERS)

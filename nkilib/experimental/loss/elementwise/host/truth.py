@@ -18,7 +18,7 @@ from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array, reduction_factor
 from nkilib.experimental.loss.elementwise.kind import WEIGHT
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS, SUMS_OF_RUN
 
 UNIT: Final = 2.0**-23
 # What an activation function of the float32 implementations may be off, in u of its result.
@@ -119,7 +119,7 @@ def _within_range(exact: Float64Array, dtype: Any) -> Float64Array:
 def sum_bound(losses: Float64Array, errors: Float64Array, columns: int) -> float:
     """Of a sum of losses, whose own errors are bounded by ``errors``, in tiles of so many columns."""
     tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
-    additions = RUN_COLUMNS + div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
+    additions = RUN_COLUMNS + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
     return float(errors.sum() + additions * 0.5 * UNIT * np.abs(losses).sum()) + SMALLEST_NORMAL
 
 

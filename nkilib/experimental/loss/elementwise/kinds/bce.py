@@ -13,14 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, log
 
-from nkilib.experimental.loss.elementwise.arithmetic import (
-    difference,
-    multiply_on_gpsimd,
-    product,
-    subtract_on_gpsimd,
-    total,
+from nkilib.experimental.loss.elementwise.arithmetic import difference, subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.kind import (
+    INPUT,
+    TARGET,
+    Combination,
+    Derivative,
+    Losses,
+    Piece,
+    Prepared,
 )
-from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
 # The least logarithm, and the least denominator of the derivative.
@@ -43,31 +45,46 @@ class Bce:
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """A and B."""
-        return _log(piece), _log_of_complement(piece)
+        """A and B. What GpSimd begins with comes first."""
+        columns = piece.shape[1]
+        flags_sbuf = piece.float32().view(nl.bfloat16)
+        complement_log_sbuf = _log_of_complement(piece, flags_sbuf[:, 0:columns])
+        return _log(piece, flags_sbuf[:, columns : 2 * columns]), complement_log_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """-(t A + (1 - t) B)."""
         log_sbuf, complement_log_sbuf = prepared
-        rest_sbuf = piece.float32()
-        _affine_on_scalar(rest_sbuf, piece[TARGET], -1.0, piece.constant(1.0))
-        multiply_on_gpsimd(complement_log_sbuf, complement_log_sbuf, rest_sbuf)
-        product(log_sbuf, log_sbuf, piece[TARGET])
-        losses.scalar_tensor_tensor(log_sbuf, nl.multiply, -1.0, nl.subtract, complement_log_sbuf)
+        losses.two_combinations(
+            Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
+            Combination(piece[TARGET], nl.multiply, -1.0, nl.multiply, log_sbuf),
+        )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """(x - t) / max(x (1 - x), 1e-12), B - A."""
         found = {}
         if INPUT in wanted:
             inverse_sbuf, slope_sbuf = piece.float32(), piece.float32()
-            _affine_on_scalar(inverse_sbuf, piece[INPUT], -1.0, piece.constant(1.0))
-            product(inverse_sbuf, inverse_sbuf, piece[INPUT])
-            nisa.tensor_scalar(dst=inverse_sbuf, data=inverse_sbuf, op0=nl.maximum, operand0=LEAST_PRODUCT)
-            nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
             subtract_on_gpsimd(slope_sbuf, piece[INPUT], piece[TARGET])
-            product(slope_sbuf, slope_sbuf, inverse_sbuf)
-            product(slope_sbuf, slope_sbuf, inverse_sbuf)
-            found[INPUT] = Derivative(slope_sbuf, on_scalar=True)
+            # (x - 1) x
+            nisa.scalar_tensor_tensor(
+                dst=inverse_sbuf,
+                data=piece[INPUT],
+                op0=nl.subtract,
+                operand0=1.0,
+                op1=nl.multiply,
+                operand1=piece[INPUT],
+            )
+            nisa.tensor_scalar(
+                dst=inverse_sbuf,
+                data=inverse_sbuf,
+                op0=nl.multiply,
+                operand0=-1.0,
+                op1=nl.maximum,
+                operand1=LEAST_PRODUCT,
+            )
+            nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
+            nisa.activation(dst=inverse_sbuf, op=nl.square, data=inverse_sbuf)
+            found[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
         if TARGET in wanted:
             log_sbuf, complement_log_sbuf = self.prepare(piece)
             difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)
@@ -75,9 +92,9 @@ class Bce:
         return found
 
 
-def _log(piece: Piece) -> nl.NkiTensor:
-    """A: of small numbers, raised, less what that adds."""
-    raised_sbuf, log_sbuf = piece.float32(), piece.float32()
+def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """A: of small numbers, raised, less what that adds. 2^81 is a bfloat16, which Vector writes fast."""
+    log_sbuf, added_sbuf = piece.float32(), piece.float32()
     nisa.tensor_scalar(
         dst=raised_sbuf, data=piece[INPUT], op0=nl.less, operand0=SMALL, op1=nl.multiply, operand1=RAISED
     )
@@ -86,31 +103,21 @@ def _log(piece: Piece) -> nl.NkiTensor:
         dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=piece[INPUT]
     )
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf,
-        data=raised_sbuf,
-        op0=nl.multiply,
-        operand0=-_LOG_RAISED / RAISED,
-        op1=nl.add,
-        operand1=log_sbuf,
-    )
+    nisa.activation(dst=added_sbuf, op=nl.copy, data=raised_sbuf, scale=_LOG_RAISED / RAISED)
+    subtract_on_gpsimd(log_sbuf, log_sbuf, added_sbuf)
     return log_sbuf
 
 
-def _log_of_complement(piece: Piece) -> nl.NkiTensor:
+def _log_of_complement(piece: Piece, is_one_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """B: 1 - x is 0 or at least 2^-24, so 0 alone is raised."""
-    log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
-    _affine_on_scalar(log_sbuf, piece[INPUT], -1.0, piece.constant(1.0))
-    _affine_on_scalar(rounded_sbuf, log_sbuf, 1.0, piece.constant(-1.0))
-    total(rounded_sbuf, rounded_sbuf, piece[INPUT])
-    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
-    subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
-    nisa.tensor_scalar(
-        dst=rounded_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0, op1=nl.multiply, operand1=_LOG_RAISED
+    complement_sbuf, log_sbuf, rounded_sbuf = piece.float32(), piece.float32(), piece.float32()
+    nisa.activation(dst=complement_sbuf, op=nl.copy, data=piece[INPUT], scale=-1.0, bias=piece.constant(1.0))
+    nisa.scalar_tensor_tensor(
+        dst=rounded_sbuf, data=complement_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.add, operand1=piece[INPUT]
     )
-    difference(log_sbuf, log_sbuf, rounded_sbuf)
+    nisa.tensor_scalar(dst=is_one_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=complement_sbuf, bias=piece.constant(_FLOOR))
+    subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
+    nisa.activation(dst=complement_sbuf, op=nl.copy, data=is_one_sbuf, scale=_LOG_RAISED)
+    subtract_on_gpsimd(log_sbuf, log_sbuf, complement_sbuf)
     return log_sbuf
-
-
-def _affine_on_scalar(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
-    nisa.activation(dst=dst_sbuf, op=nl.copy, data=data_sbuf, scale=scale, bias=bias_sbuf)

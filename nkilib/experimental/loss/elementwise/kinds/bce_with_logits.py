@@ -1,6 +1,6 @@
 """Binary cross-entropy of logits, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
 
-``softplus(-|x|) + x ([x > 0] - t)``, which is PyTorch's ``(1 - t) x + softplus(-x)``: of the two exponentials the
+``softplus(-|x|) + (max(x, 0) - t x)``, which is PyTorch's ``(1 - t) x + softplus(-x)``: of the two exponentials the
 small one is taken, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels at all.
 Derivatives ``sigmoid(x) - t`` and ``-x``.
 
@@ -18,6 +18,7 @@ from nkilib.experimental.loss.elementwise.kind import (
     POSITIVE_WEIGHT,
     TARGET,
     Activation,
+    Combination,
     Derivative,
     Losses,
     Piece,
@@ -38,20 +39,18 @@ class BceWithLogits:
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """|x| in the type of x, and x ([x > 0] - t)."""
-        size_sbuf, rest_sbuf = piece.like(INPUT), piece.float32()
+        """|x| in the type of x, and t x."""
+        size_sbuf, product_sbuf = piece.like(INPUT), piece.float32()
         nisa.tensor_scalar(dst=size_sbuf, data=piece[INPUT], op0=nl.abs, operand0=None)
-        nisa.scalar_tensor_tensor(
-            dst=rest_sbuf, data=piece[INPUT], op0=nl.greater, operand0=0.0, op1=nl.subtract, operand1=piece[TARGET]
-        )
-        multiply_on_gpsimd(rest_sbuf, rest_sbuf, piece[INPUT])
-        return size_sbuf, rest_sbuf
+        multiply_on_gpsimd(product_sbuf, piece[INPUT], piece[TARGET])
+        return size_sbuf, product_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """softplus(-|x|), and the rest."""
-        size_sbuf, rest_sbuf = prepared
-        losses.two_activations(
-            Activation(nl.softplus, size_sbuf, -1.0, piece.float32()), Activation(nl.copy, rest_sbuf)
+        """softplus(-|x|), and max(x, 0) - t x."""
+        size_sbuf, product_sbuf = prepared
+        losses.activation_and_combination(
+            Activation(nl.softplus, size_sbuf, -1.0, piece.float32()),
+            Combination(piece[INPUT], nl.maximum, 0.0, nl.subtract, product_sbuf),
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import pi, sqrt
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference, multiply_on_gpsimd, product
+from nkilib.experimental.loss.elementwise.arithmetic import multiply_on_gpsimd, product, subtract_on_gpsimd
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, VARIANCE, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -34,25 +34,31 @@ class GaussianNll:
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
+        """q and log(s k), where k = 1 / sqrt(2 pi) adds the constant."""
+        quotient_sbuf, inverse_sbuf = self._quotient(piece)
+        log_sbuf = piece.float32()
+        scale = 1.0 / sqrt(2.0 * pi) if self.full else 1.0
+        nisa.activation(dst=log_sbuf, op=nl.log, data=inverse_sbuf, scale=scale)
+        return quotient_sbuf, log_sbuf
+
+    def _quotient(self, piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         """q and s."""
         quotient_sbuf, inverse_sbuf = piece.float32(), piece.float32()
         nisa.tensor_scalar(dst=inverse_sbuf, data=piece[VARIANCE], op0=nl.maximum, operand0=self.eps)
         nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
-        difference(quotient_sbuf, piece[INPUT], piece[TARGET])
+        subtract_on_gpsimd(quotient_sbuf, piece[INPUT], piece[TARGET])
         multiply_on_gpsimd(quotient_sbuf, quotient_sbuf, inverse_sbuf)
         return quotient_sbuf, inverse_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """q^2 / 2 - log(s k), where k = 1 / sqrt(2 pi) adds the constant."""
-        quotient_sbuf, inverse_sbuf = prepared
-        nisa.activation(dst=quotient_sbuf, op=nl.square, data=quotient_sbuf, scale=sqrt(0.5))
-        scale = 1.0 / sqrt(2.0 * pi) if self.full else 1.0
-        nisa.activation(dst=inverse_sbuf, op=nl.log, data=inverse_sbuf, scale=scale)
-        losses.scalar_tensor_tensor(inverse_sbuf, nl.multiply, -1.0, nl.add, quotient_sbuf)
+        """q^2 / 2 - log(s k)."""
+        square_sbuf, log_sbuf = prepared
+        product(square_sbuf, square_sbuf, square_sbuf)
+        losses.scalar_tensor_tensor(square_sbuf, nl.multiply, 0.5, nl.subtract, log_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """q s, -q s, s^2 (1 - q^2) / 2."""
-        quotient_sbuf, inverse_sbuf = self.prepare(piece)
+        quotient_sbuf, inverse_sbuf = self._quotient(piece)
         found = {}
         if VARIANCE in wanted:
             slope_sbuf = piece.float32()
@@ -62,8 +68,10 @@ class GaussianNll:
             )
             product(slope_sbuf, slope_sbuf, inverse_sbuf)
             found[VARIANCE] = Derivative(slope_sbuf, -0.5, on_scalar=True)
-        if INPUT in wanted or TARGET in wanted:
+        times_sbuf: nl.NkiTensor | None = inverse_sbuf
+        if INPUT in wanted and TARGET in wanted:
             product(quotient_sbuf, quotient_sbuf, inverse_sbuf)
-            found[INPUT] = Derivative(quotient_sbuf, 1.0, on_scalar=True)
-            found[TARGET] = Derivative(quotient_sbuf, -1.0, on_scalar=True)
+            times_sbuf = None
+        found[INPUT] = Derivative(quotient_sbuf, 1.0, on_scalar=True, times_sbuf=times_sbuf)
+        found[TARGET] = Derivative(quotient_sbuf, -1.0, on_scalar=True, times_sbuf=times_sbuf)
         return found

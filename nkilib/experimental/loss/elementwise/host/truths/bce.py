@@ -4,8 +4,8 @@ of at most |A| + 56.2, and x + exp(-100) in the place of x adds exp(-100) / x, w
     |error of A| <= u (5 |A| + 5 * 56.2 [x < 2^-32]) + exp(-100) / x        |error of B| <= 5 u |B|
     |error| <= t |error of A| + (1 - t) |error of B| + 2 u (t |A| + (1 - t) |B|)
 
-Of the derivative: 1 - x, the product with x, x - t and two products round once, u / 2 each, and the inverse root is 4 u
-off, twice: 11 u.
+Of the derivative: 1 - x, the product with x, x - t, the square of the inverse root and the product with it round once,
+u / 2 each, and the inverse root is 4 u off, twice: 11 u.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Binary cross-entropy of logits, with s = softplus(-|x|), which is 4 u off.
 
-Without a weight: r = [x > 0] - t rounds once, so do its product with x, and the sum:
+Without a weight: t x rounds once, so does max(x, 0) - t x, and the sum:
 
-    |error| <= u (4 s + |x r| + loss / 2)
+    |error| <= u (4 s + |t x| / 2 + |max(x, 0) - t x| / 2 + loss / 2)
 
 With a weight p: p t, 1 - t and their sum w round once, the three products likewise, and two sums:
 
@@ -27,11 +27,11 @@ class BceWithLogitsTruth:
     """``torch.nn.functional.binary_cross_entropy_with_logits(input.double(), target.double())``."""
 
     def value(self, tensors: Tensors) -> Exact:
-        """softplus(-|x|) + x ([x > 0] - t)."""
+        """softplus(-|x|) + max(x, 0) - t x."""
         x, t = tensors[INPUT], tensors[TARGET]
-        soft, rest = _softplus(-np.abs(x)), x * ((x > 0.0) - t)
+        soft, rest = _softplus(-np.abs(x)), np.maximum(x, 0.0) - t * x
         loss = soft + rest
-        return Exact(loss, UNIT * (4.0 * soft + np.abs(rest) + 0.5 * np.abs(loss)))
+        return Exact(loss, UNIT * (4.0 * soft + 0.5 * np.abs(t * x) + 0.5 * np.abs(rest) + 0.5 * np.abs(loss)))
 
     def derivative(self, tensors: Tensors) -> dict[str, Exact]:
         """sigmoid(x) - t and -x."""
