@@ -159,7 +159,7 @@ def _profile_of_library(options: argparse.Namespace, given: _Given) -> Profile:
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator
         raise _RefusedError(str(error)) from error
     if tiling:
-        print(", ".join(f"{name}={size}" for name, size in tiling._asdict().items()))
+        print(", ".join(f"{name}={'default' if size is None else size}" for name, size in tiling._asdict().items()))
     return found
 
 

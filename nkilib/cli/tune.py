@@ -17,7 +17,7 @@ from .launch_arguments import add_launch_arguments, fail, reason_against_profile
 
 _LISTED = 10
 _CORES = 2
-_WIDTHS = (19, 10)  # of the columns with sizes
+_WIDTHS = (19, 10, 10)  # of the columns with sizes
 
 
 class Found(NamedTuple):
@@ -87,7 +87,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
-    return " ".join(f"{value!s:>{width}}" for value, width in zip(values, widths, strict=True))
+    shown = ("default" if value is None else str(value) for value in values)
+    return " ".join(f"{value:>{width}}" for value, width in zip(shown, widths, strict=True))
 
 
 def _profiles(

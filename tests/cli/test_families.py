@@ -16,6 +16,8 @@ from nkilib.simulator import profile, spec
 N, V = 64, 300
 MATRIX, COLUMN, SCALAR = spec((N, V), "bfloat16"), spec((N,), "float32"), spec((1,), "float32")
 TARGETS = spec((N,), "int32")
+BATCH = (spec((N, 4, V), "bfloat16"), spec((4, 5), "int32"), *[spec((4,), "int32")] * 2)
+FURTHER = {"ctc_loss": ("--sequences", "4", "--labels", "5")}
 LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     ("softmax", "forward"): (softmax.softmax_forward, (MATRIX,), {}),
     ("softmax", "backward"): (softmax.softmax_backward, (MATRIX, MATRIX), {}),
@@ -25,6 +27,33 @@ LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     ("nll_loss", "backward"): (loss.nll_loss_backward, (MATRIX, TARGETS, SCALAR), {"total_weight_hbm": SCALAR}),
     ("kl_div", "forward"): (loss.kl_div_forward, (MATRIX, MATRIX), {}),
     ("kl_div", "backward"): (loss.kl_div_backward, (MATRIX, MATRIX, SCALAR), {}),
+    ("gaussian_nll_loss", "forward"): (loss.gaussian_nll_loss_forward, (MATRIX, MATRIX, MATRIX), {}),
+    ("huber_loss", "backward"): (loss.huber_loss_backward, (MATRIX, MATRIX, None, SCALAR), {}),
+    ("triplet_margin_loss", "forward"): (loss.triplet_margin_loss_forward, (MATRIX, MATRIX, MATRIX), {}),
+    ("triplet_margin_loss", "backward"): (
+        loss.triplet_margin_loss_backward,
+        (MATRIX, MATRIX, MATRIX, spec((2, N), "float32"), SCALAR),
+        {},
+    ),
+    ("cosine_embedding_loss", "forward"): (loss.cosine_embedding_loss_forward, (MATRIX, MATRIX, COLUMN), {}),
+    ("cosine_embedding_loss", "backward"): (
+        loss.cosine_embedding_loss_backward,
+        (MATRIX, MATRIX, spec((3, N), "float32"), SCALAR),
+        {},
+    ),
+    ("multilabel_soft_margin_loss", "forward"): (loss.multilabel_soft_margin_loss_forward, (MATRIX, MATRIX), {}),
+    ("multi_margin_loss", "backward"): (loss.multi_margin_loss_backward, (MATRIX, TARGETS, SCALAR), {}),
+    ("multilabel_margin_loss", "forward"): (
+        loss.multilabel_margin_loss_forward,
+        (MATRIX, spec((N, V), "int32")),
+        {},
+    ),
+    ("ctc_loss", "forward"): (loss.ctc_loss_forward, BATCH, {}),
+    ("ctc_loss", "backward"): (
+        loss.ctc_loss_backward,
+        (*BATCH, spec((4,), "float32"), spec((N, 4, 11), "float32"), SCALAR),
+        {},
+    ),
     ("distillation", "forward"): (distillation_forward, (MATRIX, MATRIX), {}),
     ("distillation", "backward"): (distillation_backward, (MATRIX, MATRIX, *[COLUMN] * 6), {}),
 }
@@ -55,7 +84,8 @@ def test_the_profile_is_that_of_the_kernel_as_it_is(
     capsys: pytest.CaptureFixture[str], family: str, direction: str
 ) -> None:
     kernel, tensors, options = LAUNCHES[family, direction]
-    code, printed, errors = command(capsys, "profile", *SIZES, "--family", family, "--direction", direction)
+    asked = (*SIZES, *FURTHER.get(family, ()), "--family", family, "--direction", direction)
+    code, printed, errors = command(capsys, "profile", *asked)
     assert (code, errors) == (0, "")
     assert f"{family}_{direction} on 2 cores of trn2: " in printed
     assert printed.endswith(f"{profile(kernel[2], *tensors, **options)}\n")
@@ -88,7 +118,9 @@ def test_the_choice_is_that_of_the_options(capsys: pytest.CaptureFixture[str]) -
     ("family", "sizes", "chooser"),
     [
         ("softmax", ("--chunk-size", "100", "150"), "choose_softmax_tiling"),
-        ("kl_div", ("--columns", "512", "--buffers", "2"), "choose_elementwise_tiling"),
+        ("kl_div", ("--columns", "512", "--buffers", "2"), "the kernel"),
+        ("cosine_embedding_loss", ("--each", "1"), "the kernel"),
+        ("multi_margin_loss", ("--chunk-size", "128", "256"), "choose_multi_margin_tiling"),
         ("distillation", ("--chunk-size", "128", "300"), "choose_distillation_tiling"),
     ],
 )

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..launch_arguments import positive
+from .ctc import LABELS, SEQUENCES, CtcKernels
 from .distillation import DistillationKernels
+from .elementwise import ElementwiseKernels
 from .family import Family
-from .kl_div import KlDivKernels
 from .linear import LAYOUTS, LinearKernels
 from .logits import LogitsKernels
+from .margins import MultilabelMarginKernels, MultiMarginKernels
 from .nll_loss import NllLossKernels
+from .rowwise import RowwiseKernels
 from .softmax import AXES, SoftmaxKernels
 
 FAMILIES: Final[Sequence[type[Family]]] = (
@@ -20,8 +23,12 @@ FAMILIES: Final[Sequence[type[Family]]] = (
     LinearKernels,
     SoftmaxKernels,
     NllLossKernels,
-    KlDivKernels,
     DistillationKernels,
+    ElementwiseKernels,
+    RowwiseKernels,
+    MultiMarginKernels,
+    MultilabelMarginKernels,
+    CtcKernels,
 )
 
 
@@ -43,6 +50,9 @@ def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> Non
     command.add_argument(
         "--axis", choices=AXES, help="with --family softmax: of [N, V] the last (default) or the first"
     )
+    for name, letter, default in (("sequences", "B", SEQUENCES), ("labels", "S", LABELS)):
+        said = f"with --family ctc_loss, of N steps and V classes: {name} (default {default})"
+        command.add_argument(f"--{name}", type=positive, metavar=letter, help=said)
     sizes = {size: family for family in reversed(FAMILIES) for size in family.SIZES}
     for size, family in sizes.items():
         option, letter = f"--{size.replace('_', '-')}", family.SIZES[size]

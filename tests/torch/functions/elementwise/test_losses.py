@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tests.torch.functions.elementwise.losses import LOSSES, Loss
-from tests.torch.functions.kl_div.test_kl_div import REDUCED, is_reduced_half
 from tests.torch.opinfo import (
     DTYPES,
     Checked,
@@ -22,6 +21,7 @@ from tests.torch.opinfo import (
     op_errors,
     op_samples,
 )
+from tests.torch.reduced import REDUCED, is_reduced_half
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*they are broadcast"),

@@ -13,35 +13,17 @@ from torch import Tensor, nn
 from nkilib.torch import NLLLoss, nll_loss
 from tests.torch.opinfo import (
     DTYPES,
-    Budget,
     Checked,
-    Difference,
-    Sample,
     call_of,
     module_errors,
     module_samples,
     op_errors,
     op_samples,
 )
+from tests.torch.reduced import SUMS, checked
 
 ops = torch.ops.nkilib
 NAME = "nn.functional.nll_loss"
-
-
-def is_reduced_half(sample: Sample) -> bool:
-    """Of a type with 16 bits, in which PyTorch returns its sum or mean."""
-    _, keywords = sample.constructor
-    reduction = sample.kwargs.get("reduction", keywords.get("reduction", "mean"))
-    return sample.dtype != torch.float32 and reduction != "none"
-
-
-REDUCED = Difference("a reduced loss is float32", is_reduced_half, result_dtype=torch.float32)
-# A sum adds the roundings of its terms, of which there are up to 1,000.
-SUMS = Budget(of_float32=64.0)
-
-
-def checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
-    return Checked(ours, theirs, values=SUMS, differences=(REDUCED,) if dtype != torch.float32 else ())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import nkilib.torch as ours
-from tests.torch.functions.kl_div.test_kl_div import REDUCED
 from tests.torch.functions.rowwise.losses import LOSSES, Loss
 from tests.torch.opinfo import (
     DTYPES,
@@ -22,6 +21,7 @@ from tests.torch.opinfo import (
     op_errors,
     op_samples,
 )
+from tests.torch.reduced import REDUCED
 
 FORMS = [pytest.param(loss, form, id=" ".join((loss.name, *form))) for loss in LOSSES for form in loss.forms]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)

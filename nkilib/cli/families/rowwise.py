@@ -1,0 +1,60 @@
+"""The losses of rows: triplets, cosines, and several labels of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
+
+from .loss import LossKernels, TensorSize
+
+_COLUMNS = (512, 1024, 2048, 4096, 8192)
+_BUFFERS = (2, 3)
+_COSINE = "cosine_embedding_loss"
+_COSINE_COEFFICIENTS = 3
+
+
+class RowwiseSizes(NamedTuple):
+    """How a launch is cut up; None: as the kernel chooses."""
+
+    columns: int | None = None
+    each: int | None = None
+    buffers: int | None = None
+
+
+@dataclass(frozen=True)
+class RowwiseKernels(LossKernels):
+    """Of rows of one type, and in the backward the gradients that are computed unless asked otherwise."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("triplet_margin_loss", _COSINE, "multilabel_soft_margin_loss")
+    SIZES: ClassVar[dict[str, str]] = {"columns": "C", "each": "R", "buffers": "B"}
+    OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
+    CHOOSER: ClassVar[str] = "the kernel"
+    CONDITION: ClassVar[str] = "with --family of a loss of rows: "
+    WHICH: ClassVar[str] = "with --family of a loss of rows"
+
+    def chosen(self, **arguments: Any) -> RowwiseSizes:
+        """Left to the kernel."""
+        return RowwiseSizes()
+
+    def tilings(self) -> set[RowwiseSizes]:
+        """To try: chunks of a row, or as many rows at a time as asked."""
+        columns = self.options.columns or [each for each in _COLUMNS if each <= self.options.vocab]
+        sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
+        return {RowwiseSizes(*each) for each in sizes}
+
+    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """Matrices, targets of rows, and numbers that the forward keeps of each row."""
+        rows = self.shape[0]
+        if tensor == "coefficients":
+            return TensorSize((self._coefficients(arguments), rows), "float32")
+        if tensor == "target" and self.options.family == _COSINE:
+            return TensorSize((rows,), "float32")
+        return self.matrix
+
+    def _coefficients(self, arguments: dict[str, Any]) -> int:
+        if self.options.family == _COSINE:
+            return _COSINE_COEFFICIENTS
+        from nkilib.experimental.loss.rowwise.host.pairs import num_coefficients
+
+        return num_coefficients(arguments.get("p", 2.0), arguments.get("swap", False))

@@ -1,0 +1,27 @@
+"""What sums and means of losses have in common beside PyTorch's: they are float32, and add roundings."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from tests.torch.opinfo import Budget, Checked, Difference, Sample
+
+# A sum adds the roundings of its terms, of which there are up to 1,000.
+SUMS: Final = Budget(of_float32=64.0)
+
+
+def is_reduced_half(sample: Sample) -> bool:
+    """Of a type with 16 bits, in which PyTorch returns its sum or mean."""
+    _, keywords = sample.constructor
+    reduction = sample.kwargs.get("reduction", keywords.get("reduction", "mean"))
+    return sample.dtype != torch.float32 and reduction != "none"
+
+
+REDUCED: Final = Difference("a reduced loss is float32", is_reduced_half, result_dtype=torch.float32)
+
+
+def checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
+    """A loss beside PyTorch's, for samples of a type."""
+    return Checked(ours, theirs, values=SUMS, differences=(REDUCED,) if dtype != torch.float32 else ())
