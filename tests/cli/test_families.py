@@ -136,7 +136,7 @@ def test_tune_lists_what_was_asked_for_and_the_choice(
 
 def test_nll_loss_streams_its_input_or_gathers(capsys: pytest.CaptureFixture[str]) -> None:
     for classes, is_streamed, taken in (("4", "True", 2), ("300", "False", 1)):
-        sizes = ("--positions", "100000", "--vocab", classes, "--family", "nll_loss")
+        sizes = ("--positions", "20000", "--vocab", classes, "--family", "nll_loss")
         code, printed, errors = command(capsys, "tune", *sizes)
         assert (code, errors) == (0, "")
         first, header, *rows, last = printed.splitlines()
@@ -144,9 +144,9 @@ def test_nll_loss_streams_its_input_or_gathers(capsys: pytest.CaptureFixture[str
         assert header.split() == ["streamed", "us", "times", "bound"]
         assert last == f"{taken} tilings modelled, {2 - taken} not accepted by the kernel"
         assert rows[0].split()[0] == is_streamed and rows[0].endswith("  the default")
-    sizes = ("--positions", "100000", "--vocab", "4", "--family", "nll_loss")
+    sizes = ("--positions", "20000", "--vocab", "4", "--family", "nll_loss")
     code, printed, errors = command(capsys, "profile", *sizes, "--arg", "streamed=false")
-    arguments = spec((100000, 4), "bfloat16"), spec((100000,), "int32")
+    arguments = spec((20000, 4), "bfloat16"), spec((20000,), "int32")
     expected = profile(loss.nll_loss_forward[2], *arguments, streamed=False)
     assert (code, printed, errors) == (0, f"streamed=False\n{expected}\n", "")
 

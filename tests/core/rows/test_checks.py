@@ -57,11 +57,11 @@ def test_indirect_dma() -> None:
 
 
 def test_types() -> None:
-    for accepted in (nl.bfloat16, nl.float32):
+    for accepted in (nl.bfloat16, nl.float16, nl.float32):
         assert refusal(checks.require_float_type, "kernel", "x_hbm.dtype", accepted) is None
-    for refused in (nl.float16, nl.int32, nl.float8_e4m3):
+    for refused in (nl.int32, nl.float8_e4m3):
         assert refusal(checks.require_float_type, "kernel", "x_hbm.dtype", refused) == (
-            f"kernel: x_hbm.dtype must be nl.bfloat16 or nl.float32, got {refused}; use one of the two"
+            f"kernel: x_hbm.dtype must be nl.bfloat16, nl.float16 or nl.float32, got {refused}; use one of them"
         )
 
 
