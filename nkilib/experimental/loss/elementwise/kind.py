@@ -7,9 +7,10 @@ sums, upstream gradients, weights and stores are the skeleton's (:mod:`.forward`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nkilib.core.rows.checks import require
 from nkilib.experimental.loss.elementwise.arithmetic import product
 from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.nki import nl
@@ -24,6 +25,13 @@ POSITIVE_WEIGHT, VARIANCE = "pos_weight", "var"
 Prepared = tuple[nl.NkiTensor, ...]
 
 
+@dataclass
+class Count:
+    """A number that grows."""
+
+    number: int = 0
+
+
 @dataclass(frozen=True)
 class Piece:
     """Some columns of a tile, of every tensor that is streamed.
@@ -31,10 +39,12 @@ class Piece:
     Attributes:
         tensors: tiles [rows, columns] in the types of the tensors, by name.
         scratch: for float32 tiles of its size.
+        taken: how many of them it has.
     """
 
     tensors: dict[str, nl.NkiTensor]
     scratch: Scratch
+    taken: Count = field(default_factory=Count)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -47,7 +57,13 @@ class Piece:
         return self.tensors[name]
 
     def float32(self) -> nl.NkiTensor:
-        """A float32 tile, not written yet. A kind says how many it takes."""
+        """A float32 tile, not written yet. A kind says how many it takes; one more would be that of another piece."""
+        self.taken.number += 1
+        most = self.scratch.tiles_of_piece
+        require(
+            self.taken.number <= most,
+            f"a piece takes at most the {most} tiles that its kind states as scratch_tiles, got one more; state them",
+        )
         return self.scratch.next(*self.shape)
 
     def bfloat16(self) -> nl.NkiTensor:

@@ -31,6 +31,11 @@ class Scratch:
         return cls([nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)])
 
     @property
+    def tiles_of_piece(self) -> int:
+        """Of which a piece takes as many at most."""
+        return len(self.tiles_sbuf) // PIECES_AT_A_TIME
+
+    @property
     def columns(self) -> int:
         """Of a piece at most."""
         columns: int = self.tiles_sbuf[0].shape[1]
