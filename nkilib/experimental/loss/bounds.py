@@ -1,12 +1,11 @@
 """How far the kernels may be from the truth, derived: numpy only, for host code."""
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.host.bounds import (
     BFLOAT16_ULPS,
     FORWARD_UNITS,
     GRADIENT_UNITS,
-    SMALLEST_NORMAL,
     TARGET_UNITS,
-    UNIT,
     bfloat16_allowance,
     error_over_bound,
     float16_allowance,

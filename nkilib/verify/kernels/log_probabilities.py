@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.elementwise.host.bounds import kl_div_bound, kl_div_gradient_bounds
 from nkilib.experimental.loss.elementwise.host.reference import (
@@ -73,7 +74,7 @@ def _kl_div_truths(given: Mapping[str, Any]) -> Truths:
     factor = reduction_factor(losses.shape, reduction)
     bound = sum_bound(losses, kl_div_bound(*pair), given["columns"])
     exact = np.array([losses.sum() * factor])
-    return {"loss": Truth(exact, factor * np.array([bound]) + 2.0**-23 * np.abs(exact))}
+    return {"loss": Truth(exact, factor * np.array([bound]) + UNIT * np.abs(exact))}
 
 
 def _kl_div_backward(type_name: str, **options: Any) -> dict[str, Any]:

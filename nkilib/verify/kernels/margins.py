@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from nkilib.core.host.rounding import UNIT, rounding
 from nkilib.experimental.loss import (
     multi_margin_loss_backward,
     multi_margin_loss_forward,
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.elementwise.host.truth import rounding
 from nkilib.experimental.loss.multi_margin.host.bounds import gradient_bounds, loss_bounds, sum_bound
 from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
 from nkilib.experimental.loss.multilabel_margin.host import bounds as multilabel_bounds
@@ -55,7 +55,7 @@ def _forward_truths(given: Mapping[str, Any]) -> Truths:
         return {"loss": Truth(losses, bound)}
     factor = reduction_factor(len(x), reduction)
     exact = np.array([factor * losses.sum()])
-    return {"loss": Truth(exact, factor * sum_bound(x, truth, given["margin"]) + 2.0**-23 * np.abs(exact))}
+    return {"loss": Truth(exact, factor * sum_bound(x, truth, given["margin"]) + UNIT * np.abs(exact))}
 
 
 def _backward(type_name: str, **options: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _multilabel_truths(given: Mapping[str, Any]) -> Truths:
         return {"loss": Truth(losses, multilabel_bounds.loss_bounds(x, truth) + rounding(losses, x.dtype))}
     factor = reduction_factor(len(x), reduction)
     exact = np.array([factor * losses.sum()])
-    return {"loss": Truth(exact, factor * multilabel_bounds.sum_bound(x, truth) + 2.0**-23 * np.abs(exact))}
+    return {"loss": Truth(exact, factor * multilabel_bounds.sum_bound(x, truth) + UNIT * np.abs(exact))}
 
 
 def _multilabel_backward(type_name: str, **options: Any) -> dict[str, Any]:

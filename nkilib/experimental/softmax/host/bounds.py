@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, rounding
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.softmax.host.reference import (
     Float64Array,
     log_softmax_backward_reference,

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss import extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.host.bounds import (
     FORWARD_UNITS,
-    SMALLEST_NORMAL,
-    UNIT,
     bfloat16_allowance,
     error_over_bound,
 )

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss import Tiling, choose_tiling
-from nkilib.experimental.loss.cross_entropy.host.bounds import UNIT, error_over_bound
+from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, extended_forward_reference
 from nkilib.experimental.loss.profiling import profile_launch
 

@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+
 from .reference import (
     Float64Array,
     RowStatistics,
@@ -28,11 +30,9 @@ from .reference import (
     row_statistics,
 )
 
-UNIT = 2.0**-23
 FORWARD_UNITS = 16.0
 GRADIENT_UNITS = 8.0
 TARGET_UNITS = 2.0
-SMALLEST_NORMAL = 2.0**-126
 BFLOAT16_ULPS = 0.51
 
 _FLOAT16_SMALLEST_NORMAL = 2.0**-14

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .bounds import FORWARD_UNITS, SMALLEST_NORMAL, UNIT
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+
+from .bounds import FORWARD_UNITS
 from .reference import BackwardInputs, ExtendedLoss, Float64Array, extended_forward_reference
 
 CAP_UNITS = 4.0

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.experimental.loss.ctc.host.reference import CtcLosses, Float64Array, Integers, reduction_factors
-from nkilib.experimental.loss.elementwise.host.truth import EXP_UNITS, SMALLEST_NORMAL, UNIT, rounding
+from nkilib.experimental.loss.elementwise.host.truth import EXP_UNITS
 
 _STEP_UNITS = 2.0
 _UNLIKELY = 20.0

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from nkilib.core.host.rounding import UNIT, rounding
 from nkilib.experimental.loss.distillation.host.reference import Array, Distributions, kl
-
-_UNIT = 2.0**-23
 
 
 def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperature: float = 1.0) -> Array:
@@ -30,11 +29,11 @@ def distillation_bound(student: Any, teacher: Any, beta: float = 0.0, temperatur
     sizes = _size(student, temperature) + _size(teacher, temperature)
     if beta in (0.0, 1.0):
         pair = (both.teacher_log, both.student_log) if beta == 0.0 else (both.student_log, both.teacher_log)
-        return np.asarray(_UNIT * sizes * (2.0 + _mean_distance(*pair)))
+        return np.asarray(UNIT * sizes * (2.0 + _mean_distance(*pair)))
     mixture = both.mixture_log(beta)
     distance = beta * _mean_distance(both.teacher_log, mixture) + (1 - beta) * _mean_distance(both.student_log, mixture)
     sizes = sizes - 2.0 * (np.log(beta) + np.log1p(-beta))
-    return np.asarray(_UNIT * sizes * (2.0 + distance))
+    return np.asarray(UNIT * sizes * (2.0 + distance))
 
 
 def distillation_gradient_bound(
@@ -51,8 +50,7 @@ def distillation_gradient_bound(
         with np.errstate(invalid="ignore"):
             distance = np.where(both.student_log == -np.inf, 0.0, np.abs(both.student_log - against))
         terms = both.student * (2.0 + distance + kl(both.student_log, against)[:, None])
-    smallest = 2.0**-126 if np.asarray(student).dtype != np.float16 else 2.0**-24
-    return np.asarray(upstream * _UNIT * sizes * terms + _half_unit(student) * np.abs(exact) + smallest)
+    return np.asarray(upstream * UNIT * sizes * terms + rounding(exact, np.asarray(student).dtype))
 
 
 def _size(logits: Any, temperature: float) -> Array:
@@ -65,8 +63,3 @@ def _mean_distance(log_p: Array, log_q: Array) -> Array:
     with np.errstate(invalid="ignore"):
         terms = np.exp(log_p) * np.abs(log_p - log_q)
     return np.asarray(np.where(log_p == -np.inf, 0.0, terms).sum(axis=1))
-
-
-def _half_unit(like: Any) -> float:
-    dtype = np.asarray(like).dtype
-    return 2.0**-24 if dtype == np.float32 else 2.0**-11 if dtype == np.float16 else 2.0**-8

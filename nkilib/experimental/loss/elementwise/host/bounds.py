@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.elementwise.host.reference import (
     Float64Array,
     KlDivGradients,
     kl_div_gradients_reference,
     kl_div_reference,
 )
-from nkilib.experimental.loss.elementwise.host.truth import EXP_UNITS, LOG_UNITS, SMALLEST_NORMAL, UNIT, rounding
+from nkilib.experimental.loss.elementwise.host.truth import EXP_UNITS, LOG_UNITS
 from nkilib.experimental.loss.elementwise.kinds.kl_div import LEAST_TARGET
 
 

@@ -9,27 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array, reduction_factor
 from nkilib.experimental.loss.elementwise.kind import WEIGHT
 from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS, SUMS_OF_RUN
 
-UNIT: Final = 2.0**-23
 # What an activation function of the float32 implementations may be off, in u of its result.
 LOG_UNITS, EXP_UNITS = 4.0, 3.0
-SMALLEST_NORMAL: Final = 2.0**-126
-# Half a unit of the last place, relative; and absolute where numbers are subnormal.
-_HALF_ULP: Final = {
-    "float32": (2.0**-24, SMALLEST_NORMAL),
-    "bfloat16": (2.0**-8, SMALLEST_NORMAL),
-    "float16": (2.0**-11, 2.0**-25),
-}
 Tensors = Mapping[str, Float64Array]
 
 
@@ -102,13 +95,6 @@ def gradients(
             dtype = tensors[name].dtype
             found[name] = Exact(_within_range(value, dtype), error + rounding(value, dtype))
     return found
-
-
-def rounding(exact: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """What rounding to a type may change."""
-    relative, absolute = _HALF_ULP[np.dtype(dtype).name]
-    with np.errstate(all="ignore"):
-        return relative * np.abs(exact) + absolute
 
 
 def _within_range(exact: Float64Array, dtype: Any) -> Float64Array:

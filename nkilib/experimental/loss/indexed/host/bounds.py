@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.indexed.class_tiles import PARTS_MAX, STREAMED_CLASSES_MAX, ClassTiling
 from nkilib.experimental.loss.indexed.host.reference import Float64Array, NllLosses
 from nkilib.experimental.loss.indexed.positions import PARTITIONS, Shape, number_of_batches

@@ -25,8 +25,8 @@ from typing import Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from nkilib.core.host.rounding import HALF_ULP, SMALLEST_NORMAL
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.host.bounds import SMALLEST_NORMAL
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     coefficient_sizes,
     extended_forward_bounds,
@@ -40,12 +40,12 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     gradient_of_logits,
 )
 
-ROUNDOFF: Final = 2.0**-24
+ROUNDOFF: Final = HALF_ULP["float32"].relative
 _LANES: Final = 128
 # Additions of a sum beyond those of its tiles: within the array, and of blocks, cores and what was there before.
 _OF_LOGIT, _OF_SUM = 128.0, 135.0
 # The least that float16 tells apart, over what the largest coefficient is brought to, and half of it is lost.
-_FLOAT16_FLOOR: Final = 2.0**-25
+_FLOAT16_FLOOR: Final = HALF_ULP["float16"].absolute
 
 
 class Roundoff(NamedTuple):
@@ -62,8 +62,8 @@ class Roundoff(NamedTuple):
 
 _ROUNDOFF: Final = {
     np.dtype(np.float32): Roundoff(ROUNDOFF, 0.0),
-    np.dtype(ml_dtypes.bfloat16): Roundoff(2.0**-8, 0.0),
-    np.dtype(np.float16): Roundoff(2.0**-11, _FLOAT16_FLOOR),
+    np.dtype(ml_dtypes.bfloat16): Roundoff(HALF_ULP["bfloat16"].relative, 0.0),
+    np.dtype(np.float16): Roundoff(HALF_ULP["float16"].relative, _FLOAT16_FLOOR),
 }
 
 

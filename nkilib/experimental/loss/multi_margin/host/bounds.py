@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.indexed.positions import PARTITIONS, Shape
 from nkilib.experimental.loss.multi_margin.host.reference import Float64Array, MultiMarginTruth
 from nkilib.experimental.loss.multi_margin.host.tiling import MOST_COLUMNS

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
-from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.multilabel_margin.host.reference import Float64Array, MultilabelMarginTruth
 
 _PARTITIONS = 128

@@ -13,10 +13,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, Exact, rounding
+from nkilib.experimental.loss.elementwise.host.truth import Exact
 from nkilib.experimental.loss.rowwise.host.tiling import MOST_EACH, RUN_COLUMNS, partitions_of_tile
 
 # What square roots, softplus and sigmoid may be off, in u of the result.

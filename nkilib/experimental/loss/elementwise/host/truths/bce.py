@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact, Tensors
+from nkilib.core.host.rounding import UNIT
+from nkilib.experimental.loss.elementwise.host.truth import Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
 from nkilib.experimental.loss.elementwise.kinds.bce import LEAST_LOG, LEAST_PRODUCT, LOWERED, RAISED, SMALL
 

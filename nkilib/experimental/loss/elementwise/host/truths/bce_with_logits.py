@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact, Tensors
+from nkilib.experimental.loss.elementwise.host.truth import Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, POSITIVE_WEIGHT, TARGET
 
 

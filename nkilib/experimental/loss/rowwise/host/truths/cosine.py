@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact
+from nkilib.experimental.loss.elementwise.host.truth import Exact
 from nkilib.experimental.loss.rowwise.host.truth import Tensors, additions, summed
 
 # As the kernel has it, and ATen's cosine_embedding_loss.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nkilib.experimental.loss.elementwise.host.truth import UNIT, Exact
+from nkilib.core.host.rounding import UNIT
+from nkilib.experimental.loss.elementwise.host.truth import Exact
 from nkilib.experimental.loss.rowwise.host.truth import FUNCTION_UNITS, Tensors, summed
 
 

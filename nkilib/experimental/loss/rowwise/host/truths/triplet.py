@@ -18,8 +18,9 @@ from math import inf
 
 import numpy as np
 
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import SMALLEST_NORMAL, UNIT, Exact
+from nkilib.experimental.loss.elementwise.host.truth import Exact
 from nkilib.experimental.loss.rowwise.host.pairs import pairs_of
 from nkilib.experimental.loss.rowwise.host.truth import ROOT_UNITS, Tensors, summed
 
