@@ -5,12 +5,38 @@ It imports nothing of this library, so that whoever states a promise depends on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class TermError:
+    """A bound on the error of float32 losses, in u = 2^-23 of the largest one of the loss itself and of its terms.
+
+    Attributes:
+        own: u of the kernel's arithmetic alone, where every activation function is rounded correctly.
+        functions: by activation function, how many u more there are for each u that it is off beyond half a unit.
+        terms: of which the loss is the sum, as a formula; none: the loss itself is the largest.
+        form: of the loss, as ``"with pos_weight"``; none: every one.
+        beside: what is not in proportion to the largest term.
+    """
+
+    own: float
+    functions: Mapping[str, float] = field(default_factory=dict)
+    terms: str = ""
+    form: str = ""
+    beside: str = ""
+
+    def __str__(self) -> str:
+        """``"with pos_weight: 2.5 u of the loss or of w s; 1 u for each further u of softplus"``."""
+        largest = f"the largest of the loss, {self.terms}" if self.terms else "the loss"
+        parts = [f"{self.own:g} u of {largest}", *([self.beside] if self.beside else [])]
+        parts += [f"{factor:g} u of it for each further u of {name}" for name, factor in self.functions.items()]
+        return f"{self.form}: {', '.join(parts)}" if self.form else ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -30,6 +56,7 @@ class Guarantee:
         error: the bound on the error of the results, as a formula, in units that it names; what it is derived from
             stands in the docs.
         notes: what else a user has to know, such as where a promise ends.
+        term_errors: the bounds of ``error`` as figures, one for each form of a loss; none where there are no such ones.
     """
 
     math: str
@@ -41,6 +68,7 @@ class Guarantee:
     error: str
     workspace_bytes: Callable[..., int] | None = None
     notes: str = ""
+    term_errors: tuple[TermError, ...] = ()
 
 
 _GUARANTEES: WeakKeyDictionary[Callable[..., Any], Guarantee] = WeakKeyDictionary()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from nkilib.core.host.function_errors import GRANTED
 from nkilib.experimental.loss.elementwise.host import truth
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
@@ -33,8 +34,9 @@ def _forward(kind: ElementwiseKind, type_name: str, **options: Any) -> dict[str,
 
 def _forward_truths(kind: ElementwiseKind, given: Mapping[str, Any]) -> Truths:
     if given["reduction"] == "none":
-        return {"loss": Truth(*truth.losses(kind.truth, _named(kind, given), np.float32))}
-    return {"loss": Truth(*truth.reduced(kind.truth, _named(kind, given), given["reduction"], given["columns"]))}
+        return {"loss": Truth(*truth.losses(kind.truth, _named(kind, given), np.float32, GRANTED))}
+    found = truth.reduced(kind.truth, _named(kind, given), given["reduction"], given["columns"], GRANTED)
+    return {"loss": Truth(*found)}
 
 
 def _backward(kind: ElementwiseKind, type_name: str, reduction: str, **wanted: bool) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def _backward(kind: ElementwiseKind, type_name: str, reduction: str, **wanted: b
 
 
 def _backward_truths(kind: ElementwiseKind, given: Mapping[str, Any]) -> Truths:
-    found = truth.gradients(kind.truth, _named(kind, given), given["grad_loss_hbm"], given["reduction"])
+    found = truth.gradients(kind.truth, _named(kind, given), given["grad_loss_hbm"], given["reduction"], GRANTED)
     return {f"grad_{name}": Truth(*found[name]) for name in kind.gradients if given.get(f"grad_{name}_wanted", True)}
 
 

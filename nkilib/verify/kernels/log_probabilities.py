@@ -8,15 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.core.host.rounding import UNIT
+from nkilib.core.host.function_errors import GRANTED
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.elementwise.host.bounds import kl_div_bound, kl_div_gradient_bounds
-from nkilib.experimental.loss.elementwise.host.reference import (
-    kl_div_gradients_reference,
-    kl_div_reference,
-    reduction_factor,
-)
-from nkilib.experimental.loss.elementwise.host.truth import sum_bound
+from nkilib.experimental.loss.elementwise.host import truth
+from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
 from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
 from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
 from nkilib.nki import nl
@@ -65,16 +60,20 @@ def _special(type_name: str) -> dict[str, Any]:
     return {"input_hbm": log_probabilities, "target_hbm": target, "reduction": "none"}
 
 
+def _of_kl_div(given: Mapping[str, Any]) -> tuple[KlDivTruth, dict[str, Array]]:
+    """The truth, and its tensors."""
+    return KlDivTruth(bool(given.get("log_target", False))), {
+        "input": given["input_hbm"],
+        "target": given["target_hbm"],
+    }
+
+
 def _kl_div_truths(given: Mapping[str, Any]) -> Truths:
-    pair = given["input_hbm"], given["target_hbm"], bool(given.get("log_target", False))
-    losses, reduction = kl_div_reference(*pair), given.get("reduction", "mean")
+    reduction = given.get("reduction", "mean")
     if reduction == "none":
         dtype = inputs.TYPES[str(given["dtype"])][0] if "dtype" in given else given["input_hbm"].dtype
-        return {"loss": Truth(losses, kl_div_bound(*pair, dtype))}
-    factor = reduction_factor(losses.shape, reduction)
-    bound = sum_bound(losses, kl_div_bound(*pair), given["columns"])
-    exact = np.array([losses.sum() * factor])
-    return {"loss": Truth(exact, factor * np.array([bound]) + UNIT * np.abs(exact))}
+        return {"loss": Truth(*truth.losses(*_of_kl_div(given), dtype, GRANTED))}
+    return {"loss": Truth(*truth.reduced(*_of_kl_div(given), reduction, given["columns"], GRANTED))}
 
 
 def _kl_div_backward(type_name: str, **options: Any) -> dict[str, Any]:
@@ -84,15 +83,8 @@ def _kl_div_backward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _kl_div_backward_truths(given: Mapping[str, Any]) -> Truths:
-    pair = given["input_hbm"], given["target_hbm"]
-    log_target, reduction = bool(given.get("log_target", False)), given.get("reduction", "mean")
-    upstream = given["grad_loss_hbm"].astype(np.float64) * reduction_factor(pair[0].shape, reduction)
-    exact = kl_div_gradients_reference(*pair, log_target)
-    bounds = kl_div_gradient_bounds(*pair, upstream, log_target)
-    return {
-        "grad_input": Truth(upstream * exact.input, bounds.input),
-        "grad_target": Truth(upstream * exact.target, bounds.target),
-    }
+    found = truth.gradients(*_of_kl_div(given), given["grad_loss_hbm"], given.get("reduction", "mean"), GRANTED)
+    return {f"grad_{name}": Truth(*each) for name, each in found.items()}
 
 
 def _nll_loss(type_name: str, **options: Any) -> dict[str, Any]:

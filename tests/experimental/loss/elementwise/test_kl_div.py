@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.elementwise.host.bounds import kl_div_bound, kl_div_gradient_bounds
-from nkilib.experimental.loss.elementwise.host.reference import (
-    kl_div_gradients_reference,
-    kl_div_reference,
-    reduction_factor,
-)
-from nkilib.experimental.loss.elementwise.host.truth import sum_bound
+from nkilib.experimental.loss.elementwise.host import truth
+from nkilib.experimental.loss.elementwise.host.reference import kl_div_reference
+from nkilib.experimental.loss.elementwise.host.truth import Exact
+from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 REDUCTIONS = ("none", "sum", "mean", "batchmean")
@@ -38,13 +35,9 @@ def pair(shape: tuple[int, ...], log_target: bool, types: tuple[str, str] = ("fl
     return log_probabilities.astype(TYPES[types[0]]), target.astype(TYPES[types[1]])
 
 
-def reduced_is_within(loss: np.ndarray, x: np.ndarray, t: np.ndarray, log_target: bool, reduction: str) -> bool:
-    """A sum times its factor."""
-    exact = kl_div_reference(x, t, log_target)
-    factor = reduction_factor(x.shape, reduction)
-    bound = sum_bound(exact, kl_div_bound(x, t, log_target), columns=512)
-    total = exact.sum() * factor
-    return bool(abs(float(loss[0]) - total) <= bound * factor + 2.0**-23 * abs(total))
+def is_within(found: Any, exact: Exact) -> bool:
+    """Every number."""
+    return bool(error_over_bound(found, exact.value, exact.error).max() <= 1.0)
 
 
 @settings(deadline=None, max_examples=12)
@@ -62,26 +55,26 @@ def test_losses_and_gradients(
     options = {"log_target": log_target, "reduction": reduction, "columns": 512, "buffers": buffers}
     one, two = (kl_div_forward[cores](x, t, **options) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
+    tensors, known = {"input": x, "target": t}, KlDivTruth(log_target)
     if reduction == "none":
-        bound = kl_div_bound(x, t, log_target, x.dtype)
-        assert error_over_bound(two, kl_div_reference(x, t, log_target), bound).max() <= 1.0
+        assert is_within(two, truth.losses(known, tensors, x.dtype))
     else:
-        assert two.dtype == np.float32 and reduced_is_within(two, x, t, log_target, reduction)
+        assert two.dtype == np.float32 and is_within(two, truth.reduced(known, tensors, reduction, columns=512))
     upstream = np.full(shape if reduction == "none" else (1,), 1.75, np.float32)
     options["grad_target_wanted"] = True
     gradients, again = (kl_div_backward[cores](x, t, upstream, **options) for cores in (1, 2))
-    factor = upstream.astype(np.float64) * reduction_factor(shape, reduction)
-    exact, bounds = kl_div_gradients_reference(x, t, log_target), kl_div_gradient_bounds(x, t, factor, log_target)
-    for found, other, of_kernel, of_bound, like in zip(gradients, again, exact, bounds, (x, t), strict=True):
+    exact = truth.gradients(known, tensors, upstream, reduction)
+    for found, other, (name, like) in zip(gradients, again, tensors.items(), strict=True):
         assert found.tobytes() == other.tobytes() and found.dtype == like.dtype
-        assert error_over_bound(found, factor * of_kernel, of_bound).max() <= 1.0
+        assert is_within(found, exact[name])
 
 
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda loss: loss.T.copy()])
 def test_the_bound_tells_wrong_results(change: Any) -> None:
     x, t = pair((40, 40), False)
     wrong = change(kl_div_forward[2](x, t, reduction="none"))
-    assert error_over_bound(wrong, kl_div_reference(x, t, False), kl_div_bound(x, t, False)).max() > 100.0
+    exact = truth.losses(KlDivTruth(), {"input": x, "target": t}, np.float32)
+    assert error_over_bound(wrong, exact.value, exact.error).max() > 100.0
 
 
 def test_probabilities_near_one_and_tiny_ones() -> None:
@@ -89,7 +82,7 @@ def test_probabilities_near_one_and_tiny_ones() -> None:
     x = np.full(6, -1e-3, np.float32)
     t = np.array([0.999, 1.0, 0.9999999, 2.0**-33, 1e-30, 2.0**-126], np.float32)
     loss = kl_div_forward(x, t, reduction="none")
-    assert error_over_bound(loss, kl_div_reference(x, t, False), kl_div_bound(x, t, False)).max() <= 1.0
+    assert is_within(loss, truth.losses(KlDivTruth(), {"input": x, "target": t}, np.float32))
     one = np.ones(6, np.float32)
     gradient = kl_div_backward(x, t, one, reduction="none", grad_input_wanted=False, grad_target_wanted=True)
     np.testing.assert_allclose(gradient, np.log(t.astype(np.float64)) + 1.0 - x, rtol=1e-6)

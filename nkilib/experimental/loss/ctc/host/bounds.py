@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.experimental.loss.ctc.host.reference import CtcLosses, Float64Array, Integers, reduction_factors
-from nkilib.experimental.loss.elementwise.host.truth import EXP_UNITS
 
 _STEP_UNITS = 2.0
 _UNLIKELY = 20.0
@@ -56,6 +56,6 @@ def ctc_loss_gradient_bound(
     """Largest accepted error of each element of the gradient ``exact``, stored in the type of the log-probabilities."""
     relative = np.expm1(_LOGARITHMS * _errors(found, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))
-    error = relative * found.occupancies + (EXP_UNITS + 2.0) * UNIT * (probabilities + found.occupancies)
+    error = relative * found.occupancies + (SIMULATED.exp + 2.0) * UNIT * (probabilities + found.occupancies)
     scaled = np.abs(factors)[np.newaxis, :, np.newaxis] * (error + 2.0**-40)
     return scaled + rounding(np.nan_to_num(exact), log_probs.dtype) + SMALLEST_NORMAL

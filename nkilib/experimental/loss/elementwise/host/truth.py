@@ -2,27 +2,28 @@
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Every input is exact in float32. A kind derives the error
 of a loss and of its derivatives before they are summed, multiplied by an upstream gradient or rounded to a type; what
-these steps add is the same for all kinds and added here.
+these steps add is the same for all kinds and added here. Errors are of first order in u.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array, reduction_factor
+from nkilib.experimental.loss.elementwise.host.term_errors import WEIGHT_UNITS
 from nkilib.experimental.loss.elementwise.kind import WEIGHT
 from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS, SUMS_OF_RUN
+from nkilib.guarantee import TermError
 
-# What an activation function of the float32 implementations may be off, in u of its result.
-LOG_UNITS, EXP_UNITS = 4.0, 3.0
 Tensors = Mapping[str, Float64Array]
 
 
@@ -33,14 +34,66 @@ class Exact(NamedTuple):
     error: Float64Array
 
 
+class Derived(NamedTuple):
+    """Losses, and what float32 arithmetic may add to them, in parts.
+
+    Attributes:
+        value: the losses.
+        largest: of each the largest one of itself and of its terms, in magnitude.
+        own: the error with every activation function rounded correctly, in proportion to ``largest``.
+        functions: by activation function, what each u adds that it is further off.
+        beside: further error, which is not in proportion to ``largest``.
+    """
+
+    value: Float64Array
+    largest: Float64Array
+    own: Float64Array
+    functions: Mapping[str, Float64Array]
+    beside: Float64Array | float = 0.0
+
+    @classmethod
+    def of_units(
+        cls,
+        value: Float64Array,
+        terms: Sequence[Float64Array | float],
+        own: Float64Array,
+        functions: Mapping[str, Float64Array] | None = None,
+        beside: Float64Array | float = 0.0,
+    ) -> Derived:
+        """Of errors in u, and of the terms of the losses; none: a loss itself is the largest."""
+        largest = np.abs(value)
+        for each in terms:
+            largest = np.maximum(largest, np.abs(each))
+        further = {name: UNIT * np.abs(units) for name, units in (functions or {}).items()}
+        return cls(value, largest, UNIT * own, further, UNIT * beside)
+
+    def exact(self, functions: FunctionErrors = SIMULATED) -> Exact:
+        """With activation functions that are so far off."""
+        error = self.own + self.beside
+        for name, each in self.functions.items():
+            error = error + functions.further(name) * each
+        return Exact(self.value, error)
+
+    def times(self, factor: Float64Array) -> Derived:
+        """Multiplied, which rounds once more."""
+        value, size = self.value * factor, np.abs(factor)
+        functions = {name: each * size for name, each in self.functions.items()}
+        own = self.own * size + WEIGHT_UNITS * UNIT * np.abs(value)
+        return Derived(value, self.largest * size, own, functions, self.beside * size)
+
+
 class ElementwiseTruth(Protocol):
     """A loss of elements in float64. Tensors come by the names of the kind."""
 
-    def value(self, tensors: Tensors) -> Exact:
-        """The losses; the error is that of float32 arithmetic."""
+    @property
+    def stated(self) -> TermError:
+        """The error of :meth:`value` as figures."""
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
-        """By each tensor that there is a gradient of; the same."""
+    def value(self, tensors: Tensors) -> Derived:
+        """The losses, and the error of float32 arithmetic."""
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """By each tensor that there is a gradient of; the error is that of float32 arithmetic with such functions."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +106,48 @@ class WeightedTruth:
 
     truth: ElementwiseTruth
 
-    def value(self, tensors: Tensors) -> Exact:
+    @property
+    def stated(self) -> TermError:
+        """Of the product."""
+        stated = self.truth.stated
+        return replace(stated, own=stated.own + WEIGHT_UNITS)
+
+    def value(self, tensors: Tensors) -> Derived:
         """loss * weight."""
-        return _times(self.truth.value(tensors), tensors[WEIGHT])
+        return self.truth.value(tensors).times(tensors[WEIGHT])
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Derivative * weight; by the weight, the loss."""
-        found = {name: _times(each, tensors[WEIGHT]) for name, each in self.truth.derivative(tensors).items()}
-        return {**found, WEIGHT: self.truth.value(tensors)}
+        slopes = self.truth.derivative(tensors, functions)
+        found = {name: _times(each, tensors[WEIGHT]) for name, each in slopes.items()}
+        return {**found, WEIGHT: self.truth.value(tensors).exact(functions)}
 
 
-def losses(truth: ElementwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], dtype: Any) -> Exact:
-    """Of the losses that are stored in a type."""
+def losses(
+    truth: ElementwiseTruth,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    dtype: Any,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
+    """Of the losses that are stored in a type. In float32 they are what the arithmetic gives."""
     with np.errstate(all="ignore"):
-        exact = truth.value(_float64(tensors))
-        error = exact.error + SMALLEST_NORMAL + rounding(exact.value, dtype)
+        exact = truth.value(_float64(tensors)).exact(functions)
+        error = exact.error + SMALLEST_NORMAL
+        if np.dtype(dtype) != np.float32:
+            error = error + rounding(exact.value, dtype)
         return Exact(_within_range(exact.value, dtype), error)
 
 
-def reduced(truth: ElementwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], reduction: str, columns: int) -> Exact:
+def reduced(
+    truth: ElementwiseTruth,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    reduction: str,
+    columns: int,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
     """Of the sum or mean, in tiles of so many columns."""
     with np.errstate(all="ignore"):
-        each = truth.value(_float64(tensors))
+        each = truth.value(_float64(tensors)).exact(functions)
         factor = reduction_factor(each.value.shape, reduction)
         total = factor * each.value.sum()
         error = factor * sum_bound(each.value, each.error, columns) + UNIT * abs(total)
@@ -82,14 +155,18 @@ def reduced(truth: ElementwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], re
 
 
 def gradients(
-    truth: ElementwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], upstream: npt.NDArray[Any], reduction: str
+    truth: ElementwiseTruth,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    upstream: npt.NDArray[Any],
+    reduction: str,
+    functions: FunctionErrors = SIMULATED,
 ) -> dict[str, Exact]:
     """By each tensor, each in the type of its tensor. Products with upstream gradient and factor round twice."""
     found = {}
     with np.errstate(all="ignore"):
         doubled = _float64(tensors)
         grad = upstream.astype(np.float64) * reduction_factor(next(iter(doubled.values())).shape, reduction)
-        for name, exact in truth.derivative(doubled).items():
+        for name, exact in truth.derivative(doubled, functions).items():
             value = grad * exact.value
             error = np.abs(grad) * exact.error + UNIT * np.abs(value) + SMALLEST_NORMAL
             dtype = tensors[name].dtype

@@ -1,10 +1,13 @@
-"""The normal distribution's likelihood, with v = max(var, eps), s = 1 / sqrt(v), which is 4 u off, and q = (x - t) s.
+"""The normal distribution's likelihood, with v = max(var, eps), s = 1 / sqrt(v) to u / 2, and q = (x - t) s.
 
-x - t and its product with s round once, the square scales by a rounded number and rounds: q^2 / 2 is 11 u off. The
-logarithm of s is 4 u off and moved by the error of s, 4 u and more for the rounded constant:
+x - t, its product with s and the square round once, and s counts twice: q^2 / 2 is off by 7 u / 2 of itself. The error
+of s moves log s by u / 2, and that of the constant of ``full``, and its product with s, by u more; the logarithm is
+good to u / 2:
 
-    |error| <= u (11 q^2 / 2 + 4 |log s| + 6 + loss / 2)        of q s: 9.5 u; by the variance 10 u s^2 / 2, 20 u s^2
-    q^2 / 2
+    |error| <= u (7 q^2 / 4 + |log s| / 2 + 1 / 2 + loss / 2), and u more for ``full``
+
+u more of the inverse root: u (q^2 + 1); of the logarithm: u |log s|. Of derivatives: q s is off by 1.5 u and twice the
+error e of the inverse root; s^2 (1 - q^2) / 2 by its products and sums, and e counts twice in s^2 and in q^2.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.truth import Exact, Tensors
+from nkilib.experimental.loss.elementwise.host import term_errors
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, VARIANCE
+from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,31 @@ class GaussianTruth:
     full: bool = False
     eps: float = 1e-6
 
-    def value(self, tensors: Tensors) -> Exact:
+    @property
+    def stated(self) -> TermError:
+        """Of this form."""
+        return term_errors.FULL_GAUSSIAN if self.full else term_errors.GAUSSIAN
+
+    def value(self, tensors: Tensors) -> Derived:
         """(log v + (x - t)^2 / v) / 2."""
         variance = self._variance(tensors)
         square = 0.5 * (tensors[INPUT] - tensors[TARGET]) ** 2 / variance
         logs = 0.5 * np.log(variance) + (0.5 * np.log(2.0 * np.pi) if self.full else 0.0)
         loss = square + logs
-        return Exact(loss, UNIT * (11.0 * square + 4.0 * np.abs(logs) + 6.0 + 0.5 * np.abs(loss)))
+        own = 3.5 * square + 0.5 * (np.abs(logs) + np.abs(loss)) + (1.5 if self.full else 0.5)
+        functions = {"rsqrt": 2.0 * square + 1.0, "log": logs}
+        return Derived.of_units(loss, (square, logs, 1.0), own, functions)
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """(x - t) / v, its negative, and (1 / v - (x - t)^2 / v^2) / 2."""
         variance = self._variance(tensors)
         distance = tensors[INPUT] - tensors[TARGET]
         slope = distance / variance
         share, square = 0.5 / variance, 0.5 * distance**2 / variance**2
-        error, by_variance = 9.5 * UNIT * np.abs(slope), UNIT * (10.0 * share + 20.0 * square)
+        of_inverse = 2.0 * functions.rsqrt
+        error = (1.5 + of_inverse) * UNIT * np.abs(slope)
+        of_square = (2.5 + of_inverse) * square
+        by_variance = UNIT * (of_square + (0.5 + of_inverse + 1.0) * (share + square))
         return {
             INPUT: Exact(slope, error),
             TARGET: Exact(-slope, error),

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.truth import Exact, Tensors
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.experimental.loss.elementwise.host import term_errors
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
+from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)
 class L1Truth:
     """``torch.nn.functional.l1_loss(input.double(), target.double())``."""
 
-    def value(self, tensors: Tensors) -> Exact:
+    stated: ClassVar[TermError] = term_errors.L1
+
+    def value(self, tensors: Tensors) -> Derived:
         """|x - t|."""
         found = np.abs(tensors[INPUT] - tensors[TARGET])
-        return Exact(found, 0.5 * UNIT * found)
+        return Derived.of_units(found, (), 0.5 * found)
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """The sign of x - t, 0 of a NaN, and its negative."""
         sign = np.nan_to_num(np.sign(tensors[INPUT] - tensors[TARGET]))
         return {INPUT: Exact(sign, np.zeros_like(sign)), TARGET: Exact(-sign, np.zeros_like(sign))}

@@ -1,6 +1,6 @@
 """Error of an order, with d = x1 - x2: d rounds once and so does p = t d, u / 2 of p each, and z = margin - p too.
 
-|error| <= u |t d| + u |z| / 2: at most 2 u of the larger term      of a derivative: 0, or u |d| / 2 by the target
+|error| <= u |p| + u |z| / 2: at most 1.5 u of the largest of margin, p and z    of a derivative: 0, or u |d| / 2
 
 Where |z| is not larger than its error, a derivative may be that of either side.
 """
@@ -8,14 +8,18 @@ Where |z| is not larger than its error, a derivative may be that of either side.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
+from nkilib.experimental.loss.elementwise.host import term_errors
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Exact, Tensors
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import TARGET
 from nkilib.experimental.loss.elementwise.kinds.margin_ranking import INPUT1, INPUT2
+from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,18 @@ class MarginRankingTruth:
     """
 
     margin: float
+    stated: ClassVar[TermError] = term_errors.MARGIN_RANKING
 
-    def value(self, tensors: Tensors) -> Exact:
+    def value(self, tensors: Tensors) -> Derived:
         """max(margin - t d, 0)."""
-        reach, error = self._reach(tensors)
-        return Exact(np.maximum(reach, 0.0), error)
+        margin, product, reach = self._reach(tensors)
+        own = np.abs(product) + 0.5 * np.abs(reach)
+        return Derived.of_units(np.maximum(reach, 0.0), (margin, product, reach), own)
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """-t, t and -d where the loss counts."""
-        reach, error = self._reach(tensors)
+        reach = self._reach(tensors)[-1]
+        error = self.value(tensors).own
         target, difference = tensors[TARGET], tensors[INPUT1] - tensors[INPUT2]
         counts = (reach >= 0.0).astype(np.float64)
         is_near = np.abs(reach) <= error
@@ -47,8 +54,8 @@ class MarginRankingTruth:
             TARGET: Exact(-counts * difference, of_difference),
         }
 
-    def _reach(self, tensors: Tensors) -> tuple[Float64Array, Float64Array]:
-        """margin - t d, and its error."""
+    def _reach(self, tensors: Tensors) -> tuple[float, Float64Array, Float64Array]:
+        """margin, t d, and margin - t d."""
+        margin = float(np.float32(self.margin))
         product = tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
-        reach = float(np.float32(self.margin)) - product
-        return reach, UNIT * (np.abs(product) + 0.5 * np.abs(reach))
+        return margin, product, margin - product

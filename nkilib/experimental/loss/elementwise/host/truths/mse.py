@@ -6,24 +6,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.truth import Exact, Tensors
+from nkilib.experimental.loss.elementwise.host import term_errors
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
+from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)
 class MseTruth:
     """``torch.nn.functional.mse_loss(input.double(), target.double())``."""
 
-    def value(self, tensors: Tensors) -> Exact:
+    stated: ClassVar[TermError] = term_errors.MSE
+
+    def value(self, tensors: Tensors) -> Derived:
         """(x - t)^2."""
         square = (tensors[INPUT] - tensors[TARGET]) ** 2
-        return Exact(square, 1.5 * UNIT * square)
+        return Derived.of_units(square, (), 1.5 * square)
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """2 (x - t), and its negative."""
         slope = 2.0 * (tensors[INPUT] - tensors[TARGET])
         error = 0.5 * UNIT * np.abs(slope)

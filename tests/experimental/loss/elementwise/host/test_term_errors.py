@@ -1,0 +1,140 @@
+"""The error of each loss of elements in u of its largest term: truths derive what is stated, and kernels keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from nkilib.core.host.function_errors import SIMULATED
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.elementwise.host.truth import Derived
+from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
+from nkilib.verify.kernels import elementwise_kinds as table
+from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+
+Numbers = np.ndarray
+SHAPE: Final = (128, 320)
+
+
+def hard_sizes(random: np.random.Generator) -> Numbers:
+    """Of all magnitudes that matter beside 1, and beside each other."""
+    sizes = 2.0 ** random.uniform(-30.0, 6.0, SHAPE)
+    return np.where(random.random(SHAPE) < 0.5, 2.0 ** random.uniform(-2.0, 2.0, SHAPE), sizes)
+
+
+def hard_numbers(random: np.random.Generator) -> Numbers:
+    """Of both signs."""
+    return hard_sizes(random) * random.choice([-1.0, 1.0], SHAPE)
+
+
+def hard_logits(random: np.random.Generator) -> Numbers:
+    """Confident ones."""
+    return hard_numbers(random)
+
+
+def hard_probabilities(random: np.random.Generator) -> Numbers:
+    """Down to 2^-126, and to both sides of 2^-32, of a half and of one; 0 and 1 among them."""
+    small = 2.0 ** random.choice([random.uniform(-33.0, 0.0), random.uniform(-126.0, 0.0)], SHAPE)
+    near = random.choice([2.0**-32, 0.5, 1.0], SHAPE) * (1.0 - random.choice([-1.0, 1.0], SHAPE) * small)
+    found = random.choice([0.0, 1.0, 0.999], SHAPE)
+    for probability, values in ((0.9, near), (0.7, 1.0 - small), (0.5, small), (0.3, random.random(SHAPE))):
+        found = np.where(random.random(SHAPE) < probability, values, found)
+    found = np.clip(found, 0.0, 1.0)
+    return np.where(found < SMALLEST_NORMAL, 0.0, found)
+
+
+def hard_log_probabilities(random: np.random.Generator) -> Numbers:
+    """At most 0."""
+    return -hard_sizes(random)
+
+
+HARD: Final[dict[Callable[..., Any], Callable[[np.random.Generator], Numbers]]] = {
+    table.any_numbers: hard_numbers,
+    table.logits: hard_logits,
+    table.positive: hard_sizes,
+    table.unit_interval: hard_probabilities,
+    hard_log_probabilities: hard_log_probabilities,
+}
+
+
+def _kl_div(log_target: bool) -> ElementwiseKind:
+    kernels, options = (kl_div_forward, kl_div_backward), {"log_target": log_target}
+    tensors = {"input": hard_log_probabilities, "target": table.unit_interval}
+    if log_target:
+        tensors["target"] = hard_log_probabilities
+    name = f"kl_div{', log_target' if log_target else ''}"
+    return ElementwiseKind(name, *kernels, KlDivTruth(log_target), tensors, ("input", "target"), options)
+
+
+EVERY_KIND: Final = (*KINDS, _kl_div(False), _kl_div(True))
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.name)
+
+
+def hard_tensors(kind: ElementwiseKind) -> dict[str, Numbers]:
+    """Independent ones, and some that nearly equal the first one."""
+    random = np.random.default_rng(len(kind.name))
+    found: dict[str, Numbers] = {}
+    for seed, (name, make) in enumerate(kind.tensors.items()):
+        values = HARD[make](random) if make in HARD else make(seed, SHAPE)
+        found[name] = values.astype(np.float32)
+    if kind.tensors.get("target") is table.any_numbers:
+        first = next(iter(found.values()))
+        near = (first * (1.0 + hard_numbers(random) * 2.0**-12)).astype(np.float32)
+        found["target"] = np.where(random.random(SHAPE) < 0.3, near, found["target"])
+    return found
+
+
+def derived(kind: ElementwiseKind, tensors: dict[str, Numbers]) -> Derived:
+    """Of the losses."""
+    with np.errstate(all="ignore"):
+        return kind.truth.value({name: each.astype(np.float64) for name, each in tensors.items()})
+
+
+def units(errors: Any, found: Derived) -> float:
+    """The largest one in u of the largest term."""
+    is_normal = (found.largest > 2.0**-100) & np.isfinite(found.value)
+    return float((errors[is_normal] / (UNIT * found.largest[is_normal])).max())
+
+
+def observed(kind: ElementwiseKind, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
+    """How far the kernel is off in the simulator."""
+    losses = change(kind.forward(**kind.arguments(tensors), reduction="none"))
+    with np.errstate(all="ignore"):
+        return units(np.maximum(np.abs(losses - found.value) - found.beside - SMALLEST_NORMAL, 0.0), found)
+
+
+def allowed(kind: ElementwiseKind) -> float:
+    """The stated error, with the simulator's functions."""
+    stated = kind.truth.stated
+    return stated.own + sum(SIMULATED.further(name) * factor for name, factor in stated.functions.items())
+
+
+@every_kind
+def test_a_stated_error_is_derived_and_kept(kind: ElementwiseKind) -> None:
+    """What is derived is never more than what is stated, and comes near it; the kernel's error is never more either."""
+    tensors, stated = hard_tensors(kind), kind.truth.stated
+    found = derived(kind, tensors)
+    assert found.functions.keys() == stated.functions.keys()
+    figures = [(stated.own, found.own), *((stated.functions[name], each) for name, each in found.functions.items())]
+    for figure, errors in figures:
+        assert 0.85 * figure <= units(errors, found) <= figure + 1e-6
+    assert observed(kind, tensors, found) <= allowed(kind)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "change",
+    [
+        np.zeros_like,
+        np.negative,
+        lambda losses: losses.reshape(SHAPE[::-1]).T.copy(),
+        lambda losses: losses * np.float32(1.000002),
+    ],
+)
+def test_a_stated_error_tells_wrong_results(kind: ElementwiseKind, change: Any) -> None:
+    tensors = hard_tensors(kind)
+    assert observed(kind, tensors, derived(kind, tensors), change) > allowed(kind)
