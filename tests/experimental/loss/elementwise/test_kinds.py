@@ -115,6 +115,17 @@ def test_a_mean_of_many_losses(kind: ElementwiseKind) -> None:
     assert abs(found - exact.value[0, 0]) <= 1e-6 * abs(exact.value[0, 0]) + exact.error[0, 0]
 
 
+@pytest.mark.sweep
+@every_kind
+def test_a_mean_of_a_hundred_million_losses(kind: ElementwiseKind) -> None:
+    """Good to 1e-6, whatever rounding errors of the losses themselves do to each other."""
+    tensors = {name: np.tile(each, (12_500, 1)) for name, each in kind.made((64, 125)).items()}
+    exact = truth.losses(kind.truth, {name: each[:64] for name, each in tensors.items()}, np.float32).value.mean()
+    assert next(iter(tensors.values())).size == 100_000_000
+    found = float(kind.forward[2](**kind.arguments(tensors))[0])
+    assert abs(found - exact) <= 1e-6 * abs(exact)
+
+
 @every_kind
 def test_a_number_that_is_none_leaves_its_neighbours(kind: ElementwiseKind) -> None:
     tensors = kind.made((128, 512))
