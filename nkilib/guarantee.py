@@ -20,9 +20,10 @@ class TermError:
     Attributes:
         own: u of the kernel's arithmetic alone, where every activation function is rounded correctly.
         functions: by activation function, how many u more there are for each u that it is off beyond half a unit.
-        terms: of which the loss is the sum, as a formula; none: the loss itself is the largest.
+        terms: which the loss is a sum of, as formulas; none: the loss itself is the largest.
         form: of the loss, as ``"with pos_weight"``; none: every one.
         beside: what is not in proportion to the largest term.
+        additions: u more for each addition in a row, n of them, of a sum.
     """
 
     own: float
@@ -30,12 +31,19 @@ class TermError:
     terms: str = ""
     form: str = ""
     beside: str = ""
+    additions: float = 0.0
+
+    @property
+    def figure(self) -> str:
+        """``"1.5"``, or ``"1.5 + 0.5 n"``."""
+        return f"{self.own:g} + {self.additions:g} n" if self.additions else f"{self.own:g}"
 
     def __str__(self) -> str:
-        """``"with pos_weight: 2.5 u of the loss or of w s; 1 u for each further u of softplus"``."""
-        largest = f"the largest of the loss, {self.terms}" if self.terms else "the loss"
-        parts = [f"{self.own:g} u of {largest}", *([self.beside] if self.beside else [])]
-        parts += [f"{factor:g} u of it for each further u of {name}" for name, factor in self.functions.items()]
+        """``"with pos_weight: 2.5 u of the largest of the loss, w s and p, 1 u more for each further u of exp"``."""
+        figure = f"({self.figure})" if self.additions else self.figure
+        parts = [f"{figure} u of {f'the largest of the loss, {self.terms}' if self.terms else 'the loss'}"]
+        parts += [self.beside] if self.beside else []
+        parts += [f"{factor:g} u more for each further u of {name}" for name, factor in self.functions.items()]
         return f"{self.form}: {', '.join(parts)}" if self.form else ", ".join(parts)
 
 

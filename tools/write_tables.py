@@ -26,5 +26,5 @@ def write(page: str, begin: str, end: str, text: str) -> None:
 
 if __name__ == "__main__":
     write("kernels.md", "guarantees: begin", "guarantees: end", guarantees.as_tables())
-    for table in (losses.formulas, losses.edges, losses.guarantees, losses.times):
+    for table in (losses.formulas, losses.edges, losses.term_errors, losses.guarantees, losses.times):
         write("losses.md", f"losses: {table.__name__}", "losses: end", table())

@@ -15,6 +15,7 @@ from nkilib.loss_kind import LossKind, ModelledLaunch
 
 _FORMULAS: Final = ("loss", "module", "of an element or row", "derivative by the input", "options", "gradients of")
 _GUARANTEES: Final = ("loss", "largest error", "of gradients", "on 1 and 2 cores", "in place")
+_TERM_ERRORS: Final = ("loss", "u of the largest term", "for each further u of a function", "terms")
 _EDGES: Final = ("loss", "edges", "differences from PyTorch")
 _TIMES: Final = ("loss", "launch", "bfloat16", "float32")
 _DTYPES: Final = ("bfloat16", "float32")
@@ -45,8 +46,22 @@ def guarantees() -> str:
             raise ValueError(f"{kind.name}: a kernel states no guarantee; state it where it is jitted")
         both = forward.same_bits_on_cores and backward.same_bits_on_cores
         in_place = f"`{backward.in_place}`" if backward.in_place else "-"
-        rows.append((f"`{kind.name}`", in_cell(forward.error), in_cell(backward.error), said(both), in_place))
+        error = "above" if forward.term_errors else in_cell(forward.error)
+        rows.append((f"`{kind.name}`", error, in_cell(backward.error), said(both), in_place))
     return table(_GUARANTEES, rows)
+
+
+def term_errors() -> str:
+    """The errors of losses as figures, a row for each form of a loss; the same as :func:`guarantees` has."""
+    rows = []
+    for kind in LOSS_KINDS:
+        guarantee = guarantee_of(kind.forward)
+        for each in guarantee.term_errors if guarantee is not None else ():
+            name = f"`{kind.name}`, {in_cell(each.form)}" if each.form else f"`{kind.name}`"
+            own = f"{each.figure}, and {in_cell(each.beside)}" if each.beside else each.figure
+            further = ", ".join(f"`{function}` {factor:g}" for function, factor in each.functions.items())
+            rows.append((name, own, further or "-", in_cell(each.terms) or "the loss"))
+    return table(_TERM_ERRORS, rows)
 
 
 def edges() -> str:
@@ -93,7 +108,7 @@ def _modelled(kind: LossKind, launch: ModelledLaunch, dtype: str) -> tuple[float
 
 def as_tables() -> Sequence[str]:
     """All of them, in the order of the page."""
-    return formulas(), guarantees(), edges(), times()
+    return formulas(), term_errors(), guarantees(), edges(), times()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch.nn
 import torch.nn.functional as F
 
 import nkilib.torch
-from nkilib.cli.losses import edges, formulas, guarantees, over_bound
+from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_errors
 from nkilib.experimental import loss
 from nkilib.experimental.host.loss_kinds import LOSS_KINDS
 from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
@@ -98,7 +98,7 @@ def test_a_kind_has_its_docs_and_its_tests(kind: LossKind) -> None:
 
 def test_the_page_has_the_tables_that_are_printed() -> None:
     """But for the times, which the sweep holds."""
-    for printed in (formulas(), guarantees(), edges()):
+    for printed in (formulas(), term_errors(), guarantees(), edges()):
         assert printed in PAGE, "run `python tools/write_tables.py`"
 
 

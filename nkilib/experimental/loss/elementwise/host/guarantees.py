@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nkilib.experimental.loss.elementwise.host import term_errors
 from nkilib.guarantee import Guarantee, TermError
 
@@ -26,8 +28,18 @@ def forward_guarantee(*bounds: TermError, notes: str = "") -> Guarantee:
     )
 
 
-def backward_guarantee(error: str, notes: str = "", in_place: str = "input_hbm") -> Guarantee:
-    """Of a backward, likewise; ``in_place`` is the tensor that it may write its gradient over."""
+def backward_guarantee(
+    error: str, functions: Mapping[str, float] | None = None, notes: str = "", in_place: str = "input_hbm"
+) -> Guarantee:
+    """Of a backward.
+
+    Args:
+        error: the bound, with every activation function rounded correctly.
+        functions: what each u adds that one is further off, in u of what it is a factor of.
+        notes: what else there is to know.
+        in_place: the tensor that it may write its gradient over.
+    """
+    further = "".join(f", {each:g} u more for each further u of {name}" for name, each in (functions or {}).items())
     return Guarantee(
         math="float32",
         accumulator="none",
@@ -35,43 +47,42 @@ def backward_guarantee(error: str, notes: str = "", in_place: str = "input_hbm")
         same_bits_on_cores=True,
         workspace="0",
         in_place=in_place,
-        error=error,
+        error=f"{error}{further}; u = 2^-23; and half a ulp",
         notes=notes or "gradients of other tensors are computed on request",
     )
 
 
 KL_DIV_FORWARD = forward_guarantee(term_errors.KL_DIV, term_errors.KL_DIV_OF_LOG_TARGET)
 KL_DIV_BACKWARD = backward_guarantee(
-    "4 u of -t or -exp(t), 9 u of the terms by the target, times the upstream gradient, and half a ulp"
+    "u of -t, or 1.5 u of -exp(t), and 4 u of the terms by the target", functions={"exp": 1.0, "log": 2.0}
 )
 MSE_LOSS_FORWARD = forward_guarantee(term_errors.MSE)
-MSE_LOSS_BACKWARD = backward_guarantee("2 u of the gradient, and half a ulp")
+MSE_LOSS_BACKWARD = backward_guarantee("1.5 u of the gradient")
 L1_LOSS_FORWARD = forward_guarantee(term_errors.L1)
-L1_LOSS_BACKWARD = backward_guarantee("u of the gradient, u = 2^-23, and half a ulp")
+L1_LOSS_BACKWARD = backward_guarantee("u of the gradient")
 SMOOTH_L1_LOSS_FORWARD = forward_guarantee(term_errors.SMOOTH_L1)
-SMOOTH_L1_LOSS_BACKWARD = backward_guarantee("2 u of the gradient, u = 2^-23, and half a ulp")
+SMOOTH_L1_LOSS_BACKWARD = backward_guarantee("2 u of the gradient")
 HUBER_LOSS_FORWARD = forward_guarantee(term_errors.HUBER)
-HUBER_LOSS_BACKWARD = backward_guarantee("2 u of the gradient, u = 2^-23, and half a ulp")
+HUBER_LOSS_BACKWARD = backward_guarantee("2 u of the gradient")
 HINGE_EMBEDDING_LOSS_FORWARD = forward_guarantee(term_errors.HINGE_EMBEDDING)
-HINGE_EMBEDDING_LOSS_BACKWARD = backward_guarantee(
-    "u of the gradient, u = 2^-23, and half a ulp", "there is no gradient by the target"
-)
+HINGE_EMBEDDING_LOSS_BACKWARD = backward_guarantee("u of the gradient", notes="there is no gradient by the target")
 MARGIN_RANKING_LOSS_FORWARD = forward_guarantee(term_errors.MARGIN_RANKING)
 MARGIN_RANKING_LOSS_BACKWARD = backward_guarantee(
-    "2 u of the gradient, u = 2^-23, and half a ulp; where the loss is not larger than its own error, the gradient may "
-    "be that of either side",
+    "1.5 u of the gradient; where the loss is not larger than its own error, the gradient may be that of either side",
     in_place="input1_hbm",
 )
 BINARY_CROSS_ENTROPY_FORWARD = forward_guarantee(term_errors.BCE, notes="subnormal probabilities are 0")
 BINARY_CROSS_ENTROPY_BACKWARD = backward_guarantee(
-    "12 u of the gradient by the input, u (5 |A| + 5 |B|) by the target, and half a ulp",
-    "by the target it is finite at x = 0 and x = 1, where logarithms are -100",
+    "4.5 u of the gradient by the input, 3.5 u of |log x| + |log(1 - x)| by the target",
+    functions={"rsqrt": 2.0, "log": 2.0},
+    notes="by the target it is finite at x = 0 and x = 1, where logarithms are -100",
 )
 BINARY_CROSS_ENTROPY_WITH_LOGITS_FORWARD = forward_guarantee(
     term_errors.BCE_WITH_LOGITS, term_errors.BCE_WITH_POSITIVE_WEIGHT
 )
 BINARY_CROSS_ENTROPY_WITH_LOGITS_BACKWARD = backward_guarantee(
-    "5 u sigmoid(x), u = 2^-23; with pos_weight 7 u of its terms; and half a ulp"
+    "2 u of the larger one of sigmoid(x) and t; with pos_weight 3.5 u of the terms",
+    functions={"sigmoid": 1.0, "softplus": 1.0},
 )
 POISSON_NLL_LOSS_FORWARD = forward_guarantee(
     term_errors.POISSON_OF_LOG_RATE,
@@ -79,8 +90,11 @@ POISSON_NLL_LOSS_FORWARD = forward_guarantee(
     term_errors.FULL_POISSON_OF_LOG_RATE,
     term_errors.FULL_POISSON_OF_RATE,
 )
-POISSON_NLL_LOSS_BACKWARD = backward_guarantee("u (3 exp(x) + 2 of the gradient), or 5 u of its terms, and half a ulp")
+POISSON_NLL_LOSS_BACKWARD = backward_guarantee(
+    "2 u of the larger one of exp(x) and t; of rates, and by the target, 3 u of the terms and of 1",
+    functions={"exp": 1.0, "reciprocal": 1.0, "log": 1.0},
+)
 GAUSSIAN_NLL_LOSS_FORWARD = forward_guarantee(term_errors.GAUSSIAN, term_errors.FULL_GAUSSIAN)
 GAUSSIAN_NLL_LOSS_BACKWARD = backward_guarantee(
-    "11 u of (x - t) / v; by the variance 10 u and 20 u of its terms; and half a ulp"
+    "3.5 u of (x - t) / v; by the variance 3.5 u of 1 / (2 v) and 7 u of (x - t)^2 / (2 v^2)", functions={"rsqrt": 4.0}
 )
