@@ -51,7 +51,7 @@ class SmoothL1Truth:
         of_scale = 1.0 if self.factor is None else 0.3
         of_beyond = 0.5 * factor * size + (0.5 if self.factor is None else 1.0) * beyond + 0.5 * found
         own = np.where(is_beyond, (1.5 + of_scale) * 0.5 * factor * width + of_beyond, (2.5 + of_scale) * found)
-        return Derived.of_units(found, (is_beyond * factor * size,), own)
+        return Derived.of_units(found, (np.where(is_beyond, factor * size, 0.0),), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """f c / b, and its negative; the number f / b rounds once more than c."""
