@@ -31,7 +31,8 @@ _CACHED = 8192
 def _through_float64(function: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]) -> Activation:
     """A float64 formula as an activation: its error is then the final rounding alone.
 
-    Some rows at a time, so that what it computes in between stays in a cache: four times as fast as all of a large tile.
+    Some rows at a time, so that what it computes in between stays in a cache: four times as fast as a large tile
+    as a whole.
     """
 
     def activation(x: Float32s, out: Float32s) -> None:

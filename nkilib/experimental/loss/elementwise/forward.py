@@ -10,7 +10,7 @@ from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles, tile
 from nkilib.experimental.loss.elementwise.kind import Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.results import SumsOfLosses, TileOfLosses
-from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS, SUM_TURNS, SUMS_OF_RUN
+from nkilib.experimental.loss.elementwise.sizes import SUM_TURNS, SUMS_OF_RUN
 from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece, ring_of
 from nkilib.nki import nisa, nl
 
@@ -88,30 +88,32 @@ class _Sum:
     Attributes:
         sums: of the tiles.
         runs_sbuf: sums of runs, float32 [128, SUMS_OF_RUN * runs], which tiles take in turn.
-        discarded_sbuf: float32 [128, RUN_COLUMNS], what instructions write beside a sum; one for each sum of a run.
+        run_columns: of a run.
+        discarded_sbuf: float32 [128, run_columns], what instructions write beside a sum; one for each sum of a run.
         open: a tile whose runs are summed and not added, and its visit: Vector would wait for the last run.
     """
 
     sums: PartialSums
     runs_sbuf: list[nl.NkiTensor]
+    run_columns: int
     discarded_sbuf: list[nl.NkiTensor]
     open: PlacedPiece | None = None
 
     @classmethod
     def make(cls, tiles: int, launch: Launch) -> _Sum:
         """Of a launch."""
-        runs_sbuf = ring_of(SUM_TURNS, SUMS_OF_RUN * div_ceil(launch.tiling.columns, RUN_COLUMNS), nl.float32)
-        discarded_sbuf = ring_of(SUMS_OF_RUN, RUN_COLUMNS, nl.float32)
-        return cls(PartialSums.make(tiles), runs_sbuf, discarded_sbuf)
+        run = launch.run_columns
+        runs_sbuf = ring_of(SUM_TURNS, SUMS_OF_RUN * div_ceil(launch.tiling.columns, run), nl.float32)
+        return cls(PartialSums.make(tiles), runs_sbuf, run, ring_of(SUMS_OF_RUN, run, nl.float32))
 
     def take(self, placed: PlacedPiece, kind: Kind, prepared: Prepared) -> None:
         """The losses of a piece."""
         runs_sbuf, rows = self._runs(placed), placed.tile.rows
         if placed.start == 0:
             nisa.memset(dst=runs_sbuf, value=0.0)
-        sums_sbuf = runs_sbuf[:, SUMS_OF_RUN * placed.start // RUN_COLUMNS :]
+        sums_sbuf = runs_sbuf[:, SUMS_OF_RUN * placed.start // self.run_columns :]
         by_scalar_sbuf, by_vector_sbuf = (each[0:rows, :] for each in self.discarded_sbuf)
-        kind.value(placed.piece, prepared, SumsOfLosses(sums_sbuf, by_scalar_sbuf, by_vector_sbuf))
+        kind.value(placed.piece, prepared, SumsOfLosses(sums_sbuf, self.run_columns, by_scalar_sbuf, by_vector_sbuf))
         if self.open is not None and self.open.visit != placed.visit:
             self.finish()
         if placed.is_last:
@@ -136,5 +138,5 @@ class _Sum:
             nisa.dma_copy(dst=loss_hbm.reshape((1, 1)), src=total_sbuf)
 
     def _runs(self, placed: PlacedPiece) -> nl.NkiTensor:
-        runs = SUMS_OF_RUN * div_ceil(placed.tile.columns, RUN_COLUMNS)
+        runs = SUMS_OF_RUN * div_ceil(placed.tile.columns, self.run_columns)
         return self.runs_sbuf[placed.visit % len(self.runs_sbuf)][0 : placed.tile.rows, 0:runs]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nkilib.experimental.loss.elementwise.arithmetic import product, total
-from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS, SUMS_OF_RUN
+from nkilib.experimental.loss.elementwise.sizes import SUMS_OF_RUN
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -65,11 +65,13 @@ class SumsOfLosses:
 
     Attributes:
         sums_sbuf: float32 [rows, SUMS_OF_RUN * runs] of zeros, whose columns take the sums of the runs.
-        discarded_sbuf: float32 [rows, RUN_COLUMNS] for the losses themselves.
+        run_columns: of a run.
+        discarded_sbuf: float32 [rows, run_columns] for the losses themselves.
         discarded_by_vector_sbuf: the same for what Vector adds while Scalar adds the rest.
     """
 
     sums_sbuf: nl.NkiTensor
+    run_columns: int
     discarded_sbuf: nl.NkiTensor
     discarded_by_vector_sbuf: nl.NkiTensor
 
@@ -138,13 +140,14 @@ class SumsOfLosses:
 
     def _add_on_vector(self, each: Combination) -> None:
         """To the second sum of each run."""
-        second = SumsOfLosses(self.sums_sbuf[:, 1:], self.discarded_by_vector_sbuf, self.discarded_by_vector_sbuf)
+        discarded_sbuf = self.discarded_by_vector_sbuf
+        second = SumsOfLosses(self.sums_sbuf[:, 1:], self.run_columns, discarded_sbuf, discarded_sbuf)
         second.scalar_tensor_tensor(each.data_sbuf, each.op0, each.operand0, each.op1, each.operand1)
 
     def _runs(self, data_sbuf: nl.NkiTensor) -> Iterator[_Run]:
         columns = data_sbuf.shape[1]
-        for number, start in enumerate(range(0, columns, RUN_COLUMNS)):
-            end = min(start + RUN_COLUMNS, columns)
+        for number, start in enumerate(range(0, columns, self.run_columns)):
+            end = min(start + self.run_columns, columns)
             column = SUMS_OF_RUN * number
             yield _Run(start, end, self.sums_sbuf[:, column : column + 1], self.discarded_sbuf[:, 0 : end - start])
 

@@ -58,7 +58,7 @@ def run_forward(
     tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
     shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
     loss_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
-    forward_of_core(Launch(given, tiling), kind, loss_hbm, factor)
+    forward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, loss_hbm, factor)
     return loss_hbm
 
 
@@ -99,7 +99,7 @@ def run_backward(
     streamed += [grad_loss_hbm.dtype] if factor is None else []
     tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
     gradients = {name: given[name] if inplace and name == first else _gradient(name, given[name]) for name in names}
-    backward_of_core(Launch(given, tiling), kind, Upstream(grad_loss_hbm, factor), gradients)
+    backward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, Upstream(grad_loss_hbm, factor), gradients)
     found = tuple(gradients.values())
     return found[0] if len(found) == 1 else found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 PARTITIONS: Final = 128
@@ -9,8 +10,11 @@ PARTITIONS: Final = 128
 # partition. A loss of many tiles takes smaller pieces, so that tensors have room.
 PIECE_COLUMNS: Final = 2048
 _TILES_OF_LARGE_PIECES, _TILES_OF_HALF_PIECES = 6, 10
-# Elements that an accumulator of an engine adds up before it is read: their order is the engine's.
+# Elements that an accumulator of an engine adds up before it is read: their order is the engine's. Where all tensors
+# have 16 bits their own rounding is far larger than that of a long run, whose instruction costs less of an element.
 RUN_COLUMNS: Final = 512
+LONG_RUN_COLUMNS: Final = PIECE_COLUMNS
+_BYTES_OF_SHORT: Final = 2
 # A piece and the one that is prepared while it is finished.
 PIECES_AT_A_TIME: Final = 2
 # Scalar and Vector may each add up one part of the losses.
@@ -24,3 +28,13 @@ def piece_columns(scratch_tiles: int) -> int:
     if scratch_tiles <= _TILES_OF_LARGE_PIECES:
         return PIECE_COLUMNS
     return PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4
+
+
+def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
+    """Columns of a run.
+
+    Args:
+        bytes_of_elements: of each tensor that losses are computed from.
+        piece: columns of a piece, which runs divide.
+    """
+    return min(LONG_RUN_COLUMNS, piece) if max(bytes_of_elements) <= _BYTES_OF_SHORT else RUN_COLUMNS

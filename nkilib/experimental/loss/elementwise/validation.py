@@ -11,10 +11,12 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.elementwise.sizes import (
+    LONG_RUN_COLUMNS,
     PARTITIONS,
     PIECES_AT_A_TIME,
     RUN_COLUMNS,
     SUM_TURNS,
+    SUMS_OF_RUN,
     piece_columns,
 )
 from nkilib.nki import nl
@@ -93,7 +95,7 @@ def checked_tiling(
         f"{function}: columns must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, got {columns}",
     )
     sums = 2 * div_ceil(div_ceil(elements, PARTITIONS * columns) + 2, LEAF) * LEAF
-    runs = SUM_TURNS * div_ceil(columns, RUN_COLUMNS) + RUN_COLUMNS
+    runs = SUMS_OF_RUN * (SUM_TURNS * div_ceil(columns, RUN_COLUMNS) + LONG_RUN_COLUMNS)
     float32s = PIECES_AT_A_TIME * scratch_tiles * min(columns, piece_columns(scratch_tiles)) + sums + runs
     taken = buffers * columns * bytes_of_element + dtype_bytes(nl.float32) * float32s + _SMALL_BYTES
     available = nl.tile_size.sbuf_fmax_bytes

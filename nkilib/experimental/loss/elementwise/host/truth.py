@@ -21,7 +21,7 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array, reduction_factor
 from nkilib.experimental.loss.elementwise.host.term_errors import WEIGHT_UNITS
 from nkilib.experimental.loss.elementwise.kind import WEIGHT
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS, SUMS_OF_RUN
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS, RUN_COLUMNS, SUMS_OF_RUN, run_columns
 from nkilib.guarantee import TermError
 
 Tensors = Mapping[str, Float64Array]
@@ -150,7 +150,7 @@ def reduced(
         each = truth.value(_float64(tensors)).exact(functions)
         factor = reduction_factor(each.value.shape, reduction)
         total = factor * each.value.sum()
-        error = factor * sum_bound(each.value, each.error, columns) + UNIT * abs(total)
+        error = factor * sum_bound(each.value, each.error, columns, _run(tensors)) + UNIT * abs(total)
     return Exact(np.array([total]), np.array([error]))
 
 
@@ -179,11 +179,16 @@ def _within_range(exact: Float64Array, dtype: Any) -> Float64Array:
     return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
 
 
-def sum_bound(losses: Float64Array, errors: Float64Array, columns: int) -> float:
-    """Of a sum of losses, whose own errors are bounded by ``errors``, in tiles of so many columns."""
+def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int) -> float:
+    """Of a sum of losses, whose own errors are bounded by ``errors``, in tiles and runs of so many columns."""
     tiles = div_ceil(losses.size, PARTITIONS * columns) + 2
-    additions = RUN_COLUMNS + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
+    additions = run + SUMS_OF_RUN * div_ceil(columns, RUN_COLUMNS) + LEAF * (levels(tiles) + levels(PARTITIONS))
     return float(errors.sum() + additions * 0.5 * UNIT * np.abs(losses).sum()) + SMALLEST_NORMAL
+
+
+def _run(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Columns of a run of these tensors at most."""
+    return run_columns([each.dtype.itemsize for each in tensors.values()], PIECE_COLUMNS)
 
 
 def _float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
