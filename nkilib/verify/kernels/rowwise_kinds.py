@@ -118,7 +118,7 @@ def _multilabel(name: str, **further: Makes) -> RowwiseKind:
         loss.multilabel_soft_margin_loss_backward,
         MultilabelSoftMarginTruth(),
         {"input": logits, "target": labels, **further},
-        ("input", "target"),
+        ("input", "target", *further),
         has_coefficients=False,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic
 
 from nkilib.experimental.loss.elementwise.backward import Upstream
@@ -10,7 +11,8 @@ from nkilib.experimental.loss.elementwise.stream import ring_of
 from nkilib.experimental.loss.rowwise.geometry import RowGroup
 from nkilib.experimental.loss.rowwise.kind import Factors, RowKind
 from nkilib.experimental.loss.rowwise.launch import RowLaunch
-from nkilib.experimental.loss.rowwise.stream import PlacedPiece, RowStream
+from nkilib.experimental.loss.rowwise.shared_gradient import SharedGradient
+from nkilib.experimental.loss.rowwise.stream import Chunk, PlacedPiece, RowStream
 from nkilib.experimental.loss.rowwise.vectors import loaded_rows
 from nkilib.nki import nisa, nl
 
@@ -29,21 +31,29 @@ def backward_of_core(
         kind: the loss.
         upstream: gradients of the losses.
         coefficients_hbm: float32 [N] each, which the forward stored.
-        gradients_hbm: [N, D] each.
+        gradients_hbm: [N, D] each; [1, D] of a tensor that all rows share.
     """
-    groups = launch.groups()
+    groups, rows = launch.groups(), launch.rows
+    shared = {
+        number: SharedGradient.make(launch, each) for number, each in gradients_hbm.items() if each.shape[0] < rows
+    }
     if not groups:
+        for gradient in shared.values():
+            gradient.store_nothing()
         return
     needed = {number: launch.matrices_hbm[number] for number in kind.needed(tuple(gradients_hbm))}
-    stream = RowStream.make(launch, needed, groups, kind.backward_tiles)
+    stream = RowStream.make(launch, needed, groups, kind.backward_tiles, is_by_columns=bool(shared))
     buffers, width = launch.tiling.buffers, launch.tiling.width
-    rings = {number: ring_of(buffers, width, each.dtype) for number, each in gradients_hbm.items()}
+    rings = {
+        number: ring_of(buffers, width, each.dtype) for number, each in gradients_hbm.items() if number not in shared
+    }
     _Backward(
         kind,
         _RowUpstream(upstream, None if upstream.is_of_each else upstream.scale(1.0)),
         coefficients_hbm,
         gradients_hbm,
         rings,
+        shared,
     ).run(stream)
 
 
@@ -76,6 +86,8 @@ class _Backward(Generic[Factors]):
         kind, coefficients_hbm, gradients_hbm: of the launch.
         upstream: of its rows.
         buffers_sbuf: by number of the tensor, tiles that the chunks of gradients take in turn.
+        shared: by number of the tensor, gradients of those that all rows share.
+        left: what is to be issued after the next piece has begun.
     """
 
     kind: RowKind[Factors]
@@ -83,6 +95,8 @@ class _Backward(Generic[Factors]):
     coefficients_hbm: list[nl.NkiTensor]
     gradients_hbm: dict[int, nl.NkiTensor]
     buffers_sbuf: dict[int, list[nl.NkiTensor]]
+    shared: dict[int, SharedGradient]
+    left: list[Callable[[], None]] = field(default_factory=list)
 
     def run(self, stream: RowStream) -> None:
         """All chunks."""
@@ -93,6 +107,21 @@ class _Backward(Generic[Factors]):
                 factors = {chunk.group.start: self._factors(chunk.group)}
             for placed in pieces:
                 self._take(placed, factors[chunk.group.start])
+            following = stream.chunks[visit + 1] if visit + 1 < len(stream.chunks) else None
+            if self.shared and (following is None or following.start != chunk.start):
+                self._store_shared(chunk)
+
+    def _do_later(self, actions: list[Callable[[], None]]) -> None:
+        """What is left of the piece before; these of this one come after the next one."""
+        for action in self.left:
+            action()
+        self.left[:] = actions
+
+    def _store_shared(self, chunk: Chunk) -> None:
+        """After the last chunk of its columns."""
+        self._do_later([])
+        for gradient in self.shared.values():
+            gradient.store(chunk.start, chunk.end)
 
     def _factors(self, group: RowGroup) -> Factors:
         coefficients = [loaded_rows(each, group) for each in self.coefficients_hbm]
@@ -106,7 +135,9 @@ class _Backward(Generic[Factors]):
             for number, ring in self.buffers_sbuf.items()
         }
         pieces_sbuf = {number: each[:, placed.start : placed.end] for number, each in chunks_sbuf.items()}
+        pieces_sbuf |= {number: gradient.of_piece(placed) for number, gradient in self.shared.items()}
         self.kind.gradients(placed.piece, factors, pieces_sbuf)
+        self._do_later(placed.piece.later)
         if placed.ends_chunk:
             for number, each in chunks_sbuf.items():
                 nisa.dma_copy(dst=chunk.tile.part_of(self.gradients_hbm[number], chunk.start, chunk.end), src=each)

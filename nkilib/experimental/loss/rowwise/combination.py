@@ -52,6 +52,20 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
         _add(piece, to_sbuf, term, partial_sbuf)
 
 
+def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
+    """Add a term without offset to float32 numbers, on Vector; its tile, float32 too, is lost."""
+    if not piece.is_long:
+        multiply(piece, term.tile_sbuf, term)
+    nisa.scalar_tensor_tensor(
+        dst=sum_sbuf,
+        data=term.tile_sbuf,
+        op0=nl.multiply,
+        operand0=piece.of_rows(term.factor_sbuf) if piece.is_long else 1.0,
+        op1=nl.add,
+        operand1=sum_sbuf,
+    )
+
+
 def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
     """What there is so far, and one more term."""
     if piece.is_long:

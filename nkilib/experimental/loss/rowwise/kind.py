@@ -103,4 +103,7 @@ class RowKind(Protocol[Factors]):
         """
 
     def gradients(self, piece: Piece, factors: Factors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Gradients of a piece, into tiles of any floating type by the number of the tensor."""
+        """Gradients of a piece, into tiles of any floating type by the number of the tensor.
+
+        Of a tensor that all rows share the tile is a float32 sum, to which they are added.
+        """

@@ -4,18 +4,20 @@ Of a logit x and a target t it is ``softplus(-abs(x)) + x ([x > 0] - t)``: for t
 0, so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` has two logarithms of
 sigmoids instead.
 
-The derivative by x is ``sigmoid(x) - t``, and that by t is ``-x``; each times weight / classes.
+The derivative by x is ``sigmoid(x) - t``, and that by t is ``-x``; each times weight / classes. That by the weight is
+the loss of the element / classes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from nkilib.core.rows.tiles import scaled
 from nkilib.experimental.loss.elementwise.arithmetic import product
 from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.elementwise.scratch import Scratch
-from nkilib.experimental.loss.rowwise.combination import Term, combine, multiply
+from nkilib.experimental.loss.rowwise.combination import Term, add_to_sum, combine, multiply
 from nkilib.experimental.loss.rowwise.host.labels import INPUT, TARGET, WEIGHT, needed_tensors
 from nkilib.experimental.loss.rowwise.kind import RowResults, Statistic, Sum
 from nkilib.experimental.loss.rowwise.launch import RowLaunch
@@ -48,13 +50,16 @@ class MultilabelSoftMargin:
         has_weight: a third tensor multiplies losses of elements.
         short: tiles of the type of the input, which Vector writes four times as fast if that has 16 bits; None where it
             has not.
+        backward_tiles: as in :class:`.kind.RowKind`.
+        is_weight_shared: all rows have the same weights, whose gradient is a sum.
     """
 
     classes: int
     has_weight: bool
     short: Scratch | None = None
+    backward_tiles: int = 2
+    is_weight_shared: bool = False
     forward_tiles = 3
-    backward_tiles = 2
 
     @classmethod
     def make(cls, launch: RowLaunch) -> MultilabelSoftMargin:
@@ -92,9 +97,7 @@ class MultilabelSoftMargin:
         """The sums of both terms, or of both times the weight."""
         soft_sbuf, hard_sbuf = prepared
         if self.has_weight:
-            nisa.scalar_tensor_tensor(
-                dst=hard_sbuf, data=hard_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=soft_sbuf
-            )
+            _add(hard_sbuf, soft_sbuf)
             piece.add_product(_SOFT, hard_sbuf, hard_sbuf, piece.tensors[WEIGHT])
             return
         piece.add_function(_SOFT, nl.softplus, piece.float32(), soft_sbuf, scale=-1.0)
@@ -115,7 +118,7 @@ class MultilabelSoftMargin:
         return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
 
     def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """By the input sigmoid(x) - t, by the target -x."""
+        """By the input sigmoid(x) - t, by the target -x, by the weight both terms."""
         if INPUT in dst_sbuf:
             self._by_input(piece, factors, dst_sbuf[INPUT])
         if TARGET in dst_sbuf:
@@ -124,6 +127,21 @@ class MultilabelSoftMargin:
                 derivative_sbuf = piece.float32()
                 product(derivative_sbuf, piece.tensors[INPUT], piece.tensors[WEIGHT])
             combine(piece, dst_sbuf[TARGET], [Term(derivative_sbuf, factors.of_target)])
+        if WEIGHT in dst_sbuf:
+            self._by_weight(piece, factors, dst_sbuf[WEIGHT])
+
+    def _by_weight(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
+        """Both terms, which a sum gets after the next piece has begun."""
+        soft_sbuf = piece.float32()
+        nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
+        nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
+        hard_sbuf = _hard_term(piece)
+        if self.is_weight_shared:
+            terms = [Term(each, factors.of_input) for each in (hard_sbuf, soft_sbuf)]
+            piece.later.extend(partial(add_to_sum, piece, dst_sbuf, term) for term in terms)
+            return
+        _add(hard_sbuf, soft_sbuf)
+        combine(piece, dst_sbuf, [Term(hard_sbuf, factors.of_input)])
 
     def _by_input(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
         """From Scalar to GpSimd to Vector: none of them waits for one that comes later."""
@@ -139,6 +157,11 @@ class MultilabelSoftMargin:
         if self.has_weight:
             product(derivative_sbuf, derivative_sbuf, piece.tensors[WEIGHT])
         multiply(piece, dst_sbuf, Term(derivative_sbuf, factors.of_input))
+
+
+def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
+    """The second term to the first one."""
+    nisa.scalar_tensor_tensor(dst=hard_sbuf, data=hard_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=soft_sbuf)
 
 
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:

@@ -7,7 +7,7 @@ from nkilib.experimental.loss.elementwise.backward import Upstream
 from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
 from nkilib.experimental.loss.rowwise.backward import backward_of_core
 from nkilib.experimental.loss.rowwise.forward import forward_of_core
-from nkilib.experimental.loss.rowwise.host.labels import needed_tensors
+from nkilib.experimental.loss.rowwise.host.labels import backward_tiles, needed_tensors
 from nkilib.experimental.loss.rowwise.launch import RowLaunch
 from nkilib.experimental.loss.rowwise.multilabel_soft_margin import MultilabelSoftMargin
 from nkilib.experimental.loss.rowwise.options import factor_of, new_gradients, new_outputs
@@ -78,12 +78,15 @@ def multilabel_soft_margin_loss_backward(
     reduction: str = "mean",
     grad_input_wanted: bool = True,
     grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
     inplace: bool = False,
     columns: int | None = None,
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
     """Gradients of the multi-label soft margin loss: ``sigmoid(x) - t`` and ``-x``, times weight / C.
+
+    That of the weight is the loss of each element / C, summed over the rows for a weight of all rows.
 
     Equivalent to the gradients of ``F.multilabel_soft_margin_loss`` in PyTorch. Launch as the forward.
 
@@ -92,37 +95,43 @@ def multilabel_soft_margin_loss_backward(
         C: classes, C > 0.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given. The target is read for the gradient of
-            the input alone.
+        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given. The gradient of the target reads no
+            target, and that of the weight no weight.
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
-        grad_input_wanted, grad_target_wanted: which gradients are computed, at least one.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, each, buffers: as in the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their tensor; with ``inplace`` the
-        first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their tensor; with
+        ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "multilabel_soft_margin_loss_backward"
     tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
-    require_wanted(function, {"input": grad_input_wanted, "target": grad_target_wanted}, inplace)
+    flags = {"input": grad_input_wanted, "target": grad_target_wanted, "weight": grad_weight_wanted}
+    require_wanted(function, flags, inplace)
+    require(
+        weight_hbm is not None or not grad_weight_wanted,
+        f"{function}: grad_weight_wanted must be False without weight_hbm, got True; pass the weights",
+    )
     rows, classes = input_hbm.shape
     factor = factor_of(reduction, rows)
     require_upstream_of_rows(function, grad_loss_hbm, rows, is_each=factor is None)
-    likes = {
-        "input": input_hbm if grad_input_wanted else None,
-        "target": target_hbm if grad_target_wanted else None,
-    }
+    named = zip(flags, (input_hbm, target_hbm, weight_hbm), strict=True)
+    likes = {name: each_hbm if flags[name] else None for name, each_hbm in named}
     wanted = tuple(number for number, like_hbm in enumerate(likes.values()) if like_hbm is not None)
     needed = needed_tensors(wanted, weight_hbm is not None)
-    streamed = [tensors[number].dtype for number in (*needed, *wanted)]
-    tiles = MultilabelSoftMargin.backward_tiles
+    streamed = [tensors[number].dtype for number in needed]
+    # a sum over rows is on chip twice in float32, which a stream of float32 has room for
+    streamed += [tensors[number].dtype if tensors[number].shape[0] == rows else nl.float32 for number in wanted]
+    tiles = backward_tiles(wanted)
     tiling = checked_tiling(function, (rows, classes), streamed, tiles, columns, each, buffers)
     gradients = new_gradients(likes, inplace)
-    kind = MultilabelSoftMargin(classes, weight_hbm is not None)
+    is_shared = weight_hbm is not None and weight_hbm.shape[0] < rows
+    kind = MultilabelSoftMargin(classes, weight_hbm is not None, backward_tiles=tiles, is_weight_shared=is_shared)
     backward_of_core(RowLaunch(tensors, tiling), kind, Upstream(grad_loss_hbm, factor), [], gradients)
     found = tuple(gradients.values())
     return found[0] if len(found) == 1 else found

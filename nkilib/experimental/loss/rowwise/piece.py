@@ -6,6 +6,7 @@ statistic is made in the end. Of short rows a piece is several, and Vector takes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class Piece:
         is_long: whether a row may have further columns.
         numbers_sbuf: by number of the statistic, float32 [partitions, runs] of a long row, [partitions, rows] of short
             ones; none in a backward.
+        later: in a backward, what is issued after the next piece has begun, so that no engine waits for another one.
     """
 
     tensors: dict[int, nl.NkiTensor]
@@ -39,6 +41,7 @@ class Piece:
     rows: int
     is_long: bool
     numbers_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    later: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, int]:

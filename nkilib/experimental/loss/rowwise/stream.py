@@ -91,9 +91,22 @@ class RowStream:
 
     @classmethod
     def make(
-        cls, launch: RowLaunch, matrices_hbm: dict[int, nl.NkiTensor], groups: list[RowGroup], scratch_tiles: int
+        cls,
+        launch: RowLaunch,
+        matrices_hbm: dict[int, nl.NkiTensor],
+        groups: list[RowGroup],
+        scratch_tiles: int,
+        is_by_columns: bool = False,
     ) -> RowStream:
-        """With buffers as the tiling has them, and scratch for two pieces at a time."""
+        """With buffers as the tiling has them, and scratch for two pieces at a time.
+
+        Args:
+            launch: with the tiling.
+            matrices_hbm: what is streamed.
+            groups: of the core.
+            scratch_tiles: float32 tiles that a piece takes.
+            is_by_columns: all rows of some columns come before the next columns.
+        """
         tiling, columns = launch.tiling, launch.columns
         rings = {number: ring_of(tiling.buffers, tiling.width, each.dtype) for number, each in matrices_hbm.items()}
         scratch = Scratch.make(scratch_tiles, tiling.piece_width)
@@ -103,6 +116,8 @@ class RowStream:
             for place, tile in enumerate(group.tiles)
             for start in range(0, columns, tiling.columns)
         ]
+        if is_by_columns:
+            chunks.sort(key=lambda chunk: chunk.start)
         return cls(matrices_hbm, chunks, rings, scratch, columns)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:

@@ -15,7 +15,7 @@ from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, is_each, kernel_gradient, loss_output
-from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first, per_row
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, per_row
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.elementwise.loss import Reduction, check_floating, is_whole, promoted
 from nkilib.torch.functions.rowwise.rows import Rows
@@ -37,7 +37,7 @@ class RowInputs:
     Attributes:
         matrices: names of the tensors of rows that every call has and that have gradients, the first one first.
         vectors: names of tensors with a float32 for each row, without a gradient.
-        optional: names of further tensors of rows, without a gradient; of one row for all of them, or of each.
+        optional: names of further tensors of rows, with gradients; of one row for all of them, or of each.
     """
 
     matrices: Sequence[str]
@@ -52,6 +52,11 @@ class RowInputs:
             *(Input(each, dimensions=1, dtypes=(torch.float32,)) for each in self.vectors),
             *(Input(each, dimensions=2, dtypes=FLOAT_DTYPES, is_optional=True) for each in self.optional),
         )
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """Names of those that there are gradients of."""
+        return (*self.matrices, *self.optional)
 
     def dtype(self, call: Call) -> torch.dtype:
         """The type of losses that are not reduced: what the types of the tensors of rows promote to."""
@@ -134,8 +139,6 @@ class RowwiseLoss:
         for name, tensor in tensors.items():
             if tensor is not None and not (name in integers and is_whole(tensor)):
                 check_floating(caller, name, tensor)
-        for name in self.inputs.optional:
-            checks.check_constant(caller, name, tensors[name])
 
     def check_inplace(self, given: Tensor, computed: Tensor) -> None:
         """Refuse ``inplace`` where the kernel would get a copy of the first tensor.
@@ -180,7 +183,7 @@ def rowwise_loss(
     """
     name, saved = caller.function, list[Input]()
     groups: list[type[Dataclass]] = [Reduction, *options]
-    outputs = [loss_output(per_row, tuple(inputs.matrices), inputs.dtype)]
+    outputs = [loss_output(per_row, inputs.differentiated, inputs.dtype)]
     if coefficients is not None:
         outputs.append(_coefficients_output(coefficients))
         saved.append(Input("coefficients", dimensions=2, dtypes=(torch.float32,)))
@@ -200,12 +203,12 @@ def rowwise_loss(
             instead=caller.instead,
         )
     )
-    gradients = tuple(_gradient(each) for each in inputs.matrices)
+    gradients = tuple(_gradient(each) for each in inputs.differentiated)
     backward = register(
         Operator(
             f"{name}_backward",
             inputs=(*(each for each in inputs.operands if each.name not in inputs.vectors), *saved, Input("grad_loss")),
-            options=[*groups, _requests(wanted or dict.fromkeys(inputs.matrices, True))],
+            options=[*groups, _requests(wanted or dict.fromkeys(inputs.differentiated, True))],
             without=forward_alone,
             outputs=gradients,
             kernel=kernels[1],
@@ -235,7 +238,16 @@ def _coefficients_output(numbers: Callable[[Call], int]) -> Output:
 
 
 def _gradient(name: str) -> Output:
-    return Output(f"grad_{name}", lambda call: call.tensor(name).dtype, as_first, requested_by=f"grad_{name}_wanted")
+    def like(call: Call) -> Tensor:
+        tensor = call.tensors[name]
+        return call.first if tensor is None else tensor
+
+    return Output(
+        f"grad_{name}",
+        lambda call: like(call).dtype,
+        lambda call: tuple(like(call).shape),
+        requested_by=f"grad_{name}_wanted",
+    )
 
 
 def _requests(defaults: Mapping[str, bool]) -> type[Dataclass]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
 import torch
@@ -16,7 +17,7 @@ _LOSS: Final = rowwise_loss(
     Caller("multilabel_soft_margin_loss", "input", "logits", "torch.nn.functional.multilabel_soft_margin_loss"),
     (multilabel_soft_margin_loss_forward, multilabel_soft_margin_loss_backward),
     RowInputs(("input", "target"), optional=("weight",)),
-    wanted={"input": True, "target": False},
+    wanted={"input": True, "target": False, "weight": False},
 )
 
 
@@ -37,7 +38,8 @@ def multilabel_soft_margin_loss(
         input: logits [..., C], bfloat16, float16 or float32.
         target: numbers in [0, 1], in one of these types or of integers; of a shape that broadcasts. It may require
             grad.
-        weight: of classes, [C], or of a shape that broadcasts; there is no gradient of it.
+        weight: of classes, [C], or of a shape that broadcasts, in one of these types or of integers. It may require
+            grad.
         reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
         inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
 
@@ -49,8 +51,8 @@ def multilabel_soft_margin_loss(
         TypeError: an argument has the wrong Python type; or float64.
         ValueError: unknown ``reduction``; ``inplace`` of a tensor with gaps.
         IndexError: an input without dimensions.
-        RuntimeError: shapes or devices do not fit; a complex tensor, or logits of integers; a weight that requires
-            grad; ``inplace`` of a leaf, or under torch.compile.
+        RuntimeError: shapes or devices do not fit; a complex tensor, or logits of integers; ``inplace`` of a leaf, or
+            under torch.compile.
         NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
     """
     given = {"input": input, "target": target, "weight": weight}
@@ -74,8 +76,8 @@ def multilabel_soft_margin_loss(
 
 def _of_rows(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
     """[1, C] where all rows have the same weights, else those of each row."""
-    if weight.dim() == 1 and axis == len(shape) - 1:
-        return weight.expand(shape[-1:]).reshape(1, shape[-1])
+    if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
+        return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
     return weight.expand(shape).movedim(axis, -1)
 
 

@@ -92,6 +92,11 @@ REFUSALS = [
         {"grad_input1_wanted": False, "grad_input2_wanted": False},
     ),
     Refusal(
+        "gradient of no weight",
+        "grad_weight_wanted must be False without weight_hbm, got True; pass the weights",
+        {"grad_weight_wanted": True, "weight_hbm": None},
+    ),
+    Refusal(
         "in place of none",
         "inplace must be False without the gradient of input, which it is about, got True",
         {"grad_input_wanted": False, "inplace": True},

@@ -108,3 +108,7 @@ def test_a_weight_of_each_row_is_one_of_all_rows(columns: int) -> None:
     every = np.ascontiguousarray(np.broadcast_to(weight, x.shape))
     found = [multilabel_soft_margin_loss_forward[2](x, t, each, reduction="none") for each in (weight, every)]
     assert found[0].tobytes() == found[1].tobytes()
+    wanted = {"grad_input_wanted": False, "grad_weight_wanted": True}
+    of_all, of_each = (multilabel_soft_margin_loss_backward[2](x, t, ONE, each, **wanted) for each in (weight, every))
+    assert of_each.shape == x.shape
+    np.testing.assert_allclose(of_all[0], of_each.astype(np.float64).sum(axis=0), rtol=1e-5)

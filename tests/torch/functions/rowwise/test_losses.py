@@ -142,11 +142,6 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         IndexError,
         "a dimension of classes",
     ),
-    "gradient of the weight": (
-        lambda f: f.multilabel_soft_margin_loss(*LOSSES[2].inputs(3, 4), torch.ones(4, requires_grad=True)),
-        RuntimeError,
-        "not differentiable with respect to argument 'weight'",
-    ),
 }
 
 
@@ -174,6 +169,28 @@ def test_classes_along_a_dimension_that_is_not_the_last() -> None:
     calls = [call_of(x, t, reduction=reduction) for reduction in REDUCTIONS]
     calls += [call_of(torch.randn(3, 1), t), call_of(torch.randn(3, 4), t, torch.rand(3, 4))]
     checked(LOSSES[2]).check([each.fresh() for each in calls])
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 1), (3, 4), (1,), (), (2, 1, 4), (2, 3, 4)])
+def test_gradients_of_the_weight(shape: tuple[int, ...]) -> None:
+    """Of every shape that broadcasts, beside the other gradients and alone, in the type of the weight."""
+    x, t, weight = torch.randn(3, 4), torch.rand(3, 4), torch.rand(shape) + 0.125
+    calls = [
+        call_of(x.requires_grad_(flag), t.requires_grad_(flag), weight.requires_grad_(), reduction=reduction).fresh()
+        for reduction in REDUCTIONS
+        for flag in (False, True)
+    ]
+    calls.append(call_of(x.detach(), t.detach(), weight.detach().bfloat16().requires_grad_()))
+    checked(LOSSES[2]).check(calls)
+
+
+def test_the_gradient_of_weights_of_many_rows() -> None:
+    shapes = [(300, 700), (2000, 5), (2, 3, 40)]
+    calls = [
+        call_of(*(each.detach() for each in LOSSES[2].inputs(*shape)), torch.rand(shape[-1]).requires_grad_())
+        for shape in shapes
+    ]
+    checked(LOSSES[2]).check(calls)
 
 
 @every_loss

@@ -54,8 +54,10 @@ MULTILABEL_SOFT_FORWARD = Guarantee(
 )
 MULTILABEL_SOFT_BACKWARD = Guarantee(
     **_COMMON,
-    accumulator="none",
+    accumulator="float32",
     in_place="input_hbm",
-    error="6 u of sigmoid(x) + t or of x, times weight and upstream gradient, u = 2^-23, and half a ulp",
-    notes="the gradient of a target is computed on request",
+    error="6 u of sigmoid(x) + t or of x, times weight and upstream gradient, u = 2^-23, and half a ulp; of a weight "
+    "(n / 2 + 6) u of the sum of terms, n additions in a row",
+    notes="gradients of target and weight are computed on request; a weight of all rows: tiles of rows in order, even "
+    "and odd ones apart, then the rows of a partition, the partitions, and both",
 )

@@ -92,11 +92,10 @@ KINDS: Final = (
         backward=rowwise.multilabel_soft_margin_loss_backward,
         formula="mean of w (softplus(-|x|) + x ([x > 0] - t)) over classes",
         derivative="w (sigmoid(x) - t) / C",
-        differentiated=("input", "target"),
+        differentiated=("input", "target", "weight"),
         options=("weight",),
         tests=_TESTS,
         edges="x = inf with t = 1, and -inf with t = 0, give NaN",
-        differences="there is no gradient of the weight; a weight that requires grad is refused",
         launches=modelled((1.4, 1.1), (1.05, 1.05), ("input", "target"), absent=("weight",)),
     ),
 )

@@ -6,6 +6,11 @@ INPUT, TARGET, WEIGHT = 0, 1, 2
 
 
 def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]:
-    """The target is needed for the gradient of the input alone."""
-    of_labels = (INPUT, TARGET) if INPUT in wanted else (INPUT,)
-    return (*of_labels, WEIGHT) if has_weight else of_labels
+    """The target is needed for all gradients but its own, the weight for the others."""
+    of_labels = (INPUT,) if set(wanted) == {TARGET} else (INPUT, TARGET)
+    return (*of_labels, WEIGHT) if has_weight and set(wanted) != {WEIGHT} else of_labels
+
+
+def backward_tiles(wanted: tuple[int, ...]) -> int:
+    """Half of those of two pieces: one for each gradient, and for that of the weight two."""
+    return 4 if WEIGHT in wanted else 2

@@ -33,7 +33,10 @@ class RowwiseTruth(Protocol):
         """The losses [N]; the error is that of float32 arithmetic."""
 
     def derivative(self, tensors: Tensors) -> dict[str, Exact]:
-        """By each tensor that there is a gradient of, [N, D]; infinite errors where float32 may take another side."""
+        """By each tensor that there is a gradient of, [N, D] whatever its shape.
+
+        Errors are infinite where float32 may take another side.
+        """
 
 
 def additions(columns: int) -> float:
@@ -72,15 +75,25 @@ def gradients(
     upstream: npt.NDArray[Any],
     reduction: str,
 ) -> dict[str, Exact]:
-    """By each tensor, in its type; the upstream gradient is [N], or [1] of a sum or mean."""
+    """By each tensor, in its type and shape; the upstream gradient is [N], or [1] of a sum or mean."""
     found = {}
     with np.errstate(all="ignore"):
         for name, exact in truth.derivative(_float64(tensors)).items():
             grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
             value = grad * exact.value
             error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL
+            if tensors[name].shape[0] < len(value):
+                error = error.sum(axis=0, keepdims=True) + _additions_of_rows(value) * _HALF * np.abs(value).sum(axis=0)
+                value = value.sum(axis=0, keepdims=True)
             found[name] = Exact(value, error + rounding(value, tensors[name].dtype))
     return found
+
+
+def _additions_of_rows(values: Float64Array) -> float:
+    """How many are in a row where rows are summed up: tiles at most, rows of a partition by halves, partitions."""
+    rows = len(values)
+    partitions = partitions_of_tile(rows)
+    return div_ceil(rows, partitions) / 2.0 + MOST_EACH.bit_length() + partitions + 3.0
 
 
 def factor_of(reduction: str, rows: int) -> float:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
+from nkilib.experimental.loss.rowwise.host.labels import WEIGHT
+from nkilib.experimental.loss.rowwise.host.labels import needed_tensors as needed_labels
 from nkilib.experimental.loss.rowwise.host.pairs import needed_tensors, num_coefficients
 from nkilib.work import Work
 
@@ -93,13 +95,27 @@ def multilabel_soft_margin_loss_backward_work(
     weight_hbm: Any,
     grad_input_wanted: bool,
     grad_target_wanted: bool,
+    grad_weight_wanted: bool,
     **_: Any,
 ) -> Work:
-    """The work of ``multilabel_soft_margin_loss_backward``, whose parameters it takes: a sigmoid for the input's."""
-    streamed = [input_hbm, target_hbm, input_hbm] if grad_input_wanted else [input_hbm]
-    streamed += [target_hbm] if grad_target_wanted else []
-    found = _work((input_hbm,), streamed, 0, grad_loss_hbm, exponentials=1 if grad_input_wanted else 0)
-    return _weighted(weight_hbm, found)
+    """The work of ``multilabel_soft_margin_loss_backward``, whose parameters it takes.
+
+    A sigmoid for the gradient of the input, and a softplus for that of the weight.
+    """
+    tensors, flags = (input_hbm, target_hbm), (grad_input_wanted, grad_target_wanted)
+    wanted = tuple(number for number, flag in enumerate((*flags, grad_weight_wanted)) if flag)
+    needed = needed_labels(wanted, weight_hbm is not None)
+    numbers = (*needed, *wanted)
+    found = _work(
+        tensors,
+        [tensors[number] for number in numbers if number != WEIGHT],
+        0,
+        grad_loss_hbm,
+        exponentials=int(grad_input_wanted) + int(grad_weight_wanted),
+    )
+    for _each in range(numbers.count(WEIGHT)):
+        found = _weighted(weight_hbm, found)
+    return found
 
 
 def _weighted(weight_hbm: Any, work: Work) -> Work:
