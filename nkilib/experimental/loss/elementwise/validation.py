@@ -5,25 +5,17 @@ from __future__ import annotations
 from math import prod
 
 from nkilib.core.host.reductions import REDUCTIONS
-from nkilib.core.partial_sums import LEAF
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
-from nkilib.experimental.loss.elementwise.sizes import (
-    LONG_RUN_COLUMNS,
-    PARTITIONS,
-    PIECES_AT_A_TIME,
-    RUN_COLUMNS,
-    SUM_TURNS,
-    SUMS_OF_RUN,
-    piece_columns,
+from nkilib.experimental.loss.elementwise.host.tiling import (
+    ElementwiseTiling,
+    choose_elementwise_tiling,
+    partition_bytes,
 )
+from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, piece_columns, run_columns
 from nkilib.nki import nl
 
 FLOATS = (nl.bfloat16, nl.float16, nl.float32)
-# Of constants, upstream gradients and the last sums, with room for alignment.
-_SMALL_BYTES = 8 * 1024
 
 
 def require_floats(function: str, name: str, dtype: nl.DType) -> None:
@@ -94,14 +86,14 @@ def checked_tiling(
         columns <= FREE_AXIS_MAX,
         f"{function}: columns must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, got {columns}",
     )
-    sums = 2 * div_ceil(div_ceil(elements, PARTITIONS * columns) + 2, LEAF) * LEAF
-    runs = SUMS_OF_RUN * (SUM_TURNS * div_ceil(columns, RUN_COLUMNS) + LONG_RUN_COLUMNS)
-    float32s = PIECES_AT_A_TIME * scratch_tiles * min(columns, piece_columns(scratch_tiles)) + sums + runs
-    taken = buffers * columns * bytes_of_element + dtype_bytes(nl.float32) * float32s + _SMALL_BYTES
+    tiling = ElementwiseTiling(columns, buffers)
+    run = run_columns((dtype_bytes(dtype) for dtype in dtypes), piece_columns(scratch_tiles))
+    taken = partition_bytes(tiling, elements, bytes_of_element, scratch_tiles, run)
     available = nl.tile_size.sbuf_fmax_bytes
+    remedy = f"pass columns={chosen.columns} and buffers={chosen.buffers}"
     require(
         taken <= available,
         f"{function}: {buffers} buffers of {columns} columns take {taken} bytes of an SBUF partition with what stands "
-        f"beside them, which has {available}; pass columns={chosen.columns} and buffers={chosen.buffers}",
+        f"beside them, which has {available}; {'split the tensors' if tiling == chosen else remedy}",
     )
-    return ElementwiseTiling(columns, buffers)
+    return tiling

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nkilib.experimental.loss import choose_elementwise_tiling, kl_div_backward, kl_div_forward
+from nkilib.experimental.loss.elementwise.validation import checked_tiling
+from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 
 
@@ -14,6 +16,20 @@ def test_tiles_fit_and_are_whole_runs(elements: int, nbytes: int) -> None:
     tiling = choose_elementwise_tiling(elements, nbytes)
     assert tiling.columns % 512 == 0 and 512 <= tiling.columns <= 8192
     assert tiling.buffers * tiling.columns * nbytes <= 112 * 1024
+
+
+@pytest.mark.parametrize("dtypes", [[nl.bfloat16] * 3, [nl.float32] * 5, [nl.float32, nl.bfloat16, nl.bfloat16]])
+@pytest.mark.parametrize("scratch_tiles", [1, 3, 6, 9, 15])
+def test_sums_of_a_thousand_million_elements_have_room(dtypes: list[nl.DType], scratch_tiles: int) -> None:
+    """Each tile leaves a sum on chip."""
+    checked_tiling("loss", 10**9, dtypes, scratch_tiles, None, None)
+
+
+def test_more_than_fits_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"loss: .* bytes of an SBUF partition .* split the tensors"):
+        checked_tiling("loss", 10**10, [nl.float32] * 5, 9, None, None)
+    with pytest.raises(AssertionError, match=r"loss: 9 buffers of 8192 columns .* pass columns=\d+ and buffers=3"):
+        checked_tiling("loss", 10**7, [nl.float32] * 5, 9, 8192, 9)
 
 
 # Times over the bound, modelled for two cores of trn2; the DMA engines set it.
