@@ -1,8 +1,12 @@
-"""Multi-label soft margin.
+"""Multi-label soft margin, with s = softplus(-|x|) to u / 2 and h = x ([x > 0] - t), which rounds twice.
 
-softplus(-abs(x)) is allowed 4 u, x ([x > 0] - t) rounds twice, u of itself. With a weight each is rounded twice more.
-A sum of n additions in a row adds n u / 2 of the sum of both. Derivatives: the sigmoid 4 u of itself, the difference
-and products 3 u of the result.
+Each is summed with n additions in a row, n u / 2 of the sum of magnitudes. The sum of both sums, 1 / C and the product
+with it round once. With T, the sum of s + |h| over C, which is the loss itself for targets in [0, 1]:
+
+    |error| <= u (n / 2 + 5 / 2) T        u more of softplus: u of the mean of s
+
+With a weight s + h is rounded, and so is the product with the weight: u T more. Derivatives: the sigmoid, the
+difference and three products.
 """
 
 from __future__ import annotations
@@ -11,34 +15,50 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.truth import Exact
-from nkilib.experimental.loss.rowwise.host.truth import FUNCTION_UNITS, Tensors, summed
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
+from nkilib.experimental.loss.rowwise.host import term_errors
+from nkilib.experimental.loss.rowwise.host.truth import Tensors, summed
+from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)
 class MultilabelSoftMarginTruth:
-    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the tensor ``"weight"`` where it is."""
+    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the tensor ``"weight"`` where it is.
 
-    def value(self, tensors: Tensors) -> Exact:
+    Attributes:
+        has_weight: it is.
+    """
+
+    has_weight: bool = False
+
+    @property
+    def stated(self) -> TermError:
+        """Of this form."""
+        plain, weighted = term_errors.MULTILABEL_SOFT_MARGIN, term_errors.WEIGHTED_MULTILABEL_SOFT_MARGIN
+        return weighted if self.has_weight else plain
+
+    def value(self, tensors: Tensors) -> Derived:
         """The mean over classes."""
         x, t, weight = tensors["input"], tensors["target"], tensors.get("weight", np.ones(1))
         soft = np.log1p(np.exp(-np.abs(x)))
         hard = np.where(x == 0.0, 0.0, x * ((x > 0.0) - t))
-        error = FUNCTION_UNITS * UNIT * soft + UNIT * np.abs(hard) + UNIT * (soft + np.abs(hard))
-        sums = summed(np.abs(weight) * (soft + np.abs(hard)), np.abs(weight) * error)
-        classes = x.shape[1]
-        return Exact(
-            (weight * (soft + hard)).sum(axis=1) / classes, sums.error / classes + 2.0 * UNIT * sums.value / classes
-        )
+        size, classes = np.abs(weight), x.shape[1]
+        terms = size * (soft + np.abs(hard))
+        units = 0.5 * size * soft + size * np.abs(hard) + (terms if self.has_weight else 0.0)
+        sums = summed(terms, UNIT * units)
+        own = (sums.error + 1.5 * UNIT * sums.value) / classes
+        functions = {"softplus": UNIT * (size * soft).sum(axis=1) / classes}
+        return Derived((weight * (soft + hard)).sum(axis=1) / classes, sums.value / classes, own, functions)
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """sigmoid(x) - t, and -x."""
         x, t, weight = tensors["input"], tensors["target"], tensors.get("weight", np.ones(1))
         scale = weight / x.shape[1]
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))
-        error = FUNCTION_UNITS * UNIT * sigmoid + 3.0 * UNIT * np.abs(sigmoid - t)
+        error = functions.sigmoid * UNIT * sigmoid + 2.0 * UNIT * np.abs(sigmoid - t)
         return {
             "input": Exact(scale * (sigmoid - t), np.abs(scale) * error),
-            "target": Exact(-scale * x, np.abs(scale) * 3.0 * UNIT * np.abs(x)),
+            "target": Exact(-scale * x, np.abs(scale) * 1.5 * UNIT * np.abs(x)),
         }
