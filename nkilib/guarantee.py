@@ -36,7 +36,8 @@ class TermError:
     @property
     def figure(self) -> str:
         """``"1.5"``, or ``"1.5 + 0.5 n"``."""
-        return f"{self.own:g} + {self.additions:g} n" if self.additions else f"{self.own:g}"
+        factor = "" if self.additions == 1.0 else f"{self.additions:g} "
+        return f"{self.own:g} + {factor}n" if self.additions else f"{self.own:g}"
 
     def __str__(self) -> str:
         """``"with pos_weight: 2.5 u of the largest of the loss, w s and p, 1 u more for each further u of exp"``."""

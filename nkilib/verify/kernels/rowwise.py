@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from nkilib.core.host.function_errors import GRANTED
 from nkilib.experimental.loss.rowwise.host import truth
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
@@ -34,8 +35,8 @@ def _forward(kind: RowwiseKind, type_name: str, **options: Any) -> dict[str, Any
 
 def _forward_truths(kind: RowwiseKind, given: Mapping[str, Any]) -> Truths:
     if given["reduction"] == "none":
-        return {"loss": Truth(*truth.losses(kind.truth, _named(kind, given), np.float32))}
-    return {"loss": Truth(*truth.reduced(kind.truth, _named(kind, given), given["reduction"]))}
+        return {"loss": Truth(*truth.losses(kind.truth, _named(kind, given), np.float32, GRANTED))}
+    return {"loss": Truth(*truth.reduced(kind.truth, _named(kind, given), given["reduction"], GRANTED))}
 
 
 def _backward(
@@ -50,7 +51,7 @@ def _backward(
 
 def _backward_truths(kind: RowwiseKind, type_name: str, sizes: tuple[int, int], given: Mapping[str, Any]) -> Truths:
     tensors = _tensors(kind, type_name, sizes)
-    found = truth.gradients(kind.truth, tensors, given["grad_loss_hbm"], given["reduction"])
+    found = truth.gradients(kind.truth, tensors, given["grad_loss_hbm"], given["reduction"], GRANTED)
     return {
         f"grad_{name}": Truth(*found[name], np.isfinite(found[name].error))
         for name in kind.gradients

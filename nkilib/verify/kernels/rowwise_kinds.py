@@ -116,7 +116,7 @@ def _multilabel(name: str, **further: Makes) -> RowwiseKind:
         f"multilabel_soft_margin_loss{name}",
         loss.multilabel_soft_margin_loss_forward,
         loss.multilabel_soft_margin_loss_backward,
-        MultilabelSoftMarginTruth(),
+        MultilabelSoftMarginTruth(has_weight="weight" in further),
         {"input": logits, "target": labels, **further},
         ("input", "target", *further),
         has_coefficients=False,

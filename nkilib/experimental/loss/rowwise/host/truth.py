@@ -13,15 +13,15 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Exact
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
 from nkilib.experimental.loss.rowwise.host.tiling import MOST_EACH, RUN_COLUMNS, partitions_of_tile
+from nkilib.guarantee import TermError
 
-# What square roots, softplus and sigmoid may be off, in u of the result.
-ROOT_UNITS, FUNCTION_UNITS = 2.0, 4.0
 _HALF: Final = 0.5 * UNIT
 Tensors = Mapping[str, Float64Array]
 
@@ -29,10 +29,14 @@ Tensors = Mapping[str, Float64Array]
 class RowwiseTruth(Protocol):
     """A loss of rows in float64. Tensors come by the names of the kernel's arguments."""
 
-    def value(self, tensors: Tensors) -> Exact:
-        """The losses [N]; the error is that of float32 arithmetic."""
+    @property
+    def stated(self) -> TermError:
+        """The error of :meth:`value` as figures; n is :func:`additions`."""
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def value(self, tensors: Tensors) -> Derived:
+        """The losses [N], and the error of float32 arithmetic."""
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """By each tensor that there is a gradient of, [N, D] whatever its shape.
 
         Errors are infinite where float32 may take another side.
@@ -50,16 +54,27 @@ def summed(terms: Float64Array, errors: Float64Array) -> Exact:
     return Exact(terms.sum(axis=1), errors.sum(axis=1) + cost)
 
 
-def losses(truth: RowwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], dtype: Any) -> Exact:
+def losses(
+    truth: RowwiseTruth,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    dtype: Any,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
     """Of the losses that are stored in a type."""
     with np.errstate(all="ignore"):
-        exact = truth.value(_float64(tensors))
-        return Exact(exact.value, exact.error + SMALLEST_NORMAL + rounding(exact.value, dtype))
+        exact = truth.value(_float64(tensors)).exact(functions)
+        error = exact.error + SMALLEST_NORMAL
+        return Exact(exact.value, error if np.dtype(dtype) == np.float32 else error + rounding(exact.value, dtype))
 
 
-def reduced(truth: RowwiseTruth, tensors: Mapping[str, npt.NDArray[Any]], reduction: str) -> Exact:
+def reduced(
+    truth: RowwiseTruth,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    reduction: str,
+    functions: FunctionErrors = SIMULATED,
+) -> Exact:
     """Of their sum or mean, [1]."""
-    exact = truth.value(_float64(tensors))
+    exact = truth.value(_float64(tensors)).exact(functions)
     rows = exact.value.size
     tiles = div_ceil(rows, partitions_of_tile(rows)) + 2
     numbers = min(rows, MOST_EACH) + LEAF * (levels(tiles) + levels(128))
@@ -74,11 +89,12 @@ def gradients(
     tensors: Mapping[str, npt.NDArray[Any]],
     upstream: npt.NDArray[Any],
     reduction: str,
+    functions: FunctionErrors = SIMULATED,
 ) -> dict[str, Exact]:
     """By each tensor, in its type and shape; the upstream gradient is [N], or [1] of a sum or mean."""
     found = {}
     with np.errstate(all="ignore"):
-        for name, exact in truth.derivative(_float64(tensors)).items():
+        for name, exact in truth.derivative(_float64(tensors), functions).items():
             grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
             value = grad * exact.value
             error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL

@@ -35,13 +35,13 @@ class MarginRankingTruth:
 
     def value(self, tensors: Tensors) -> Derived:
         """max(margin - t d, 0)."""
-        margin, product, reach = self._reach(tensors)
+        product, reach = _product(tensors), self._reach(tensors)
         own = np.abs(product) + 0.5 * np.abs(reach)
-        return Derived.of_units(np.maximum(reach, 0.0), (margin, product, reach), own)
+        return Derived.of_units(np.maximum(reach, 0.0), (float(np.float32(self.margin)), product, reach), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """-t, t and -d where the loss counts."""
-        reach = self._reach(tensors)[-1]
+        reach = self._reach(tensors)
         error = self.value(tensors).own
         target, difference = tensors[TARGET], tensors[INPUT1] - tensors[INPUT2]
         counts = (reach >= 0.0).astype(np.float64)
@@ -54,8 +54,11 @@ class MarginRankingTruth:
             TARGET: Exact(-counts * difference, of_difference),
         }
 
-    def _reach(self, tensors: Tensors) -> tuple[float, Float64Array, Float64Array]:
-        """margin, t d, and margin - t d."""
-        margin = float(np.float32(self.margin))
-        product = tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
-        return margin, product, margin - product
+    def _reach(self, tensors: Tensors) -> Float64Array:
+        """margin - t d."""
+        return float(np.float32(self.margin)) - _product(tensors)
+
+
+def _product(tensors: Tensors) -> Float64Array:
+    """t d."""
+    return tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])

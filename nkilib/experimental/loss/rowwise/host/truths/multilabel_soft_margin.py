@@ -1,53 +1,97 @@
-"""Multi-label soft margin.
+"""Multi-label soft margin, with s = softplus(-|x|) to u / 2 and h = x ([x > 0] - t), which rounds twice.
 
-softplus(-abs(x)) is allowed 4 u, x ([x > 0] - t) rounds twice, u of itself. With a weight each is rounded twice more.
-A sum of n additions in a row adds n u / 2 of the sum of both. Derivatives: the sigmoid 4 u of itself, the difference
-and products 3 u of the result; by the weight both terms, and 2 u.
+Each is summed with n additions in a row, n u / 2 of the sum of magnitudes. The sum of both sums, 1 / C and the product
+with it round once. With T, the sum of s + |h| over C, which is the loss itself for targets in [0, 1]:
+
+    |error| <= u (n / 2 + 5 / 2) T        u more of softplus: u of the mean of s
+
+With a weight s + h is rounded, and so is the product with the weight: u T more. Derivatives: the sigmoid, the
+difference and three products; by the weight s + h, and u for 1 / C and the product with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Exact
-from nkilib.experimental.loss.rowwise.host.truth import FUNCTION_UNITS, Tensors, summed
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
+from nkilib.experimental.loss.rowwise.host import term_errors
+from nkilib.experimental.loss.rowwise.host.truth import Tensors, summed
+from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)
 class MultilabelSoftMarginTruth:
-    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the tensor ``"weight"`` where it is."""
+    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the tensor ``"weight"`` where it is.
 
-    def value(self, tensors: Tensors) -> Exact:
+    Attributes:
+        has_weight: it is.
+    """
+
+    has_weight: bool = False
+
+    @property
+    def stated(self) -> TermError:
+        """Of this form."""
+        plain, weighted = term_errors.MULTILABEL_SOFT_MARGIN, term_errors.WEIGHTED_MULTILABEL_SOFT_MARGIN
+        return weighted if self.has_weight else plain
+
+    def value(self, tensors: Tensors) -> Derived:
         """The mean over classes."""
-        x, t, weight = tensors["input"], tensors["target"], tensors.get("weight", np.ones(1))
-        terms, classes = _terms(x, t), x.shape[1]
-        sums = summed(np.abs(weight * terms.value), np.abs(weight) * terms.error)
-        return Exact(
-            (weight * terms.value).sum(axis=1) / classes, sums.error / classes + 2.0 * UNIT * sums.value / classes
-        )
+        terms, classes = _Terms.of(tensors), tensors["input"].shape[1]
+        weight = tensors["weight"] if self.has_weight else np.ones(1)
+        size = np.abs(weight)
+        units = size * (terms.units + (terms.size if self.has_weight else 0.0))
+        sums = summed(size * terms.size, UNIT * units)
+        own = (sums.error + 1.5 * UNIT * sums.value) / classes
+        functions = {"softplus": UNIT * (size * terms.soft).sum(axis=1) / classes}
+        value = (weight * (terms.soft + terms.hard)).sum(axis=1) / classes
+        return Derived(value, sums.value / classes, own, functions)
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """sigmoid(x) - t, and -x; by the weight the terms."""
-        x, t, weight = tensors["input"], tensors["target"], tensors.get("weight", np.ones(1))
-        scale = weight / x.shape[1]
+        x, t, classes = tensors["input"], tensors["target"], tensors["input"].shape[1]
+        scale = (tensors["weight"] if self.has_weight else np.ones(1)) / classes
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))
-        error = FUNCTION_UNITS * UNIT * sigmoid + 3.0 * UNIT * np.abs(sigmoid - t)
+        error = functions.sigmoid * UNIT * sigmoid + 2.0 * UNIT * np.abs(sigmoid - t)
         found = {
             "input": Exact(scale * (sigmoid - t), np.abs(scale) * error),
-            "target": Exact(-scale * x, np.abs(scale) * 3.0 * UNIT * np.abs(x)),
+            "target": Exact(-scale * x, np.abs(scale) * 1.5 * UNIT * np.abs(x)),
         }
-        if "weight" in tensors:
-            terms, classes = _terms(x, t), x.shape[1]
-            found["weight"] = Exact(terms.value / classes, (terms.error + 2.0 * UNIT * terms.value) / classes)
+        if self.has_weight:
+            terms = _Terms.of(tensors)
+            units = terms.units + 1.5 * terms.size + functions.further("softplus") * terms.soft
+            found["weight"] = Exact((terms.soft + terms.hard) / classes, UNIT * units / classes)
         return found
 
 
-def _terms(x: Float64Array, t: Float64Array) -> Exact:
-    """The losses of elements without weight, sums of two numbers of at least 0."""
-    soft = np.log1p(np.exp(-np.abs(x)))
-    hard = np.where(x == 0.0, 0.0, x * ((x > 0.0) - t))
-    return Exact(soft + hard, FUNCTION_UNITS * UNIT * soft + UNIT * np.abs(hard) + UNIT * (soft + np.abs(hard)))
+class _Terms(NamedTuple):
+    """Of the losses of elements without weight.
+
+    Attributes:
+        soft, hard: s and h.
+    """
+
+    soft: Float64Array
+    hard: Float64Array
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> _Terms:
+        """Of input and target."""
+        x, t = tensors["input"], tensors["target"]
+        return cls(np.log1p(np.exp(-np.abs(x))), np.where(x == 0.0, 0.0, x * ((x > 0.0) - t)))
+
+    @property
+    def size(self) -> Float64Array:
+        """s + |h|."""
+        return self.soft + np.abs(self.hard)
+
+    @property
+    def units(self) -> Float64Array:
+        """What s and h are off, in u."""
+        return 0.5 * self.soft + np.abs(self.hard)

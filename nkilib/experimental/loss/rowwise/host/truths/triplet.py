@@ -1,14 +1,16 @@
 """Triplet margin.
 
-A difference d = x - y + eps is off by ``u / 2 (abs(x - y) + abs(d))``. The distance, with n additions in a row:
+A difference d = x - y + eps is off by ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps). The distance of D
+numbers, with n additions in a row:
 
-    p = 2    the sum of squares: 2 abs(d) times that, u / 2 d^2, n u / 2 of the sum; the root halves what is relative,
-             and is off by 2 u
-    p = 1    the sum of these, n u / 2 of the sum
-    p = inf  the largest of these
+    p = 2    the norm of these, u (distance + eps sqrt(D)); of the squares and their sum (n + 1) u / 2, which the root
+             halves; the root u / 2
+    p = 1    the sum of these, u (distance + eps D), and n u / 2
+    p = inf  the largest of these, u (distance + eps)
 
-The loss: the errors of its distances, and 2 u of margin and distances. A derivative of p = 2, d / distance: the error
-of d by the distance, and the relative one of the distance and 5 u of the derivative.
+The loss: the errors of its distances, and u / 2 of the margin, of its sum with the first distance, and of the loss. A
+derivative of p = 2, d / distance: the error of d by the distance, and the relative one of the distance and 3.5 u of the
+derivative.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from math import inf
 
 import numpy as np
 
+from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Exact
+from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
+from nkilib.experimental.loss.rowwise.host import term_errors
 from nkilib.experimental.loss.rowwise.host.pairs import pairs_of
-from nkilib.experimental.loss.rowwise.host.truth import ROOT_UNITS, Tensors, summed
+from nkilib.experimental.loss.rowwise.host.truth import Tensors, summed
+from nkilib.guarantee import TermError
 
 _NAMES = ("anchor", "positive", "negative")
 
@@ -32,11 +37,11 @@ class _Distance:
     """Of rows.
 
     Attributes:
-        value: the distances [N].
+        value: the distances [N]; no largest term.
         derivative: by the first tensor of the pair, [N, D].
     """
 
-    value: Exact
+    value: Derived
     derivative: Exact
 
 
@@ -53,23 +58,28 @@ class TripletTruth:
     eps: float = 1e-6
     swap: bool = False
 
-    def value(self, tensors: Tensors) -> Exact:
-        """max(0, margin + near - far)."""
-        distances = self._distances(tensors)
-        open_ = self._open(distances)
-        return Exact(np.maximum(open_.value, 0.0), open_.error)
+    @property
+    def stated(self) -> TermError:
+        """Of this norm."""
+        return term_errors.TRIPLET[self.p]
 
-    def derivative(self, tensors: Tensors) -> dict[str, Exact]:
+    def value(self, tensors: Tensors) -> Derived:
+        """max(0, margin + near - far)."""
+        open_ = self._open(self._distances(tensors, CORRECT))
+        return open_._replace(value=np.maximum(open_.value, 0.0))
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
         """Signed sums of derivatives of distances; undefined where the loss or a minimum may be on another side."""
-        distances = self._distances(tensors)
-        open_ = self._open(distances)
+        distances = self._distances(tensors, functions)
+        open_ = self._open(distances).exact(functions)
         is_unsure = np.abs(open_.value) <= open_.error
         near, far, *swapped = distances
         share = np.ones_like(near.value.value)
         if swapped:
             gap = swapped[0].value.value - far.value.value
             share = np.where(gap > 0.0, 1.0, np.where(gap < 0.0, 0.0, 0.5))
-            is_unsure |= (np.abs(gap) <= far.value.error + swapped[0].value.error) & (gap != 0.0)
+            reach = sum(each.value.exact(functions).error for each in (far, *swapped))
+            is_unsure |= (np.abs(gap) <= reach) & (gap != 0.0)
         is_open = (open_.value >= 0.0).astype(np.float64)
         weights = [is_open, -is_open * share, -is_open * (1.0 - share)]
         found = {}
@@ -84,24 +94,43 @@ class TripletTruth:
             found[name] = Exact(np.asarray(value), np.where(is_unsure[:, None], np.inf, error))
         return found
 
-    def _open(self, distances: list[_Distance]) -> Exact:
+    def _open(self, distances: list[_Distance]) -> Derived:
+        """margin + near - far."""
         near, far, *swapped = (each.value for each in distances)
-        least = np.minimum(far.value, swapped[0].value) if swapped else far.value
-        error = np.maximum(far.error, swapped[0].error) if swapped else far.error
-        size = abs(self.margin) + near.value + least
-        return Exact(self.margin + near.value - least, near.error + error + 2.0 * UNIT * size)
+        if swapped:
+            far = _smaller(far, swapped[0])
+        with_margin = self.margin + near.value
+        value = with_margin - far.value
+        terms = [np.abs(each) for each in (near.value, far.value, with_margin, value)]
+        own = near.own + far.own + 0.5 * UNIT * (abs(self.margin) + terms[2] + terms[3])
+        functions = {name: each + far.functions[name] for name, each in near.functions.items()}
+        largest = np.max([*terms, np.full_like(value, abs(self.margin))], axis=0)
+        return Derived(value, largest, own, functions, near.beside + far.beside)
 
-    def _distances(self, tensors: Tensors) -> list[_Distance]:
+    def _distances(self, tensors: Tensors, functions: FunctionErrors) -> list[_Distance]:
         pairs = [(tensors[_NAMES[first]], tensors[_NAMES[second]]) for first, second in pairs_of(self.swap)]
-        return [self._distance(left - right) for left, right in pairs]
+        return [self._distance(left - right, functions) for left, right in pairs]
 
-    def _distance(self, plain: Float64Array) -> _Distance:
+    def _distance(self, plain: Float64Array, functions: FunctionErrors) -> _Distance:
         d = plain + self.eps
-        error = 0.5 * UNIT * (np.abs(plain) + np.abs(d)) + SMALLEST_NORMAL
+        error = UNIT * (np.abs(d) + abs(self.eps)) + SMALLEST_NORMAL
         if self.p == 1.0:
-            sign_error = np.where(np.abs(d) <= error, 2.0, 0.0)
-            return _Distance(summed(np.abs(d), error), Exact(np.sign(d), sign_error))
-        return self._largest(d, error) if self.p == inf else _euclidean(d, error)
+            sums, of_eps = summed(np.abs(d), UNIT * np.abs(d)), d.shape[1] * abs(self.eps)
+            derivative = Exact(np.sign(d), np.where(np.abs(d) <= error, 2.0, 0.0))
+            return _Distance(Derived(sums.value, sums.value, sums.error, {}, UNIT * of_eps), derivative)
+        return self._largest(d, error) if self.p == inf else self._euclidean(d, error, functions)
+
+    def _euclidean(self, d: Float64Array, error: Float64Array, functions: FunctionErrors) -> _Distance:
+        squares = summed(d * d, 0.5 * UNIT * d * d)
+        value, columns = np.sqrt(squares.value), d.shape[1]
+        least = np.maximum(value, SMALLEST_NORMAL)
+        own = UNIT * value + squares.error / (2.0 * least) + 0.5 * UNIT * value
+        # Squares of numbers below 2^-63 may be flushed to zero.
+        beside = np.sqrt(columns) * (UNIT * abs(self.eps) + np.sqrt(SMALLEST_NORMAL))
+        distance = Derived(value, value, own, {"sqrt": UNIT * value}, beside)
+        derivative = d / least[:, None]
+        relative = (distance.exact(functions).error / least + (functions.reciprocal + 3.0) * UNIT)[:, None]
+        return _Distance(distance, Exact(derivative, error / least[:, None] + 2.0 * relative * np.abs(derivative)))
 
     def _largest(self, d: Float64Array, error: Float64Array) -> _Distance:
         value = np.abs(d).max(axis=1)
@@ -110,16 +139,13 @@ class TripletTruth:
         is_unsure = is_close.sum(axis=1) != is_largest.sum(axis=1)
         derivative = np.sign(d) * is_largest / is_largest.sum(axis=1, keepdims=True)
         unsure = np.broadcast_to(np.where(is_unsure, np.inf, 0.0)[:, None], d.shape)
-        return _Distance(Exact(value, error.max(axis=1)), Exact(derivative, unsure))
+        distance = Derived(value, value, UNIT * value, {}, UNIT * abs(self.eps) + SMALLEST_NORMAL)
+        return _Distance(distance, Exact(derivative, unsure))
 
 
-def _euclidean(d: Float64Array, error: Float64Array) -> _Distance:
-    squares = summed(d * d, 2.0 * np.abs(d) * error + error * error + 0.5 * UNIT * d * d)
-    value = np.sqrt(squares.value)
-    least = np.maximum(value, SMALLEST_NORMAL)
-    of_root = np.minimum(squares.error / (2.0 * least), np.sqrt(squares.error)) + ROOT_UNITS * UNIT * value
-    derivative = d / least[:, None]
-    relative = (of_root / least + 5.0 * UNIT)[:, None]
-    return _Distance(
-        Exact(value, of_root), Exact(derivative, error / least[:, None] + 2.0 * relative * np.abs(derivative))
-    )
+def _smaller(first: Derived, second: Derived) -> Derived:
+    """Of two distances. Their errors are the same fraction of each, and so that of the smaller one."""
+    is_first = first.value <= second.value
+    functions = {name: np.where(is_first, each, second.functions[name]) for name, each in first.functions.items()}
+    value, own = np.minimum(first.value, second.value), np.where(is_first, first.own, second.own)
+    return Derived(value, value, own, functions, first.beside)
