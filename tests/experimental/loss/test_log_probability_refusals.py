@@ -130,7 +130,7 @@ REFUSALS = [
     ),
     Refusal(
         "columns beyond SBUF",
-        "3 buffers of 16384 columns take 469632 bytes of an SBUF partition with what stands beside them, which has "
+        "3 buffers of 16384 columns take 472064 bytes of an SBUF partition with what stands beside them, which has "
         "212984; pass columns=512 and buffers=3",
         {"columns": 16384},
         ("kl_div_forward",),

@@ -39,11 +39,13 @@ class Piece:
     Attributes:
         tensors: tiles [rows, columns] in the types of the tensors, by name.
         scratch: for float32 tiles of its size.
+        number: among all pieces of the launch, whatever the number of cores.
         taken: how many of them it has.
     """
 
     tensors: dict[str, nl.NkiTensor]
     scratch: Scratch
+    number: int = 0
     taken: Count = field(default_factory=Count)
 
     @property
@@ -105,10 +107,10 @@ class Derivative:
 
 @dataclass(frozen=True)
 class Activation:
-    """``op(data * scale)`` on Scalar, of a tile.
+    """``op(data * scale + bias)`` on Scalar, of a tile.
 
     Attributes:
-        op, data_sbuf, scale: of the instruction.
+        op, data_sbuf, scale, bias_sbuf: of the instruction.
         scratch_sbuf: float32, where it may be written; None: over the data.
     """
 
@@ -116,6 +118,7 @@ class Activation:
     data_sbuf: nl.NkiTensor
     scale: float = 1.0
     scratch_sbuf: nl.NkiTensor | None = None
+    bias_sbuf: nl.NkiTensor | None = None
 
     @property
     def dst_sbuf(self) -> nl.NkiTensor:
@@ -145,13 +148,17 @@ class Losses(Protocol):
     A kind gives the last instruction of its losses to it, which then writes what is wanted.
     """
 
+    @property
+    def are_kept(self) -> bool:
+        """They are stored, and so their terms need places; those of a sum are discarded."""
+
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
         """``op(data * scale + bias)``, on Scalar."""
 
-    def two_activations(self, first: Activation, second: Activation) -> None:
-        """Their sum, written over the data: Vector adds losses that are kept, Scalar those of a sum."""
+    def activations(self, *each: Activation) -> None:
+        """Their sum, and each may be written where it says: Vector adds losses that are kept, Scalar those of a sum."""
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
         """Their sum, and each may be written where it says: Scalar and Vector each add up their own."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nkilib.experimental.loss.elementwise.arithmetic import product, total
+from nkilib.experimental.loss.elementwise.kind import Activation, Combination
 from nkilib.experimental.loss.elementwise.sizes import SUMS_OF_RUN
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
-    from nkilib.experimental.loss.elementwise.kind import Activation, Combination
     from nkilib.nki import Operator
 
 
@@ -24,6 +24,7 @@ class TileOfLosses:
     """
 
     dst_sbuf: nl.NkiTensor
+    are_kept: ClassVar[bool] = True
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
@@ -31,16 +32,17 @@ class TileOfLosses:
         """As :class:`.kind.Losses` has it."""
         nisa.activation(dst=self.dst_sbuf, op=op, data=data_sbuf, scale=scale, bias=bias_sbuf)
 
-    def two_activations(self, first: Activation, second: Activation) -> None:
+    def activations(self, *each: Activation) -> None:
         """As :class:`.kind.Losses` has it."""
-        for each in (first, second):
-            nisa.activation(dst=each.dst_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale)
-        total(self.dst_sbuf, first.dst_sbuf, second.dst_sbuf)
+        terms_sbuf = [_activated(one) for one in each]
+        first_sbuf, *others_sbuf, last_sbuf = terms_sbuf
+        for other_sbuf in others_sbuf:
+            total(first_sbuf, first_sbuf, other_sbuf)
+        total(self.dst_sbuf, first_sbuf, last_sbuf)
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
         """As :class:`.kind.Losses` has it."""
-        nisa.activation(dst=activation.dst_sbuf, op=activation.op, data=activation.data_sbuf, scale=activation.scale)
-        total(self.dst_sbuf, activation.dst_sbuf, _written_over(combination))
+        total(self.dst_sbuf, _activated(activation), _written_over(combination))
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
         """As :class:`.kind.Losses` has it."""
@@ -74,36 +76,27 @@ class SumsOfLosses:
     run_columns: int
     discarded_sbuf: nl.NkiTensor
     discarded_by_vector_sbuf: nl.NkiTensor
+    are_kept: ClassVar[bool] = False
 
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
         """As :class:`.kind.Losses` has it."""
-        for run in self._runs(data_sbuf):
-            nisa.activation(
-                dst=run.discarded_sbuf,
-                op=op,
-                data=run.of(data_sbuf),
-                scale=scale,
-                bias=bias_sbuf,
-                reduce_op=nl.add,
-                reduce_res=run.sum_sbuf,
-                reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            )
+        self.activations(Activation(op, data_sbuf, scale, bias_sbuf=bias_sbuf))
 
-    def two_activations(self, first: Activation, second: Activation) -> None:
-        """As :class:`.kind.Losses` has it: of a run, the second is added to what the accumulator has of the first."""
-        commands = (nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce)
-        for run in self._runs(first.data_sbuf):
-            for each, command in zip((first, second), commands, strict=True):
+    def activations(self, *each: Activation) -> None:
+        """As :class:`.kind.Losses` has it: of a run, each is added to what the accumulator has of those before."""
+        for run in self._runs(each[0].data_sbuf):
+            for number, one in enumerate(each):
                 nisa.activation(
                     dst=run.discarded_sbuf,
-                    op=each.op,
-                    data=run.of(each.data_sbuf),
-                    scale=each.scale,
+                    op=one.op,
+                    data=run.of(one.data_sbuf),
+                    scale=one.scale,
+                    bias=one.bias_sbuf,
                     reduce_op=nl.add,
                     reduce_res=run.sum_sbuf,
-                    reduce_cmd=command,
+                    reduce_cmd=nisa.reduce_cmd.reduce if number else nisa.reduce_cmd.reset_reduce,
                 )
 
     def scalar_tensor_tensor(
@@ -125,7 +118,7 @@ class SumsOfLosses:
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
         """As :class:`.kind.Losses` has it."""
-        self.activation(activation.op, activation.data_sbuf, activation.scale)
+        self.activations(activation)
         self._add_on_vector(combination)
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
@@ -150,6 +143,12 @@ class SumsOfLosses:
             end = min(start + self.run_columns, columns)
             column = SUMS_OF_RUN * number
             yield _Run(start, end, self.sums_sbuf[:, column : column + 1], self.discarded_sbuf[:, 0 : end - start])
+
+
+def _activated(each: Activation) -> nl.NkiTensor:
+    """The activation, written where it says."""
+    nisa.activation(dst=each.dst_sbuf, op=each.op, data=each.data_sbuf, scale=each.scale, bias=each.bias_sbuf)
+    return each.dst_sbuf
 
 
 def _written_over(each: Combination) -> nl.NkiTensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.flat import FlatTile
 from nkilib.experimental.loss.elementwise.kind import Piece
 from nkilib.experimental.loss.elementwise.scratch import Scratch
@@ -55,6 +56,12 @@ class FlatStream:
     buffers_sbuf: dict[str, list[nl.NkiTensor]]
     scratch: Scratch
 
+    @property
+    def columns(self) -> int:
+        """Of a tile at most."""
+        columns: int = next(iter(self.buffers_sbuf.values()))[0].shape[1]
+        return columns
+
     @classmethod
     def make(
         cls, flats_hbm: dict[str, nl.NkiTensor], tiles: list[FlatTile], columns: int, buffers: int, scratch_tiles: int
@@ -83,7 +90,9 @@ class FlatStream:
 
     def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[str, nl.NkiTensor]) -> PlacedPiece:
         tensors = {name: tile_sbuf[:, start:end] for name, tile_sbuf in on_chip.items()}
-        return PlacedPiece(tile, visit, start, end, Piece(tensors, self.scratch))
+        step = self.scratch.columns
+        number = tile.number * div_ceil(self.columns, step) + start // step
+        return PlacedPiece(tile, visit, start, end, Piece(tensors, self.scratch, number))
 
     def _load(self, visit: int) -> None:
         for name, flat_hbm in self.flats_hbm.items():

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from nkilib.experimental.loss.elementwise.arithmetic import product
 from nkilib.experimental.loss.elementwise.kind import WEIGHT, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.elementwise.results import TileOfLosses
+from nkilib.nki import nl
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """A loss times the tensor ``"weight"``, which gradients are given of too.
+    """A loss times the tensor ``"weight"``.
 
     Attributes:
         kind: the loss without a weight.
-        has_gradient: the gradient of the weight may be wanted.
+        has_gradient: the gradient of the weight is wanted, for which a piece of the backward has both.
     """
 
     kind: Kind
-    has_gradient: bool = True
+    has_gradient: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -63,3 +64,8 @@ class Weighted:
             self.kind.value(piece, self.kind.prepare(piece), TileOfLosses(loss_sbuf))
             found[WEIGHT] = Derivative(loss_sbuf)
         return found
+
+
+def weighted(kind: Kind, weight_hbm: nl.NkiTensor | None, has_gradient: bool = False) -> Kind:
+    """The loss, times its weight where there is one; with the gradient of the weight where that is wanted."""
+    return kind if weight_hbm is None else Weighted(kind, has_gradient)

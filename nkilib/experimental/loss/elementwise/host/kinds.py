@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss import elementwise
 from nkilib.loss_kind import LossKind, ModelledLaunch
 
 _SHAPE: Final = (4096, 32128)
 _TESTS: Final = ("tests/experimental/loss/elementwise", "tests/torch/functions/elementwise")
+_PAIR: Final = ("input", "target")
+_OF_SUM: Final[dict[str, dict[str, tuple[int, ...]]]] = {"float32": {"grad_loss": (1,)}}
 
 
 def modelled(
     forward: tuple[float, float],
     backward: tuple[float, float],
-    tensors: tuple[str, ...] = ("input", "target"),
+    tensors: tuple[str, ...] = _PAIR,
     absent: tuple[str, ...] = (),
 ) -> tuple[ModelledLaunch, ...]:
     """A forward and a backward with a mean, held to their times over the bound in bfloat16 and in float32."""
-
-    def arguments(dtype: str) -> dict[str, Any]:
-        from nkilib.simulator import spec
-
-        given = {f"{name}_hbm": spec(_SHAPE, dtype) for name in tensors}
-        return {**given, **{f"{name}_hbm": None for name in absent}}
-
-    def with_upstream(dtype: str) -> dict[str, Any]:
-        from nkilib.simulator import spec
-
-        return {**arguments(dtype), "grad_loss_hbm": spec((1,), "float32")}
-
+    given, options = dict.fromkeys(tensors, _SHAPE), {f"{name}_hbm": None for name in absent}
     return (
-        ModelledLaunch("forward, mean", True, arguments, _held(forward)),
-        ModelledLaunch("backward, mean", False, with_upstream, _held(backward)),
+        launched("forward, mean", True, forward, given, **options),
+        launched("backward, mean", False, backward, given, _OF_SUM, **options),
     )
 
 
-def _held(bounds: tuple[float, float]) -> dict[str, float]:
-    return dict(zip(("bfloat16", "float32"), bounds, strict=True))
+def _of_kl_div() -> tuple[ModelledLaunch, ...]:
+    """Of both forms: their losses, and the gradients of the target."""
+    given = dict.fromkeys(_PAIR, _SHAPE)
+    of_target = {"grad_input_wanted": False, "grad_target_wanted": True}
+    return (
+        *modelled((1.65, 1.05), (1.05, 1.05)),
+        launched("forward, none", True, (1.1, 1.05), given, reduction="none"),
+        launched("backward by the target", False, (3.75, 1.95), given, _OF_SUM, **of_target),
+        launched("forward, mean, log_target", True, (1.3, 1.05), given, log_target=True),
+        launched("backward, mean, log_target", False, (1.05, 1.05), given, _OF_SUM, log_target=True),
+        launched(
+            "backward by the target, log_target", False, (1.65, 1.05), given, _OF_SUM, log_target=True, **of_target
+        ),
+    )
 
 
 KINDS: Final = (
@@ -79,7 +83,7 @@ KINDS: Final = (
         tests=_TESTS,
         edges="beta = 0 is l1_loss",
         differences="beta must be finite; one below 2^-126 is 0",
-        launches=modelled((1.65, 1.05), (1.05, 1.05)),
+        launches=modelled((1.5, 1.05), (1.05, 1.05)),
     ),
     LossKind(
         name="huber_loss",
@@ -92,7 +96,7 @@ KINDS: Final = (
         options=("delta", "weight"),
         tests=_TESTS,
         differences="delta must be finite, and is at least 2^-126",
-        launches=modelled((1.65, 1.05), (1.05, 1.05), absent=("weight",)),
+        launches=modelled((1.5, 1.05), (1.05, 1.05), absent=("weight",)),
     ),
     LossKind(
         name="hinge_embedding_loss",
@@ -135,7 +139,7 @@ KINDS: Final = (
         tests=_TESTS,
         edges="logarithms are at least -100",
         differences="a subnormal probability is 0; the gradient of the target is finite at x = 0 and x = 1",
-        launches=modelled((4.1, 2.65), (1.65, 1.05), absent=("weight",)),
+        launches=modelled((3.8, 2.65), (1.65, 1.05), absent=("weight",)),
     ),
     LossKind(
         name="binary_cross_entropy_with_logits",
@@ -149,7 +153,7 @@ KINDS: Final = (
         tests=_TESTS,
         edges="infinite logits as PyTorch, but for x = -inf, t = 1, where the loss is infinite and not NaN",
         differences="confident logits keep their loss: at x = -20, t = 0 it is 2.06e-9, where PyTorch's float32 has 0",
-        launches=modelled((1.5, 1.35), (1.1, 1.05), absent=("weight", "pos_weight")),
+        launches=modelled((1.32, 1.35), (1.05, 1.05), absent=("weight", "pos_weight")),
     ),
     LossKind(
         name="poisson_nll_loss",
@@ -163,7 +167,7 @@ KINDS: Final = (
         tests=_TESTS,
         edges="full counts where t > 1",
         differences="eps is at least 2^-64; with full the gradient of a target of at most 1 has no NaN",
-        launches=modelled((1.3, 1.05), (1.1, 1.05)),
+        launches=modelled((1.3, 1.05), (1.05, 1.05)),
     ),
     LossKind(
         name="gaussian_nll_loss",
@@ -177,7 +181,7 @@ KINDS: Final = (
         tests=_TESTS,
         edges="the gradient of the variance is that of v",
         differences="eps is at least 2^-64",
-        launches=modelled((1.8, 1.05), (1.3, 1.05), tensors=("input", "target", "var")),
+        launches=modelled((1.7, 1.05), (1.3, 1.05), tensors=("input", "target", "var")),
     ),
     LossKind(
         name="kl_div",
@@ -191,6 +195,6 @@ KINDS: Final = (
         tests=("tests/experimental/loss/elementwise", "tests/torch/functions/kl_div"),
         edges="t = 0 gives 0, or NaN where x is infinite",
         differences="no warning of a mean; log t is log(t + 2^-64)",
-        launches=modelled((1.8, 1.8), (1.05, 1.05)),
+        launches=_of_kl_div(),
     ),
 )

@@ -92,4 +92,4 @@ def binary_cross_entropy_backward(
 
 
 def _kind(function: str, weight_hbm: nl.NkiTensor | None) -> Kind:
-    return Bce() if weight_hbm is None else Weighted(Bce(), has_gradient=False)
+    return Bce() if weight_hbm is None else Weighted(Bce())

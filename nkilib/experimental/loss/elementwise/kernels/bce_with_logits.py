@@ -100,4 +100,4 @@ def binary_cross_entropy_with_logits_backward(
 
 def _kind(function: str, weight_hbm: nl.NkiTensor | None, pos_weight_hbm: nl.NkiTensor | None) -> Kind:
     kind: Kind = BceWithLogits() if pos_weight_hbm is None else BceWithPositiveWeight()
-    return kind if weight_hbm is None else Weighted(kind, has_gradient=False)
+    return kind if weight_hbm is None else Weighted(kind)

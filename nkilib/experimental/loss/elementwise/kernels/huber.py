@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT, Kind
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.smooth_l1 import SmoothL1
 from nkilib.experimental.loss.elementwise.options import LEAST_NORMAL, require_option
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
-from nkilib.experimental.loss.elementwise.weighted import Weighted
+from nkilib.experimental.loss.elementwise.weighted import weighted
 from nkilib.nki import nl
 
 
@@ -47,7 +47,8 @@ def huber_loss_forward(
     """
     function = "huber_loss_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
-    return run_forward(function, _kind(function, weight_hbm, delta), tensors_hbm, reduction, dtype, columns, buffers)
+    kind = weighted(_kind(function, delta), weight_hbm)
+    return run_forward(function, kind, tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def huber_loss_backward(
@@ -92,7 +93,7 @@ def huber_loss_backward(
     wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted}
     return run_backward(
         function,
-        _kind(function, weight_hbm, delta),
+        weighted(_kind(function, delta), weight_hbm, grad_weight_wanted),
         tensors_hbm,
         grad_loss_hbm,
         wanted,
@@ -103,7 +104,6 @@ def huber_loss_backward(
     )
 
 
-def _kind(function: str, weight_hbm: nl.NkiTensor | None, delta: float) -> Kind:
+def _kind(function: str, delta: float) -> SmoothL1:
     delta = require_option(function, "delta", delta, least=LEAST_NORMAL)
-    kind = SmoothL1(delta, factor=delta)
-    return kind if weight_hbm is None else Weighted(kind)
+    return SmoothL1(delta, factor=delta)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT, Kind
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.l1 import L1
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
-from nkilib.experimental.loss.elementwise.weighted import Weighted
+from nkilib.experimental.loss.elementwise.weighted import weighted
 from nkilib.nki import nl
 
 
@@ -43,7 +43,7 @@ def l1_loss_forward(
     """
     function = "l1_loss_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
-    return run_forward(function, _kind(weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward(function, weighted(L1(), weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def l1_loss_backward(
@@ -86,9 +86,13 @@ def l1_loss_backward(
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
     wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted}
     return run_backward(
-        function, _kind(weight_hbm), tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers
+        function,
+        weighted(L1(), weight_hbm, grad_weight_wanted),
+        tensors_hbm,
+        grad_loss_hbm,
+        wanted,
+        reduction,
+        inplace,
+        columns,
+        buffers,
     )
-
-
-def _kind(weight_hbm: nl.NkiTensor | None) -> Kind:
-    return L1() if weight_hbm is None else Weighted(L1())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT, Kind
+from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.mse import Mse
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
-from nkilib.experimental.loss.elementwise.weighted import Weighted
+from nkilib.experimental.loss.elementwise.weighted import weighted
 from nkilib.nki import nl
 
 
@@ -42,7 +42,7 @@ def mse_loss_forward(
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
-    return run_forward("mse_loss_forward", _kind(weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward("mse_loss_forward", weighted(Mse(), weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def mse_loss_backward(
@@ -85,7 +85,7 @@ def mse_loss_backward(
     wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted}
     return run_backward(
         "mse_loss_backward",
-        _kind(weight_hbm),
+        weighted(Mse(), weight_hbm, grad_weight_wanted),
         tensors_hbm,
         grad_loss_hbm,
         wanted,
@@ -94,7 +94,3 @@ def mse_loss_backward(
         columns,
         buffers,
     )
-
-
-def _kind(weight_hbm: nl.NkiTensor | None) -> Kind:
-    return Mse() if weight_hbm is None else Weighted(Mse())

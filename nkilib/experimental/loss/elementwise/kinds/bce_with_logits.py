@@ -61,7 +61,7 @@ class BceWithLogits:
             slope_sbuf = piece.float32()
             nisa.activation(dst=slope_sbuf, op=nl.sigmoid, data=piece[INPUT])
             difference(slope_sbuf, slope_sbuf, piece[TARGET])
-            found[INPUT] = Derivative(slope_sbuf)
+            found[INPUT] = Derivative(slope_sbuf, on_scalar=True)
         return found
 
 

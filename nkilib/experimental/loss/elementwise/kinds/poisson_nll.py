@@ -54,7 +54,7 @@ class PoissonOfLogRate:
             rate_sbuf = piece.float32()
             nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
             difference(rate_sbuf, rate_sbuf, piece[TARGET])
-            found[INPUT] = Derivative(rate_sbuf)
+            found[INPUT] = Derivative(rate_sbuf, on_scalar=True)
         if TARGET in wanted and not self.full:
             found[TARGET] = Derivative(piece[INPUT], -1.0)
         elif TARGET in wanted:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
-from nkilib.loss_kind import LossKind, ModelledLaunch
+from nkilib.loss_kind import LossKind
 
 _ROWS, _CLASSES = 4096, 32128
-
-
-def _forward(dtype: str, **options: Any) -> dict[str, Any]:
-    from nkilib.simulator import spec
-
-    return {"input_hbm": spec((_ROWS, _CLASSES), dtype), "targets_hbm": spec((_ROWS,), "int32"), **options}
-
-
-def _backward(dtype: str) -> dict[str, Any]:
-    from nkilib.simulator import spec
-
-    return {**_forward(dtype), "grad_loss_hbm": spec((1,), "float32")}
-
-
+_SCORES: Final = {"input": (_ROWS, _CLASSES)}
+_TARGETS: Final = {"int32": {"targets": (_ROWS,)}}
 KINDS: Final = (
     LossKind(
         name="multi_margin_loss",
@@ -37,11 +26,9 @@ KINDS: Final = (
         differences="weights and targets of any floating and any integer type; a NaN in a row is one in its loss, and "
         "0 in PyTorch's; no infinite margin",
         launches=(
-            ModelledLaunch("forward, mean", True, _forward, {"bfloat16": 1.2, "float32": 1.05}),
-            ModelledLaunch(
-                "forward, mean, p = 2", True, lambda dtype: _forward(dtype, p=2), {"bfloat16": 1.75, "float32": 1.05}
-            ),
-            ModelledLaunch("backward, mean", False, _backward, {"bfloat16": 1.05, "float32": 1.05}),
+            launched("forward, mean", True, (1.2, 1.05), _SCORES, _TARGETS),
+            launched("forward, mean, p = 2", True, (1.75, 1.05), _SCORES, _TARGETS, p=2),
+            launched("backward, mean", False, (1.05, 1.05), _SCORES, {**_TARGETS, "float32": {"grad_loss": (1,)}}),
         ),
     ),
 )

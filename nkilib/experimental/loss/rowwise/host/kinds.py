@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss import rowwise
 from nkilib.loss_kind import LossKind, ModelledLaunch
 
@@ -28,32 +29,12 @@ def modelled(
         coefficients: numbers a row that the backward takes.
         absent: names of tensors that are None.
     """
-
-    def of_matrices(dtype: str) -> dict[str, Any]:
-        from nkilib.simulator import spec
-
-        given = {f"{name}_hbm": spec((_ROWS, _COLUMNS), dtype) for name in matrices}
-        return {**given, **{f"{name}_hbm": None for name in absent}}
-
-    def of_forward(dtype: str) -> dict[str, Any]:
-        from nkilib.simulator import spec
-
-        return {**of_matrices(dtype), **{f"{name}_hbm": spec((_ROWS,), "float32") for name in vectors}}
-
-    def of_backward(dtype: str) -> dict[str, Any]:
-        from nkilib.simulator import spec
-
-        given = {**of_matrices(dtype), "grad_loss_hbm": spec((1,), "float32")}
-        return {**given, "coefficients_hbm": spec((coefficients, _ROWS), "float32")} if coefficients else given
-
+    given, options = dict.fromkeys(matrices, (_ROWS, _COLUMNS)), {f"{name}_hbm": None for name in absent}
+    of_backward = {"grad_loss": (1,), **({"coefficients": (coefficients, _ROWS)} if coefficients else {})}
     return (
-        ModelledLaunch("forward, mean", True, of_forward, _held(forward)),
-        ModelledLaunch("backward, mean", False, of_backward, _held(backward)),
+        launched("forward, mean", True, forward, given, {"float32": dict.fromkeys(vectors, (_ROWS,))}, **options),
+        launched("backward, mean", False, backward, given, {"float32": of_backward}, **options),
     )
-
-
-def _held(bounds: tuple[float, float]) -> dict[str, float]:
-    return dict(zip(("bfloat16", "float32"), bounds, strict=True))
 
 
 KINDS: Final = (
