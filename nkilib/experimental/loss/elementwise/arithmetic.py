@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+def transform(
+    dst_sbuf: nl.NkiTensor,
+    data_sbuf: nl.NkiTensor,
+    op0: Operator,
+    operand0: float | None,
+    op1: Operator | None = None,
+    operand1: float | None = None,
+) -> None:
+    """``(data op0 operand0) op1 operand1`` with numbers, on Vector."""
+    nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
+
+
+def combine(
+    dst_sbuf: nl.NkiTensor,
+    data_sbuf: nl.NkiTensor,
+    op0: Operator,
+    operand0: float,
+    op1: Operator,
+    operand1_sbuf: nl.NkiTensor,
+) -> None:
+    """``(data op0 operand0) op1 operand1`` with a number and a tile, on Vector."""
+    nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1_sbuf)
 
 
 def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
@@ -10,9 +39,7 @@ def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 
     Not as a product with the identity on Tensor: an infinite number in one partition would be NaN in all others.
     """
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=left_sbuf, op0=nl.add, operand0=0.0, op1=nl.subtract, operand1=right_sbuf
-    )
+    combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.subtract, right_sbuf)
 
 
 def subtract_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
@@ -22,7 +49,7 @@ def subtract_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sb
 
 def total(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
     """left + right, as :func:`difference`."""
-    nisa.scalar_tensor_tensor(dst=dst_sbuf, data=left_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=right_sbuf)
+    combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.add, right_sbuf)
 
 
 def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
@@ -32,6 +59,4 @@ def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sb
 
 def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
     """left * right, as :func:`difference`."""
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=left_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=right_sbuf
-    )
+    combine(dst_sbuf, left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)

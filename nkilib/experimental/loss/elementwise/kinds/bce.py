@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, log
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference, subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import (
     INPUT,
     TARGET,
@@ -75,22 +75,8 @@ class Bce:
         if INPUT in wanted:
             subtract_on_gpsimd(slope_sbuf, piece[INPUT], piece[TARGET])
             # (x - 1) x
-            nisa.scalar_tensor_tensor(
-                dst=inverse_sbuf,
-                data=piece[INPUT],
-                op0=nl.subtract,
-                operand0=1.0,
-                op1=nl.multiply,
-                operand1=piece[INPUT],
-            )
-            nisa.tensor_scalar(
-                dst=inverse_sbuf,
-                data=inverse_sbuf,
-                op0=nl.multiply,
-                operand0=-1.0,
-                op1=nl.maximum,
-                operand1=LEAST_PRODUCT,
-            )
+            combine(inverse_sbuf, piece[INPUT], nl.subtract, 1.0, nl.multiply, piece[INPUT])
+            transform(inverse_sbuf, inverse_sbuf, nl.multiply, -1.0, nl.maximum, LEAST_PRODUCT)
             nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
             nisa.activation(dst=inverse_sbuf, op=nl.square, data=inverse_sbuf)
             found[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
@@ -101,13 +87,9 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
     """A, of small numbers raised, less what that adds; and a tile that is free again."""
     log_sbuf, added_sbuf = piece.float32(), piece.float32()
     # 2^81 is a bfloat16, which Vector writes fast
-    nisa.tensor_scalar(
-        dst=raised_sbuf, data=piece[INPUT], op0=nl.less, operand0=SMALL, op1=nl.multiply, operand1=RAISED
-    )
+    transform(raised_sbuf, piece[INPUT], nl.less, SMALL, nl.multiply, RAISED)
     # 1 + 2^81 is 2^81 in float32
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=piece[INPUT]
-    )
+    combine(log_sbuf, raised_sbuf, nl.add, 1.0, nl.multiply, piece[INPUT])
     nisa.activation(dst=added_sbuf, op=nl.copy, data=raised_sbuf, scale=_LOG_RAISED / RAISED)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
     subtract_on_gpsimd(log_sbuf, log_sbuf, added_sbuf)
@@ -118,13 +100,9 @@ def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.Nki
     """B, of 0 lowered from the logarithm of a floor; and a tile that is free again."""
     log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
     complement_sbuf = piece.float32()
-    nisa.tensor_scalar(
-        dst=lowered_sbuf, data=piece[INPUT], op0=nl.greater_equal, operand0=1.0, op1=nl.multiply, operand1=LOWERED
-    )
+    transform(lowered_sbuf, piece[INPUT], nl.greater_equal, 1.0, nl.multiply, LOWERED)
     nisa.activation(dst=complement_sbuf, op=nl.copy, data=piece[INPUT], scale=-1.0, bias=piece.constant(1.0))
-    nisa.scalar_tensor_tensor(
-        dst=rounded_sbuf, data=complement_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.add, operand1=piece[INPUT]
-    )
+    combine(rounded_sbuf, complement_sbuf, nl.subtract, 1.0, nl.add, piece[INPUT])
     nisa.activation(dst=log_sbuf, op=nl.log, data=complement_sbuf, bias=piece.constant(_FLOOR_OF_COMPLEMENT))
     subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
     subtract_on_gpsimd(log_sbuf, log_sbuf, lowered_sbuf)

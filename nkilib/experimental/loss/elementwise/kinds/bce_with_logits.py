@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference, product, subtract_on_gpsimd, total
+from nkilib.experimental.loss.elementwise.arithmetic import (
+    combine,
+    difference,
+    product,
+    subtract_on_gpsimd,
+    total,
+    transform,
+)
 from nkilib.experimental.loss.elementwise.kind import (
     INPUT,
     POSITIVE_WEIGHT,
@@ -41,8 +48,8 @@ class BceWithLogits:
     def prepare(self, piece: Piece) -> Prepared:
         """|x| in the type of x, and [x > 0] - t. A flag is a bfloat16, which Vector writes fast."""
         size_sbuf, flag_sbuf, rest_sbuf = piece.like(INPUT), piece.bfloat16(), piece.float32()
-        nisa.tensor_scalar(dst=flag_sbuf, data=piece[INPUT], op0=nl.greater, operand0=0.0)
-        nisa.tensor_scalar(dst=size_sbuf, data=piece[INPUT], op0=nl.abs, operand0=None)
+        transform(flag_sbuf, piece[INPUT], nl.greater, 0.0)
+        transform(size_sbuf, piece[INPUT], nl.abs, None)
         subtract_on_gpsimd(rest_sbuf, flag_sbuf, piece[TARGET])
         return size_sbuf, rest_sbuf
 
@@ -79,30 +86,26 @@ class BceWithPositiveWeight:
     def prepare(self, piece: Piece) -> Prepared:
         """softplus(-|x|), p t and 1 - t."""
         soft_sbuf = piece.float32()
-        nisa.tensor_scalar(dst=soft_sbuf, data=piece[INPUT], op0=nl.abs, operand0=None)
+        transform(soft_sbuf, piece[INPUT], nl.abs, None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
-        return soft_sbuf, *self._shares(piece)
+        return soft_sbuf, *_shares(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """(w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0): of the last two terms one is 0."""
         soft_sbuf, positive_sbuf, negative_sbuf = prepared
         below_sbuf = piece.float32()
-        nisa.scalar_tensor_tensor(
-            dst=below_sbuf, data=piece[INPUT], op0=nl.minimum, operand0=0.0, op1=nl.multiply, operand1=positive_sbuf
-        )
+        combine(below_sbuf, piece[INPUT], nl.minimum, 0.0, nl.multiply, positive_sbuf)
         total(positive_sbuf, positive_sbuf, negative_sbuf)
         product(soft_sbuf, soft_sbuf, positive_sbuf)
         difference(soft_sbuf, soft_sbuf, below_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=negative_sbuf, data=piece[INPUT], op0=nl.maximum, operand0=0.0, op1=nl.multiply, operand1=negative_sbuf
-        )
+        combine(negative_sbuf, piece[INPUT], nl.maximum, 0.0, nl.multiply, negative_sbuf)
         losses.scalar_tensor_tensor(soft_sbuf, nl.add, 0.0, nl.add, negative_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """(1 - t) - w sigmoid(-x), (p - 1) softplus(-x) - x."""
         found = {}
         if INPUT in wanted:
-            positive_sbuf, negative_sbuf = self._shares(piece)
+            positive_sbuf, negative_sbuf = _shares(piece)
             sigmoid_sbuf = piece.float32()
             nisa.activation(dst=sigmoid_sbuf, op=nl.sigmoid, data=piece[INPUT], scale=-1.0)
             total(positive_sbuf, positive_sbuf, negative_sbuf)
@@ -112,24 +115,15 @@ class BceWithPositiveWeight:
         if TARGET in wanted:
             slope_sbuf = piece.float32()
             nisa.activation(dst=slope_sbuf, op=nl.softplus, data=piece[INPUT], scale=-1.0)
-            nisa.scalar_tensor_tensor(
-                dst=slope_sbuf,
-                data=piece[POSITIVE_WEIGHT],
-                op0=nl.subtract,
-                operand0=1.0,
-                op1=nl.multiply,
-                operand1=slope_sbuf,
-            )
+            combine(slope_sbuf, piece[POSITIVE_WEIGHT], nl.subtract, 1.0, nl.multiply, slope_sbuf)
             difference(slope_sbuf, slope_sbuf, piece[INPUT])
             found[TARGET] = Derivative(slope_sbuf)
         return found
 
-    @staticmethod
-    def _shares(piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """p t, and 1 - t."""
-        positive_sbuf, negative_sbuf = piece.float32(), piece.float32()
-        product(positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
-        nisa.tensor_scalar(
-            dst=negative_sbuf, data=piece[TARGET], op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0
-        )
-        return positive_sbuf, negative_sbuf
+
+def _shares(piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """p t, and 1 - t."""
+    positive_sbuf, negative_sbuf = piece.float32(), piece.float32()
+    product(positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
+    transform(negative_sbuf, piece[TARGET], nl.multiply, -1.0, nl.add, 1.0)
+    return positive_sbuf, negative_sbuf

@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import pi, sqrt
 
-from nkilib.experimental.loss.elementwise.arithmetic import multiply_on_gpsimd, product, subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.arithmetic import (
+    combine,
+    multiply_on_gpsimd,
+    product,
+    subtract_on_gpsimd,
+    transform,
+)
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, VARIANCE, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -44,7 +50,7 @@ class GaussianNll:
     def _quotient(self, piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         """q and s."""
         quotient_sbuf, inverse_sbuf = piece.float32(), piece.float32()
-        nisa.tensor_scalar(dst=inverse_sbuf, data=piece[VARIANCE], op0=nl.maximum, operand0=self.eps)
+        transform(inverse_sbuf, piece[VARIANCE], nl.maximum, self.eps)
         nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
         subtract_on_gpsimd(quotient_sbuf, piece[INPUT], piece[TARGET])
         multiply_on_gpsimd(quotient_sbuf, quotient_sbuf, inverse_sbuf)
@@ -63,9 +69,7 @@ class GaussianNll:
         if VARIANCE in wanted:
             slope_sbuf = piece.float32()
             nisa.activation(dst=slope_sbuf, op=nl.square, data=quotient_sbuf)
-            nisa.scalar_tensor_tensor(
-                dst=slope_sbuf, data=slope_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=inverse_sbuf
-            )
+            combine(slope_sbuf, slope_sbuf, nl.subtract, 1.0, nl.multiply, inverse_sbuf)
             product(slope_sbuf, slope_sbuf, inverse_sbuf)
             found[VARIANCE] = Derivative(slope_sbuf, -0.5, on_scalar=True)
         times_sbuf: nl.NkiTensor | None = inverse_sbuf

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -38,12 +38,8 @@ class HingeEmbedding:
         floor_sbuf, is_unlike_sbuf = piece.bfloat16(), piece.bfloat16()
         nisa.activation(dst=hinge_sbuf, op=nl.relu, data=piece[INPUT], scale=-1.0, bias=piece.constant(self.margin))
         # minus infinity, to which the lowest float32 is rounded in bfloat16, or 0
-        nisa.tensor_scalar(
-            dst=floor_sbuf, data=piece[TARGET], op0=nl.equal, operand0=1.0, op1=nl.multiply, operand1=_LOWEST
-        )
-        nisa.scalar_tensor_tensor(
-            dst=other_sbuf, data=floor_sbuf, op0=nl.add, operand0=self.margin, op1=nl.maximum, operand1=piece[INPUT]
-        )
+        transform(floor_sbuf, piece[TARGET], nl.equal, 1.0, nl.multiply, _LOWEST)
+        combine(other_sbuf, floor_sbuf, nl.add, self.margin, nl.maximum, piece[INPUT])
         unlike_sbuf = piece.constant(-1.0).broadcast(1, piece.shape[1])
         nisa.tensor_tensor(
             dst=is_unlike_sbuf, data1=piece[TARGET], data2=unlike_sbuf, op=nl.equal, engine=nisa.engine.gpsimd
@@ -59,10 +55,8 @@ class HingeEmbedding:
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """[t != -1] - [t != 1] [x <= margin], on GpSimd at the end: numbers that are exact in bfloat16."""
         near_sbuf, slope_sbuf = piece.bfloat16(), piece.bfloat16()
-        nisa.tensor_scalar(dst=near_sbuf, data=piece[INPUT], op0=nl.less_equal, operand0=self.margin)
-        nisa.scalar_tensor_tensor(
-            dst=near_sbuf, data=piece[TARGET], op0=nl.not_equal, operand0=1.0, op1=nl.multiply, operand1=near_sbuf
-        )
-        nisa.tensor_scalar(dst=slope_sbuf, data=piece[TARGET], op0=nl.not_equal, operand0=-1.0)
+        transform(near_sbuf, piece[INPUT], nl.less_equal, self.margin)
+        combine(near_sbuf, piece[TARGET], nl.not_equal, 1.0, nl.multiply, near_sbuf)
+        transform(slope_sbuf, piece[TARGET], nl.not_equal, -1.0)
         subtract_on_gpsimd(slope_sbuf, slope_sbuf, near_sbuf)
         return {INPUT: Derivative(slope_sbuf, on_scalar=True)}

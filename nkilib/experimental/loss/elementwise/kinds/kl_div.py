@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference
+from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -55,9 +55,7 @@ class KlDiv:
         found = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:
             log_sbuf = _logarithm(piece)
-            nisa.scalar_tensor_tensor(
-                dst=log_sbuf, data=log_sbuf, op0=nl.add, operand0=1.0, op1=nl.subtract, operand1=piece[INPUT]
-            )
+            combine(log_sbuf, log_sbuf, nl.add, 1.0, nl.subtract, piece[INPUT])
             found[TARGET] = Derivative(log_sbuf)
         return found
 
@@ -66,18 +64,12 @@ def _logarithm(piece: Piece) -> nl.NkiTensor:
     """log t of every normal number, NaN of 0: small targets are raised into the documented range of ``log`` first."""
     target_sbuf = piece[TARGET]
     raised_sbuf, log_sbuf = piece.float32(), piece.float32()
-    nisa.tensor_scalar(
-        dst=raised_sbuf, data=target_sbuf, op0=nl.less, operand0=_SMALL, op1=nl.multiply, operand1=_RAISED
-    )
+    transform(raised_sbuf, target_sbuf, nl.less, _SMALL, nl.multiply, _RAISED)
     # 1 + 2^64 is 2^64 in float32
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf, data=raised_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=target_sbuf
-    )
+    combine(log_sbuf, raised_sbuf, nl.add, 1.0, nl.multiply, target_sbuf)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf, data=raised_sbuf, op0=nl.multiply, operand0=-log(_RAISED) / _RAISED, op1=nl.add, operand1=log_sbuf
-    )
-    nisa.scalar_tensor_tensor(dst=log_sbuf, data=log_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=log_sbuf)
+    combine(log_sbuf, raised_sbuf, nl.multiply, -log(_RAISED) / _RAISED, nl.add, log_sbuf)
+    combine(log_sbuf, log_sbuf, nl.multiply, 0.0, nl.add, log_sbuf)
     return log_sbuf
 
 
@@ -114,8 +106,6 @@ class KlDivOfLogTarget:
         if TARGET in wanted:
             sum_sbuf = piece.float32()
             difference(sum_sbuf, piece[TARGET], piece[INPUT])
-            nisa.scalar_tensor_tensor(
-                dst=sum_sbuf, data=sum_sbuf, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=exponential_sbuf
-            )
+            combine(sum_sbuf, sum_sbuf, nl.add, 1.0, nl.multiply, exponential_sbuf)
             found[TARGET] = Derivative(sum_sbuf)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference, subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -36,8 +36,6 @@ class L1:
         difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         nisa.activation(dst=sign_sbuf, op=nl.sign, data=difference_sbuf)
-        nisa.tensor_scalar(dst=sound_sbuf, data=sign_sbuf, op0=nl.less, operand0=0.0)
-        nisa.scalar_tensor_tensor(
-            dst=sound_sbuf, data=sign_sbuf, op0=nl.greater, operand0=0.0, op1=nl.subtract, operand1=sound_sbuf
-        )
+        transform(sound_sbuf, sign_sbuf, nl.less, 0.0)
+        combine(sound_sbuf, sign_sbuf, nl.greater, 0.0, nl.subtract, sound_sbuf)
         return {INPUT: Derivative(sound_sbuf), TARGET: Derivative(sound_sbuf, -1.0)}

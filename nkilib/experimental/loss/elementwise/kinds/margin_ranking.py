@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import product, subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.arithmetic import combine, product, subtract_on_gpsimd
 from nkilib.experimental.loss.elementwise.kind import TARGET, Derivative, Losses, Piece, Prepared
-from nkilib.nki import nisa, nl
+from nkilib.nki import nl
 
 INPUT1, INPUT2 = "input1", "input2"
 
@@ -58,11 +58,4 @@ class MarginRanking:
         return found
 
     def _where_it_counts(self, dst_sbuf: nl.NkiTensor, product_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        nisa.scalar_tensor_tensor(
-            dst=dst_sbuf,
-            data=product_sbuf,
-            op0=nl.less_equal,
-            operand0=self.margin,
-            op1=nl.multiply,
-            operand1=factor_sbuf,
-        )
+        combine(dst_sbuf, product_sbuf, nl.less_equal, self.margin, nl.multiply, factor_sbuf)

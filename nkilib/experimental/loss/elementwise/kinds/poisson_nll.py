@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log, pi
 
-from nkilib.experimental.loss.elementwise.arithmetic import difference, multiply_on_gpsimd, product, total
+from nkilib.experimental.loss.elementwise.arithmetic import (
+    combine,
+    difference,
+    multiply_on_gpsimd,
+    product,
+    total,
+    transform,
+)
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -106,7 +113,7 @@ class PoissonOfRate:
             # Vector's reciprocal takes eight times as long as another instruction
             nisa.activation(dst=share_sbuf, op=nl.reciprocal, data=share_sbuf)
             product(share_sbuf, share_sbuf, piece[TARGET])
-            nisa.tensor_scalar(dst=share_sbuf, data=share_sbuf, op0=nl.subtract, operand0=1.0)
+            transform(share_sbuf, share_sbuf, nl.subtract, 1.0)
             found[INPUT] = Derivative(share_sbuf, -1.0, on_scalar=True)
         if TARGET in wanted:
             log_sbuf = self._logarithm(piece)
@@ -124,12 +131,8 @@ class PoissonOfRate:
 def stirling(piece: Piece) -> nl.NkiTensor:
     """``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0."""
     log_sbuf = _log_target(piece)
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf, data=piece[TARGET], op0=nl.add, operand0=0.5, op1=nl.multiply, operand1=log_sbuf
-    )
-    nisa.scalar_tensor_tensor(
-        dst=log_sbuf, data=log_sbuf, op0=nl.add, operand0=0.5 * log(2.0 * pi), op1=nl.subtract, operand1=piece[TARGET]
-    )
+    combine(log_sbuf, piece[TARGET], nl.add, 0.5, nl.multiply, log_sbuf)
+    combine(log_sbuf, log_sbuf, nl.add, 0.5 * log(2.0 * pi), nl.subtract, piece[TARGET])
     _keep_above_one(log_sbuf, piece)
     return log_sbuf
 
@@ -137,9 +140,7 @@ def stirling(piece: Piece) -> nl.NkiTensor:
 def stirling_slope(piece: Piece) -> nl.NkiTensor:
     """``log t + 1 / (2 t)`` where t > 1, else 0."""
     inverse_sbuf, log_sbuf = piece.float32(), _log_target(piece)
-    nisa.tensor_scalar(
-        dst=inverse_sbuf, data=piece[TARGET], op0=nl.maximum, operand0=1.0, op1=nl.multiply, operand1=2.0
-    )
+    transform(inverse_sbuf, piece[TARGET], nl.maximum, 1.0, nl.multiply, 2.0)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
     total(log_sbuf, log_sbuf, inverse_sbuf)
     _keep_above_one(log_sbuf, piece)
@@ -149,12 +150,10 @@ def stirling_slope(piece: Piece) -> nl.NkiTensor:
 def _log_target(piece: Piece) -> nl.NkiTensor:
     """log max(t, 1)."""
     log_sbuf = piece.float32()
-    nisa.tensor_scalar(dst=log_sbuf, data=piece[TARGET], op0=nl.maximum, operand0=1.0)
+    transform(log_sbuf, piece[TARGET], nl.maximum, 1.0)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
     return log_sbuf
 
 
 def _keep_above_one(values_sbuf: nl.NkiTensor, piece: Piece) -> None:
-    nisa.scalar_tensor_tensor(
-        dst=values_sbuf, data=piece[TARGET], op0=nl.greater, operand0=1.0, op1=nl.multiply, operand1=values_sbuf
-    )
+    combine(values_sbuf, piece[TARGET], nl.greater, 1.0, nl.multiply, values_sbuf)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from nkilib.experimental.loss.elementwise.arithmetic import subtract_on_gpsimd
+from nkilib.experimental.loss.elementwise.arithmetic import subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Activation, Derivative, Losses, Piece, Prepared
-from nkilib.nki import nisa, nl
+from nkilib.nki import nl
 
 # Of so many pieces Scalar makes what is beyond of one, in two passes more, and Vector in one pass less.
 _SHARE = 5
@@ -45,14 +45,7 @@ class SmoothL1:
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, difference_sbuf)
         if not self._is_of_scalar(piece):
-            nisa.tensor_scalar(
-                dst=difference_sbuf,
-                data=difference_sbuf,
-                op0=nl.abs,
-                operand0=None,
-                op1=nl.subtract,
-                operand1=self.width,
-            )
+            transform(difference_sbuf, difference_sbuf, nl.abs, None, nl.subtract, self.width)
         return clipped_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
@@ -83,11 +76,4 @@ class SmoothL1:
         return self.factor == 1.0 and piece.number % _SHARE == 0
 
     def _clip(self, dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor) -> None:
-        nisa.tensor_scalar(
-            dst=dst_sbuf,
-            data=difference_sbuf,
-            op0=nl.minimum,
-            operand0=self.width,
-            op1=nl.maximum,
-            operand1=-self.width,
-        )
+        transform(dst_sbuf, difference_sbuf, nl.minimum, self.width, nl.maximum, -self.width)

@@ -1,0 +1,46 @@
+"""A loss of elements stays small: what is not its own arithmetic belongs to the skeleton."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from nkilib.experimental.loss.elementwise import kinds
+
+MOST_LINES = 40
+_LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+FILES = sorted(each for each in Path(kinds.__path__[0]).glob("*.py") if each.name != "__init__.py")
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Of the module, its classes and functions."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            found.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return found
+
+
+def lines_of_classes(source: str) -> dict[str, int]:
+    """Lines of code, by the name of the class: without docstrings, comments and empty ones."""
+    tree = ast.parse(source)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    code = {line for each in tokens if each.type not in _LAYOUT for line in range(each.start[0], each.end[0] + 1)}
+    code -= docstring_lines(tree)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {each.name: len(code & set(range(each.lineno, (each.end_lineno or 0) + 1))) for each in classes}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_kind_is_forty_lines_at_most(path: Path) -> None:
+    counted = lines_of_classes(path.read_text())
+    assert counted and max(counted.values()) <= MOST_LINES
+
+
+def test_lines_of_code_are_counted() -> None:
+    source = 'class Two:\n    """Not\n    this."""\n\n    # nor this\n    x = (\n        1)\n'
+    assert lines_of_classes(source) == {"Two": 3}
