@@ -1,4 +1,4 @@
-"""The losses of elements that are measured: their inputs, their passes in ``nkilib.torch`` and in torch, their memory.
+"""The losses that are measured: their inputs, their passes in ``nkilib.torch`` and in torch, their memory.
 
 ``python -m benchmarks._losses NAME SHAPE DTYPE PASS`` runs one pass of ours and prints what memory it took, as JSON.
 """
@@ -23,39 +23,84 @@ from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_byte
 FORWARD, BACKWARD = "forward", "backward"
 TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-# Fills a tensor in place, so that there is no second copy of it.
-Fill = Callable[[Tensor, torch.Generator], Tensor]
+Shape = tuple[int, ...]
+# Makes a tensor for a loss of a shape, filled in place, so that there is no second copy of it. The type is that of the
+# floating tensors.
+Make = Callable[[Shape, torch.dtype, torch.Generator], Tensor]
 
 
-def _normal(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    return tensor.normal_(generator=generator)
+def _normal(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.empty(shape, dtype=dtype).normal_(generator=generator)
 
 
-def _probabilities(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    return tensor.uniform_(0.0625, 0.9375, generator=generator)
+def _probabilities(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.empty(shape, dtype=dtype).uniform_(0.0625, 0.9375, generator=generator)
 
 
-def _positive(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    return tensor.uniform_(0.125, 2.0, generator=generator)
+def _positive(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.empty(shape, dtype=dtype).uniform_(0.125, 2.0, generator=generator)
 
 
-def _signs(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    return tensor.uniform_(-1.0, 1.0, generator=generator).sign_()
+def _signs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.empty(shape, dtype=dtype).uniform_(-1.0, 1.0, generator=generator).sign_()
+
+
+def _signs_of_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return _signs(shape[:1], dtype, generator)
+
+
+def _classes(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """One a row."""
+    return torch.randint(shape[1], shape[:1], generator=generator)
+
+
+def _lists_of_classes(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Of eight a row at most, which end at the first -1."""
+    targets = torch.full(shape, -1)
+    targets[:, :_CLASSES_OF_LIST] = torch.randint(-1, shape[1], (shape[0], _CLASSES_OF_LIST), generator=generator)
+    return targets
+
+
+def _log_probabilities(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return _normal(shape, dtype, generator).log_softmax(-1)
+
+
+def _labels(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Of sequences of [T, N, C], T / 4 each, without the blank 0."""
+    steps, sequences, classes = shape
+    return torch.randint(1, classes, (sequences, steps // _STEPS_OF_LABEL), generator=generator)
+
+
+def _input_lengths(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.full((shape[1],), shape[0])
+
+
+def _target_lengths(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.full((shape[1],), shape[0] // _STEPS_OF_LABEL)
+
+
+_CLASSES_OF_LIST, _STEPS_OF_LABEL = 8, 4
+_MATRIX: Final = (4096, 4096)
 
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """A loss of elements of ``torch.nn.functional``.
+    """A loss of ``torch.nn.functional``.
 
     Attributes:
         name: of the function, there and in ``nkilib.torch``.
-        fills: what fills each of its tensors; the gradient is by the first one.
+        makes: what makes each of its tensors; the gradient is by the first one.
         options: further arguments.
+        shape, quick_shape: of the first tensor.
+        in_bfloat16: torch has it in this type.
     """
 
     name: str
-    fills: tuple[Fill, ...] = (_normal, _normal)
+    makes: tuple[Make, ...] = (_normal, _normal)
     options: Mapping[str, Any] = field(default_factory=dict)
+    shape: Shape = _MATRIX
+    quick_shape: Shape = (40, 70)
+    in_bfloat16: bool = True
 
 
 _ALL: Final = (
@@ -70,6 +115,19 @@ _ALL: Final = (
     MeasuredLoss("margin_ranking_loss", (_normal, _normal, _signs)),
     MeasuredLoss("poisson_nll_loss", (_normal, _positive)),
     MeasuredLoss("gaussian_nll_loss", (_normal, _normal, _positive)),
+    MeasuredLoss("triplet_margin_loss", (_normal, _normal, _normal)),
+    MeasuredLoss("cosine_embedding_loss", (_normal, _normal, _signs_of_rows)),
+    MeasuredLoss("multilabel_soft_margin_loss", (_normal, _probabilities)),
+    MeasuredLoss("nll_loss", (_normal, _classes)),
+    MeasuredLoss("multi_margin_loss", (_normal, _classes), in_bfloat16=False),
+    MeasuredLoss("multilabel_margin_loss", (_normal, _lists_of_classes), in_bfloat16=False),
+    MeasuredLoss(
+        "ctc_loss",
+        (_log_probabilities, _labels, _input_lengths, _target_lengths),
+        shape=(512, 64, 512),
+        quick_shape=(24, 3, 17),
+        in_bfloat16=False,
+    ),
 )
 # Those that nkilib.torch has, by name.
 LOSSES: Final = {loss.name: loss for loss in _ALL if hasattr(nkilib.torch, loss.name)}
@@ -81,8 +139,8 @@ class LossCase:
 
     Attributes:
         name: of the loss, a key of ``LOSSES``.
-        shape: of its tensors.
-        dtype_name: of its tensors, a key of ``TYPES``.
+        shape: of its first tensor.
+        dtype_name: of its floating tensors, a key of ``TYPES``.
     """
 
     name: str
@@ -99,9 +157,7 @@ class LossInputs:
     def __init__(self, case: LossCase) -> None:
         self._loss = LOSSES[case.name]
         generator = torch.Generator().manual_seed(0)
-        self.tensors = [
-            fill(torch.empty(case.shape, dtype=TYPES[case.dtype_name]), generator) for fill in self._loss.fills
-        ]
+        self.tensors = [make(case.shape, TYPES[case.dtype_name], generator) for make in self._loss.makes]
 
     def value(self, library: ModuleType) -> Tensor:
         """The loss, without a graph."""

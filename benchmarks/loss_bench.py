@@ -1,4 +1,4 @@
-"""Time and memory of the simulated losses of elements: ``python -m benchmarks.loss_bench`` or ``make bench``.
+"""Time and memory of the simulated losses: ``python -m benchmarks.loss_bench`` or ``make bench``.
 
 Each is the function of ``nkilib.torch`` beside that of ``torch.nn.functional`` with the same arguments. Time is the
 ratio of the two on the same two cores, memory the growth of the resident set beyond the tensors in and out.
@@ -31,15 +31,19 @@ from examples._display import make_console
 # The goals: at most that many times torch's seconds.
 LARGEST_RATIOS = {"fp32": 3.0, "bf16": 4.0}
 FEWEST_RUNS = 5
-SHAPE, QUICK_SHAPE = (4096, 4096), (40, 70)
 # The share of torch's largest element by which ours may differ and still count as the same work: torch rounds a loss
 # of bfloat16 to bfloat16. How exact the kernels are is tested against float64.
 LARGEST_DIFFERENCE = 0.02
 
 
 def cases(quick: bool, names: Sequence[str]) -> list[LossCase]:
-    """The losses, in both types."""
-    return [LossCase(name, QUICK_SHAPE if quick else SHAPE, dtype_name) for name in names for dtype_name in TYPES]
+    """The losses, in each type that torch has them in."""
+    losses = [(LOSSES[name], dtype_name) for name in names for dtype_name in TYPES]
+    return [
+        LossCase(loss.name, loss.quick_shape if quick else loss.shape, dtype_name)
+        for loss, dtype_name in losses
+        if dtype_name != "bf16" or loss.in_bfloat16
+    ]
 
 
 def compare(case: LossCase, options: argparse.Namespace) -> list[PassResult]:
@@ -69,7 +73,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """The command line; ``None`` means that of this process."""
     parser = timing_parser(
         "loss_bench",
-        "Time the simulated losses of elements on two cores, forward and backward, against torch.nn.functional on this "
+        "Time the simulated losses on two cores, forward and backward, against torch.nn.functional on this "
         "CPU, and measure their memory.",
     )
     parser.add_argument("losses", nargs="*", metavar="LOSS", help="by default all: " + ", ".join(LOSSES))
@@ -88,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console,
         options,
         "nkilib loss bench",
-        "Losses of elements of nkilib.torch on two simulated cores against those of torch.nn.functional,",
+        "Losses of nkilib.torch on two simulated cores against those of torch.nn.functional,",
         "reduced, and their gradients by the first tensor, of graphs made before.",
     ):
         return 2
