@@ -154,10 +154,18 @@ class LossCase:
 class LossInputs:
     """The tensors of a case, the same memory for both libraries."""
 
-    def __init__(self, case: LossCase) -> None:
-        self._loss = LOSSES[case.name]
-        generator = torch.Generator().manual_seed(0)
-        self.tensors = [make(case.shape, TYPES[case.dtype_name], generator) for make in self._loss.makes]
+    def __init__(self, loss: MeasuredLoss, tensors: list[Tensor]) -> None:
+        self._loss, self.tensors = loss, tensors
+
+    @classmethod
+    def of(cls, case: LossCase) -> LossInputs:
+        """Made, always the same ones."""
+        loss, generator = LOSSES[case.name], torch.Generator().manual_seed(0)
+        return cls(loss, [make(case.shape, TYPES[case.dtype_name], generator) for make in loss.makes])
+
+    def in_float32(self) -> LossInputs:
+        """The same numbers in float32: torch rounds what it computes in between of bfloat16."""
+        return LossInputs(self._loss, [each.float() if each.is_floating_point() else each for each in self.tensors])
 
     def value(self, library: ModuleType) -> Tensor:
         """The loss, without a graph."""
@@ -203,7 +211,7 @@ def measure_loss_memory(case: LossCase, name: str) -> MemoryUse:
 
 def main(arguments: list[str]) -> None:
     loss, shape, dtype_name, name = arguments
-    inputs = LossInputs(LossCase(loss, tuple(map(int, shape.split("x"))), dtype_name))
+    inputs = LossInputs.of(LossCase(loss, tuple(map(int, shape.split("x"))), dtype_name))
     held = sum(tensor.nbytes for tensor in inputs.tensors)
     before = resident_bytes()
     result = PASSES[name](inputs, nkilib.torch)
