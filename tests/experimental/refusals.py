@@ -194,6 +194,8 @@ def _elementwise(kind: ElementwiseKind) -> Iterator[ElementwiseKernel]:
     words = {"matrix": f"{next(iter(kind.tensors))}_hbm"}
     yield ElementwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
     yield ElementwiseKernel(kind.backward, lambda rows, columns: _GRADIENT, words, kind)
+    if kind.both is not None:
+        yield ElementwiseKernel(kind.both, lambda rows, columns: _GRADIENT, words, kind)
 
 
 ELEMENTWISE_KERNELS = {kernel.name: kernel for kind in KINDS for kernel in _elementwise(kind)}

@@ -8,6 +8,7 @@ grad_x = softmax_backward[2](grad, y, axis)
 
 from __future__ import annotations
 
+from nkilib.core.host.launchable import launchable
 from nkilib.experimental.softmax import kernels
 from nkilib.experimental.softmax.host.guarantees import (
     LOG_SOFTMAX_BACKWARD,
@@ -22,9 +23,6 @@ from nkilib.experimental.softmax.host.work import (
     softmax_forward_work,
 )
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
-from nkilib.guarantee import states_guarantee
-from nkilib.nki import nki
-from nkilib.work import states_work
 
 __all__ = [
     "SoftmaxTiling",
@@ -35,13 +33,7 @@ __all__ = [
     "softmax_forward",
 ]
 
-softmax_forward = nki.jit(states_guarantee(SOFTMAX_FORWARD)(states_work(softmax_forward_work)(kernels.softmax_forward)))
-log_softmax_forward = nki.jit(
-    states_guarantee(LOG_SOFTMAX_FORWARD)(states_work(softmax_forward_work)(kernels.log_softmax_forward))
-)
-softmax_backward = nki.jit(
-    states_guarantee(SOFTMAX_BACKWARD)(states_work(softmax_backward_work)(kernels.softmax_backward))
-)
-log_softmax_backward = nki.jit(
-    states_guarantee(LOG_SOFTMAX_BACKWARD)(states_work(log_softmax_backward_work)(kernels.log_softmax_backward))
-)
+softmax_forward = launchable(kernels.softmax_forward, SOFTMAX_FORWARD, softmax_forward_work)
+log_softmax_forward = launchable(kernels.log_softmax_forward, LOG_SOFTMAX_FORWARD, softmax_forward_work)
+softmax_backward = launchable(kernels.softmax_backward, SOFTMAX_BACKWARD, softmax_backward_work)
+log_softmax_backward = launchable(kernels.log_softmax_backward, LOG_SOFTMAX_BACKWARD, log_softmax_backward_work)

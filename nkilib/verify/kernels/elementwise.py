@@ -80,8 +80,36 @@ def _of_kind(kind: ElementwiseKind, type_name: str) -> Iterator[Case]:
     )
 
 
+def _both(kind: ElementwiseKind, type_name: str) -> dict[str, Any]:
+    """Losses of each, and the last gradient alone."""
+    return {**_backward(kind, type_name, "none", **{kind.gradients[-1]: True}), "dtype": nl.float32}
+
+
+def _truths_of_both(kind: ElementwiseKind, given: Mapping[str, Any]) -> Truths:
+    return {**_forward_truths(kind, given), **_backward_truths(kind, given)}
+
+
+def _in_one_launch(kind: ElementwiseKind, type_name: str) -> Iterator[Case]:
+    both = partial(Case, kernel=kind.both, truths=partial(_truths_of_both, kind), is_quick=False, sizes=_SIZES)
+    yield both(
+        f"both of {kind.name}: mean, in place, {type_name}",
+        arguments=partial(_backward, kind, type_name, "mean"),
+        results=("loss", *(f"grad_{name}" for name in kind.gradients)),
+        num_cores=2,
+        written=f"{kind.gradients[0]}_hbm",
+    )
+    yield both(
+        f"both of {kind.name}: {kind.gradients[-1]} alone, none, {type_name}",
+        arguments=partial(_both, kind, type_name),
+        results=("loss", f"grad_{kind.gradients[-1]}"),
+        num_cores=1,
+    )
+
+
 def cases() -> Iterator[Case]:
     """All of them."""
     for type_name in inputs.TYPES:
         for kind in KINDS:
             yield from _of_kind(kind, type_name)
+            if kind.both is not None:
+                yield from _in_one_launch(kind, type_name)

@@ -78,6 +78,7 @@ class ElementwiseKind:
         gradients: names of the tensors by which the backward differentiates, in its order.
         options: of both kernels.
         absent: optional tensors that are None.
+        both: the kernel that gives losses and gradients in one launch; None: there is none.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ElementwiseKind:
     gradients: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    both: Any = None
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
         """Tensors of a shape, in types that repeat, by the names of the kind."""
@@ -114,6 +116,7 @@ def _two(first: Any = any_numbers, second: Any = any_numbers) -> dict[str, Any]:
 
 _BOTH: Final = ("input", "target")
 _MSE: Final = (loss.mse_loss_forward, loss.mse_loss_backward)
+_MSE_BOTH: Final = loss.mse_loss_forward_backward
 _L1: Final = (loss.l1_loss_forward, loss.l1_loss_backward)
 _SMOOTH_L1: Final = (loss.smooth_l1_loss_forward, loss.smooth_l1_loss_backward)
 _HUBER: Final = (loss.huber_loss_forward, loss.huber_loss_backward)
@@ -158,13 +161,14 @@ def likelihoods() -> Iterator[ElementwiseKind]:
 
 
 KINDS: Final = (
-    ElementwiseKind("mse_loss", *_MSE, MseTruth(), _two(), _BOTH, absent=("weight",)),
+    ElementwiseKind("mse_loss", *_MSE, MseTruth(), _two(), _BOTH, absent=("weight",), both=_MSE_BOTH),
     ElementwiseKind(
         "mse_loss, weighted",
         *_MSE,
         WeightedTruth(MseTruth()),
         _WEIGHTED,
         _WITH_WEIGHT,
+        both=_MSE_BOTH,
     ),
     ElementwiseKind("l1_loss", *_L1, L1Truth(), _two(), _BOTH, absent=("weight",)),
     ElementwiseKind("l1_loss, weighted", *_L1, WeightedTruth(L1Truth()), _WEIGHTED, _WITH_WEIGHT),

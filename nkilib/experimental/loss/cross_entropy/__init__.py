@@ -6,6 +6,7 @@ grad = cross_entropy_backward[2](logits, targets, lse, ...)
 
 from __future__ import annotations
 
+from nkilib.core.host.launchable import launchable
 from nkilib.experimental.loss.cross_entropy import extended_kernels, kernels
 from nkilib.experimental.loss.cross_entropy.host.guarantees import (
     CROSS_ENTROPY_BACKWARD,
@@ -20,9 +21,6 @@ from nkilib.experimental.loss.cross_entropy.host.work import (
     forward_trips,
     forward_work,
 )
-from nkilib.guarantee import states_guarantee
-from nkilib.nki import nki
-from nkilib.work import states_trips, states_work
 
 __all__ = [
     "cross_entropy_backward",
@@ -31,21 +29,14 @@ __all__ = [
     "extended_cross_entropy_forward",
 ]
 
-cross_entropy_forward = nki.jit(
-    states_guarantee(CROSS_ENTROPY_FORWARD)(
-        states_trips(forward_trips)(states_work(forward_work)(kernels.cross_entropy_forward))
-    )
+cross_entropy_forward = launchable(kernels.cross_entropy_forward, CROSS_ENTROPY_FORWARD, forward_work, forward_trips)
+cross_entropy_backward = launchable(kernels.cross_entropy_backward, CROSS_ENTROPY_BACKWARD, backward_work)
+extended_cross_entropy_forward = launchable(
+    extended_kernels.extended_cross_entropy_forward,
+    EXTENDED_CROSS_ENTROPY_FORWARD,
+    extended_forward_work,
+    forward_trips,
 )
-cross_entropy_backward = nki.jit(
-    states_guarantee(CROSS_ENTROPY_BACKWARD)(states_work(backward_work)(kernels.cross_entropy_backward))
-)
-extended_cross_entropy_forward = nki.jit(
-    states_guarantee(EXTENDED_CROSS_ENTROPY_FORWARD)(
-        states_trips(forward_trips)(states_work(extended_forward_work)(extended_kernels.extended_cross_entropy_forward))
-    )
-)
-extended_cross_entropy_backward = nki.jit(
-    states_guarantee(EXTENDED_CROSS_ENTROPY_BACKWARD)(
-        states_work(extended_backward_work)(extended_kernels.extended_cross_entropy_backward)
-    )
+extended_cross_entropy_backward = launchable(
+    extended_kernels.extended_cross_entropy_backward, EXTENDED_CROSS_ENTROPY_BACKWARD, extended_backward_work
 )

@@ -11,7 +11,7 @@ from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece,
 from nkilib.nki import nisa, nl
 
 # The name of a gradient of each loss among the streamed tensors.
-_UPSTREAM = "grad_loss"
+UPSTREAM = "grad_loss"
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_h
         return
     flats_hbm = launch.flats(kind.needed(tuple(gradients_hbm)))
     if upstream.is_of_each:
-        flats_hbm[_UPSTREAM] = upstream.grad_hbm.reshape((launch.elements,))
-    stream = FlatStream.make(flats_hbm, own, launch.tiling.columns, launch.tiling.buffers, kind.scratch_tiles)
+        flats_hbm[UPSTREAM] = upstream.grad_hbm.reshape((launch.elements,))
+    stream = FlatStream.make(flats_hbm, own, launch.tiling.columns, launch.tiling.buffers, launch.scratch_tiles)
     flat_gradients = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
-    _Gradients.make(kind, upstream, flat_gradients, launch).run(stream, own)
+    Gradients.make(kind, upstream, flat_gradients, launch).run(stream, own)
 
 
 @dataclass(frozen=True)
-class _Gradients:
+class Gradients:
     """What all pieces have in common.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Gradients:
     buffers_sbuf: dict[str, list[nl.NkiTensor]]
 
     @classmethod
-    def make(cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch) -> _Gradients:
+    def make(cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch) -> Gradients:
         """Of a launch."""
         tiling = launch.tiling
         buffers = {name: ring_of(tiling.buffers, tiling.columns, each.dtype) for name, each in gradients_hbm.items()}
@@ -87,12 +87,12 @@ class _Gradients:
             for placed in stream.pieces(visit):
                 derivatives = self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
                 if ready is not None:
-                    self._take_all(*ready)
+                    self.take_all(*ready)
                 ready = placed, derivatives
         if ready is not None:
-            self._take_all(*ready)
+            self.take_all(*ready)
 
-    def _take_all(self, placed: PlacedPiece, derivatives: dict[str, Derivative]) -> None:
+    def take_all(self, placed: PlacedPiece, derivatives: dict[str, Derivative]) -> None:
         for name in self.gradients_hbm:
             self._take(placed, name, derivatives[name])
 
@@ -113,7 +113,7 @@ class _Gradients:
                 op0=nl.multiply,
                 operand0=derivative.factor,
                 op1=nl.multiply,
-                operand1=placed.piece[_UPSTREAM],
+                operand1=placed.piece[UPSTREAM],
             )
             return
         scale_sbuf = self._scale_of(derivative.factor)[0 : placed.tile.rows, :]

@@ -7,6 +7,7 @@ from math import prod
 
 from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.loss.elementwise.backward import Upstream, backward_of_core
+from nkilib.experimental.loss.elementwise.both import both_of_core
 from nkilib.experimental.loss.elementwise.forward import forward_of_core
 from nkilib.experimental.loss.elementwise.kind import Kind
 from nkilib.experimental.loss.elementwise.launch import Launch
@@ -20,6 +21,8 @@ from nkilib.experimental.loss.elementwise.validation import (
 from nkilib.nki import nl
 
 BATCHMEAN = "batchmean"
+# Losses and derivatives of a piece have tiles of their own.
+_PASSES = 2
 
 
 def run_forward(
@@ -56,8 +59,7 @@ def run_forward(
     factor = _factor(reduction, shape)
     streamed = [each.dtype for each in given.values()] + ([dtype] if factor is None else [])
     tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
-    shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
-    loss_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+    loss_hbm = _losses(shape, dtype, factor)
     forward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, loss_hbm, factor)
     return loss_hbm
 
@@ -91,17 +93,71 @@ def run_backward(
     given = _given(function, tensors_hbm)
     require_reduction(function, reduction, further)
     _require_wanted(function, given, wanted, inplace)
-    first, shape = next(iter(given)), tuple(next(iter(given.values())).shape)
+    shape = tuple(next(iter(given.values())).shape)
     factor = _factor(reduction, shape)
     require_upstream(function, grad_loss_hbm, shape, is_each=factor is None)
     names = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     streamed = [given[name].dtype for name in (*kind.needed(names), *names)]
     streamed += [grad_loss_hbm.dtype] if factor is None else []
     tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
-    gradients = {name: given[name] if inplace and name == first else _gradient(name, given[name]) for name in names}
+    gradients = _gradients(given, names, inplace)
     backward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, Upstream(grad_loss_hbm, factor), gradients)
     found = tuple(gradients.values())
     return found[0] if len(found) == 1 else found
+
+
+def run_forward_backward(
+    function: str,
+    kind: Kind,
+    tensors_hbm: Mapping[str, nl.NkiTensor | None],
+    grad_loss_hbm: nl.NkiTensor,
+    wanted: Mapping[str, bool],
+    reduction: str,
+    inplace: bool,
+    dtype: nl.DType | None,
+    columns: int | None,
+    buffers: int | None,
+) -> tuple[nl.NkiTensor, ...]:
+    """The losses, or their sum or mean, and the gradients by the tensors that are wanted, in one pass.
+
+    Args:
+        function, kind, tensors_hbm, reduction, dtype, columns, buffers: as for :func:`run_forward`.
+        grad_loss_hbm, wanted, inplace: as for :func:`run_backward`.
+
+    Returns:
+        loss_hbm, and the gradients.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    given = _given(function, tensors_hbm)
+    require_reduction(function, reduction)
+    _require_wanted(function, given, wanted, inplace)
+    first_hbm = next(iter(given.values()))
+    shape, dtype = tuple(first_hbm.shape), first_hbm.dtype if dtype is None else dtype
+    require_floats(function, "dtype", dtype)
+    factor = _factor(reduction, shape)
+    require_upstream(function, grad_loss_hbm, shape, is_each=factor is None)
+    names = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    streamed = [each.dtype for each in given.values()] + [given[name].dtype for name in names]
+    streamed += [dtype, grad_loss_hbm.dtype] if factor is None else []
+    scratch_tiles = _PASSES * kind.scratch_tiles
+    tiling = checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers)
+    loss_hbm = _losses(shape, dtype, factor)
+    gradients = _gradients(given, names, inplace)
+    both_of_core(Launch(given, tiling, scratch_tiles), kind, loss_hbm, Upstream(grad_loss_hbm, factor), gradients)
+    return loss_hbm, *gradients.values()
+
+
+def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl.NkiTensor:
+    shape, dtype = (shape, dtype) if factor is None else ((1,), nl.float32)
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+
+
+def _gradients(given: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool) -> dict[str, nl.NkiTensor]:
+    """By name of the tensor; in place that of the first one is the tensor itself."""
+    first = next(iter(given))
+    return {name: given[name] if inplace and name == first else _gradient(name, given[name]) for name in names}
 
 
 def _given(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:

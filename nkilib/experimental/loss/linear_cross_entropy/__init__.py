@@ -8,6 +8,7 @@ grad_input, grad_weight = linear_cross_entropy_backward[2](input, weight, target
 
 from __future__ import annotations
 
+from nkilib.core.host.launchable import launchable
 from nkilib.experimental.loss.linear_cross_entropy import kernels
 from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
     LINEAR_CROSS_ENTROPY_BACKWARD,
@@ -19,9 +20,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.work import (
     linear_forward_backward_work,
     linear_forward_work,
 )
-from nkilib.guarantee import states_guarantee
-from nkilib.nki import nki
-from nkilib.work import states_work
 
 __all__ = [
     "linear_cross_entropy_backward",
@@ -29,18 +27,12 @@ __all__ = [
     "linear_cross_entropy_forward_backward",
 ]
 
-linear_cross_entropy_forward = nki.jit(
-    states_guarantee(LINEAR_CROSS_ENTROPY_FORWARD)(
-        states_work(linear_forward_work)(kernels.linear_cross_entropy_forward)
-    )
+linear_cross_entropy_forward = launchable(
+    kernels.linear_cross_entropy_forward, LINEAR_CROSS_ENTROPY_FORWARD, linear_forward_work
 )
-linear_cross_entropy_backward = nki.jit(
-    states_guarantee(LINEAR_CROSS_ENTROPY_BACKWARD)(
-        states_work(linear_backward_work)(kernels.linear_cross_entropy_backward)
-    )
+linear_cross_entropy_backward = launchable(
+    kernels.linear_cross_entropy_backward, LINEAR_CROSS_ENTROPY_BACKWARD, linear_backward_work
 )
-linear_cross_entropy_forward_backward = nki.jit(
-    states_guarantee(LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD)(
-        states_work(linear_forward_backward_work)(kernels.linear_cross_entropy_forward_backward)
-    )
+linear_cross_entropy_forward_backward = launchable(
+    kernels.linear_cross_entropy_forward_backward, LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD, linear_forward_backward_work
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from nkilib.experimental.loss.elementwise.host import term_errors
 from nkilib.guarantee import Guarantee, TermError
@@ -58,6 +59,11 @@ KL_DIV_BACKWARD = backward_guarantee(
 )
 MSE_LOSS_FORWARD = forward_guarantee(term_errors.MSE)
 MSE_LOSS_BACKWARD = backward_guarantee("1.5 u of the gradient")
+MSE_LOSS_FORWARD_BACKWARD = replace(
+    MSE_LOSS_FORWARD,
+    in_place="input_hbm",
+    error=f"{term_errors.MSE}, 16 bits half a ulp more; 1.5 u of the gradient, and half a ulp; u = 2^-23",
+)
 L1_LOSS_FORWARD = forward_guarantee(term_errors.L1)
 L1_LOSS_BACKWARD = backward_guarantee("u of the gradient")
 SMOOTH_L1_LOSS_FORWARD = forward_guarantee(term_errors.SMOOTH_L1)

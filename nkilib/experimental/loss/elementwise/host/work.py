@@ -46,6 +46,19 @@ def backward_work(
     return work
 
 
+def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
+    """Of losses and gradients in one pass over the tensors of these names."""
+
+    def work(grad_loss_hbm: Any, reduction: str, dtype: Any, **arguments: Any) -> Work:
+        given = _given(names, arguments)
+        wanted = tuple(name for name in names if arguments[f"grad_{name}_wanted"])
+        streamed = [each.dtype for each in (*given, *_given(wanted, arguments))]
+        of_each = [given[0].dtype if dtype is None else dtype, grad_loss_hbm.dtype]
+        return _work(given, streamed + (of_each if reduction == "none" else []), functions)
+
+    return work
+
+
 def kl_div_gradient_functions(arguments: Mapping[str, Any]) -> int:
     """Activation functions an element of ``kl_div_backward``: none for the gradient of the input by probabilities."""
     return int(arguments["log_target"] or arguments["grad_target_wanted"])

@@ -20,7 +20,11 @@ from nkilib.experimental.loss.elementwise.kernels.margin_ranking import (
     margin_ranking_loss_backward,
     margin_ranking_loss_forward,
 )
-from nkilib.experimental.loss.elementwise.kernels.mse import mse_loss_backward, mse_loss_forward
+from nkilib.experimental.loss.elementwise.kernels.mse import (
+    mse_loss_backward,
+    mse_loss_forward,
+    mse_loss_forward_backward,
+)
 from nkilib.experimental.loss.elementwise.kernels.poisson_nll import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.experimental.loss.elementwise.kernels.smooth_l1 import smooth_l1_loss_backward, smooth_l1_loss_forward
 
@@ -43,6 +47,7 @@ __all__ = [
     "margin_ranking_loss_forward",
     "mse_loss_backward",
     "mse_loss_forward",
+    "mse_loss_forward_backward",
     "poisson_nll_loss_backward",
     "poisson_nll_loss_forward",
     "smooth_l1_loss_backward",

@@ -1,0 +1,25 @@
+"""Kernels that are launched on their own, with what is stated of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nkilib.guarantee import Guarantee, states_guarantee
+from nkilib.nki import nki
+from nkilib.work import StatesTrips, StatesWork, states_trips, states_work
+
+
+def launchable(
+    function: Callable[..., Any], guarantee: Guarantee, work: StatesWork, trips: StatesTrips | None = None
+) -> Any:
+    """What ``nki.jit`` makes of a function of NKI code.
+
+    Args:
+        function: the kernel.
+        guarantee: what it promises.
+        work: what it works on, by its arguments.
+        trips: how often its loops run at most, by its arguments, where the data say it.
+    """
+    stated = states_guarantee(guarantee)(states_work(work)(function))
+    return nki.jit(stated if trips is None else states_trips(trips)(stated))
