@@ -1,7 +1,7 @@
 """Run a script in a process of its own that need not load numpy and torch again: that takes longer than most scripts.
 
-The processes are forked from a server that has imported these two and nothing of nkilib: what a script sees of nkilib
-is as in a new interpreter.
+The processes are forked from a server that has imported these, with what torch loads when an operator is first called,
+and nothing of nkilib: what a script sees of nkilib is as in a new interpreter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fresh_python import CHECKOUT
 
-_PRELOADED = ["numpy", "torch"]
+_PRELOADED = ["numpy", "torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor"]
 
 
 @dataclass(frozen=True)

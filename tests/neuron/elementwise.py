@@ -27,3 +27,6 @@ def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]
         upstream = np.full(ELEMENTS, 0.75, np.float32)
         each = kind.backward_arguments(tensors, upstream, **{kind.gradients[-1]: True})
         yield f"{kind.name} backward, none", kind.backward, {**each, "reduction": "none"}
+        if kind.both is not None:
+            yield f"{kind.name} both", kind.both, {**backward, "inplace": True, "columns": 128, "buffers": 2}
+            yield f"{kind.name} both, none", kind.both, {**each, "reduction": "none", "dtype": nl.float32}
