@@ -14,6 +14,7 @@ from nkilib.core.host.options import Dataclass
 from nkilib.core.host.reductions import check_reduction
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.layout import stored_order
 from nkilib.torch.dispatch.losses import (
@@ -79,7 +80,7 @@ class ElementwiseLoss:
         given = {name: each for name, each in tensors.items() if each is not None}
         dtype = promoted(given.values())
         floats = {name: each if each.is_floating_point() else each.to(dtype) for name, each in given.items()}
-        shape = torch.broadcast_shapes(*(each.shape for each in given.values()))  # type: ignore[no-untyped-call]
+        shape = broadcast_shape(self.caller, {name: each.shape for name, each in given.items()})
         if self.is_float32_under_autocast:
             floats = {name: as_computed(each, reduction) for name, each in floats.items()}
         computed = {name: each.expand(shape) for name, each in floats.items()}

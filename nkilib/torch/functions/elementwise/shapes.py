@@ -8,11 +8,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 
 
 def warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
     """Warn where shapes differ, as PyTorch does: they broadcast, which is seldom what is meant."""
+    broadcast_shape(caller, {"input": input.shape, "target": target.shape})
     if input.shape != target.shape and not torch.compiler.is_compiling():
         warnings.warn(
             f"{caller}: target has shape {tuple(target.shape)} and input {tuple(input.shape)}: they are broadcast, and "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.layout import stored_order
 from nkilib.torch.dispatch.losses import as_computed, check_float_dtype, check_inplace
 from nkilib.torch.functions.kl_div.operators import DERIVATIVE, KL_DIV
@@ -50,7 +51,7 @@ def kl_div(
     _check(input, target, reduction, log_target)
     checks.check_flag(KL_DIV, "inplace", inplace)
     batch = input.shape[0] if input.dim() > 0 else 1
-    shape = torch.broadcast_shapes(input.shape, target.shape)  # type: ignore[no-untyped-call]
+    shape = broadcast_shape(KL_DIV, {"input": input.shape, "target": target.shape})
     x, t = (as_computed(tensor, reduction).expand(shape) for tensor in (input, target))
     if reduction == "none" and x.dtype != t.dtype:
         promoted = torch.promote_types(x.dtype, t.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from nkilib.experimental.loss.rowwise import cosine_embedding_loss_backward, cosine_embedding_loss_forward
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.functions.rowwise.loss import RowInputs, as_floats, rowwise_loss
@@ -71,8 +72,8 @@ def cosine_embedding_loss(
     if not isinstance(margin, int | float):
         raise TypeError(f"{_LOSS.caller}: argument 'margin' must be float, not {type(margin).__name__}")
     _check_shapes(input1, input2, target)
-    of_pairs = torch.broadcast_shapes(input1.shape, input2.shape)  # type: ignore[no-untyped-call]
-    rows = torch.broadcast_shapes(of_pairs[:-1], target.shape)  # type: ignore[no-untyped-call]
+    of_pairs = broadcast_shape(_LOSS.caller, {"input1": input1.shape, "input2": input2.shape})
+    rows = broadcast_shape(_LOSS.caller, {"rows": of_pairs[:-1], "target": target.shape})
     shape = (*rows, of_pairs[-1])
     first, second = (as_computed(each, reduction).expand(shape) for each in as_floats([input1, input2]))
     if inplace:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.rowwise import multilabel_soft_margin_loss_backward, multilabel_soft_margin_loss_forward
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.reductions import reduced
 from nkilib.torch.functions.rowwise.loss import RowInputs, as_floats, rowwise_loss
@@ -60,7 +60,7 @@ def multilabel_soft_margin_loss(
     if input.dim() == 0:
         raise IndexError(f"{_LOSS.caller}: input must have a dimension of classes, got none; pass [C] or [N, C]")
     tensors = [input, target, *([] if weight is None else [weight])]
-    shape = torch.broadcast_shapes(*(each.shape for each in tensors))  # type: ignore[no-untyped-call]
+    shape = broadcast_shape(_LOSS.caller, {name: each.shape for name, each in given.items() if each is not None})
     axis, classes = input.dim() - 1, input.shape[-1]  # PyTorch's, of what may have more dimensions
     first, second, *others = as_floats(tensors)
     first, second = (each.expand(shape).movedim(axis, -1) for each in (first, second))

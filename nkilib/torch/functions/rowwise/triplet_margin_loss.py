@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from nkilib.experimental.loss.rowwise import triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.rowwise.host.pairs import num_coefficients
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.functions.rowwise.loss import RowInputs, as_floats, rowwise_loss
@@ -88,7 +88,7 @@ def triplet_margin_loss(
             f"{_LOSS.caller}: anchor, positive and negative must have the same number of dimensions, got "
             f"{anchor.dim()}, {positive.dim()} and {negative.dim()}; reshape them"
         )
-    shape = torch.broadcast_shapes(*(each.shape for each in given.values()))  # type: ignore[no-untyped-call]
+    shape = broadcast_shape(_LOSS.caller, {name: each.shape for name, each in given.items()})
     computed = [as_computed(each, reduction).expand(shape) for each in as_floats(list(given.values()))]
     if inplace:
         _LOSS.check_inplace(anchor, computed[0])
