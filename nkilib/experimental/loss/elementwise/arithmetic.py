@@ -9,6 +9,9 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
+# Of so many pieces Vector computes one, where GpSimd has one pass of all others and Vector another one of all.
+_TURNS = 5
+
 
 def transform(
     dst_sbuf: nl.NkiTensor,
@@ -52,6 +55,11 @@ def total(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTen
     combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.add, right_sbuf)
 
 
+def add_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left + right, as :func:`subtract_on_gpsimd`."""
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.add, engine=nisa.engine.gpsimd)
+
+
 def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
     """left * right, as :func:`subtract_on_gpsimd`."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
@@ -60,3 +68,15 @@ def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sb
 def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
     """left * right, as :func:`difference`."""
     combine(dst_sbuf, left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
+
+
+def subtract_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left - right of the piece of this number, on GpSimd or on Vector: so both are done in about the same time."""
+    subtract = subtract_on_gpsimd if number % _TURNS else difference
+    subtract(dst_sbuf, left_sbuf, right_sbuf)
+
+
+def multiply_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+    """left * right, as :func:`subtract_in_turns`."""
+    multiply = multiply_on_gpsimd if number % _TURNS else product
+    multiply(dst_sbuf, left_sbuf, right_sbuf)

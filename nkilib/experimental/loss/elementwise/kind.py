@@ -172,7 +172,7 @@ class Losses(Protocol):
         """``(data op0 operand0) op1 operand1``, on Vector."""
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        """``left * right`` of a scratch tile and any other, on Vector; a sum of it is Scalar's."""
+        """``left * right`` of two tiles, on Vector."""
 
 
 class Kind(Protocol):

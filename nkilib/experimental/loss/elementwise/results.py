@@ -127,9 +127,8 @@ class SumsOfLosses:
         self._add_on_vector(second)
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        """As :class:`.kind.Losses` has it: Vector has the next piece while Scalar adds."""
-        product(left_sbuf, left_sbuf, right_sbuf)
-        self.activation(nl.copy, left_sbuf)
+        """As :class:`.kind.Losses` has it."""
+        self.scalar_tensor_tensor(left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
 
     def _add_on_vector(self, each: Combination) -> None:
         """To the second sum of each run."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.experimental.loss.elementwise.arithmetic import (
+    add_on_gpsimd,
     combine,
     difference,
+    multiply_on_gpsimd,
     product,
     subtract_on_gpsimd,
-    total,
     transform,
 )
 from nkilib.experimental.loss.elementwise.kind import (
@@ -77,41 +78,38 @@ class BceWithPositiveWeight:
     """The loss with a weight of positive examples for each element."""
 
     tensors = (INPUT, TARGET, POSITIVE_WEIGHT)
-    scratch_tiles = 4
+    scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The target is needed for the gradient of the input alone."""
         return self.tensors if INPUT in wanted else (INPUT, POSITIVE_WEIGHT)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """softplus(-|x|), p t and 1 - t."""
-        soft_sbuf = piece.float32()
-        transform(soft_sbuf, piece[INPUT], nl.abs, None)
-        nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
+        """softplus(-|x|), p t, 1 - t and their sum w."""
+        size_sbuf, soft_sbuf = piece.like(INPUT), piece.float32()
+        transform(size_sbuf, piece[INPUT], nl.abs, None)
+        nisa.activation(dst=soft_sbuf, op=nl.softplus, data=size_sbuf, scale=-1.0)
         return soft_sbuf, *_shares(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """(w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0): of the last two terms one is 0."""
-        soft_sbuf, positive_sbuf, negative_sbuf = prepared
-        below_sbuf = piece.float32()
-        combine(below_sbuf, piece[INPUT], nl.minimum, 0.0, nl.multiply, positive_sbuf)
-        total(positive_sbuf, positive_sbuf, negative_sbuf)
-        product(soft_sbuf, soft_sbuf, positive_sbuf)
-        difference(soft_sbuf, soft_sbuf, below_sbuf)
+        soft_sbuf, positive_sbuf, negative_sbuf, weight_sbuf = prepared
+        combine(positive_sbuf, piece[INPUT], nl.minimum, 0.0, nl.multiply, positive_sbuf)
         combine(negative_sbuf, piece[INPUT], nl.maximum, 0.0, nl.multiply, negative_sbuf)
+        product(soft_sbuf, soft_sbuf, weight_sbuf)
+        difference(soft_sbuf, soft_sbuf, positive_sbuf)
         losses.scalar_tensor_tensor(soft_sbuf, nl.add, 0.0, nl.add, negative_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """(1 - t) - w sigmoid(-x), (p - 1) softplus(-x) - x."""
         found = {}
         if INPUT in wanted:
-            positive_sbuf, negative_sbuf = _shares(piece)
             sigmoid_sbuf = piece.float32()
+            _, negative_sbuf, weight_sbuf = _shares(piece)
             nisa.activation(dst=sigmoid_sbuf, op=nl.sigmoid, data=piece[INPUT], scale=-1.0)
-            total(positive_sbuf, positive_sbuf, negative_sbuf)
-            product(positive_sbuf, positive_sbuf, sigmoid_sbuf)
-            difference(negative_sbuf, negative_sbuf, positive_sbuf)
-            found[INPUT] = Derivative(negative_sbuf)
+            product(weight_sbuf, weight_sbuf, sigmoid_sbuf)
+            difference(negative_sbuf, negative_sbuf, weight_sbuf)
+            found[INPUT] = Derivative(negative_sbuf, on_scalar=True)
         if TARGET in wanted:
             slope_sbuf = piece.float32()
             nisa.activation(dst=slope_sbuf, op=nl.softplus, data=piece[INPUT], scale=-1.0)
@@ -121,9 +119,10 @@ class BceWithPositiveWeight:
         return found
 
 
-def _shares(piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """p t, and 1 - t."""
-    positive_sbuf, negative_sbuf = piece.float32(), piece.float32()
-    product(positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
-    transform(negative_sbuf, piece[TARGET], nl.multiply, -1.0, nl.add, 1.0)
-    return positive_sbuf, negative_sbuf
+def _shares(piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
+    """p t, 1 - t and their sum: Vector has enough to do."""
+    positive_sbuf, negative_sbuf, weight_sbuf = piece.float32(), piece.float32(), piece.float32()
+    multiply_on_gpsimd(positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
+    nisa.activation(dst=negative_sbuf, op=nl.copy, data=piece[TARGET], scale=-1.0, bias=piece.constant(1.0))
+    add_on_gpsimd(weight_sbuf, positive_sbuf, negative_sbuf)
+    return positive_sbuf, negative_sbuf, weight_sbuf

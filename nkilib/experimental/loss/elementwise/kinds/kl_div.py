@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, transform
+from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, subtract_in_turns, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -39,15 +39,15 @@ class KlDiv:
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """log(t + 2^-64)."""
+        """log(t + 2^-64) - x."""
         log_sbuf = piece.float32()
         nisa.activation(dst=log_sbuf, op=nl.log, data=piece[TARGET], bias=piece.constant(LEAST_TARGET))
+        subtract_in_turns(piece.number, log_sbuf, log_sbuf, piece[INPUT])
         return (log_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """(log t - x) * t; NaN where t is 0 and x infinite, as PyTorch has it."""
         (log_sbuf,) = prepared
-        difference(log_sbuf, log_sbuf, piece[INPUT])
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
@@ -85,12 +85,10 @@ class KlDivOfLogTarget:
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """exp(t) and t - x, on Scalar and on GpSimd, which leaves Vector one pass."""
+        """exp(t) and t - x, on Scalar and mostly on GpSimd, which leaves Vector little more than one pass."""
         exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
-        nisa.tensor_tensor(
-            dst=difference_sbuf, data1=piece[TARGET], data2=piece[INPUT], op=nl.subtract, engine=nisa.engine.gpsimd
-        )
+        subtract_in_turns(piece.number, difference_sbuf, piece[TARGET], piece[INPUT])
         return exponential_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:

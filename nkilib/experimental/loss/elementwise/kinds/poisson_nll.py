@@ -13,8 +13,10 @@ from math import log, pi
 from nkilib.experimental.loss.elementwise.arithmetic import (
     combine,
     difference,
+    multiply_in_turns,
     multiply_on_gpsimd,
     product,
+    subtract_on_gpsimd,
     total,
     transform,
 )
@@ -39,20 +41,23 @@ class PoissonOfLogRate:
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """exp(x), and t x."""
+        """exp(x) and t x; or their difference, and what Stirling's estimate begins with."""
         rate_sbuf, product_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
+        if not self.full:
+            multiply_in_turns(piece.number, product_sbuf, piece[TARGET], piece[INPUT])
+            return rate_sbuf, product_sbuf
         multiply_on_gpsimd(product_sbuf, piece[TARGET], piece[INPUT])
-        return rate_sbuf, product_sbuf
+        subtract_on_gpsimd(rate_sbuf, rate_sbuf, product_sbuf)
+        return rate_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """exp(x) - t x, and Stirling's estimate."""
-        rate_sbuf, product_sbuf = prepared
-        if not self.full:
-            losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, product_sbuf)
-            return
-        difference(rate_sbuf, rate_sbuf, product_sbuf)
-        losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece))
+        rate_sbuf, other_sbuf = prepared
+        if self.full:
+            losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece, other_sbuf))
+        else:
+            losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """exp(x) - t, -x."""
@@ -90,19 +95,22 @@ class PoissonOfRate:
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """t log(x + eps)."""
+        """t log(x + eps); or x less that, and what Stirling's estimate begins with."""
         log_sbuf = self._logarithm(piece)
-        product(log_sbuf, log_sbuf, piece[TARGET])
-        return (log_sbuf,)
+        if not self.full:
+            multiply_in_turns(piece.number, log_sbuf, log_sbuf, piece[TARGET])
+            return (log_sbuf,)
+        multiply_on_gpsimd(log_sbuf, log_sbuf, piece[TARGET])
+        subtract_on_gpsimd(log_sbuf, piece[INPUT], log_sbuf)
+        return log_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """x - t log(x + eps), and Stirling's estimate."""
-        (product_sbuf,) = prepared
-        if not self.full:
-            losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, product_sbuf)
-            return
-        difference(product_sbuf, piece[INPUT], product_sbuf)
-        losses.scalar_tensor_tensor(product_sbuf, nl.add, 0.0, nl.add, stirling(piece))
+        first_sbuf, *others_sbuf = prepared
+        if self.full:
+            losses.scalar_tensor_tensor(first_sbuf, nl.add, 0.0, nl.add, stirling(piece, others_sbuf[0]))
+        else:
+            losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, first_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
         """1 - t / (x + eps), -log(x + eps)."""
@@ -128,9 +136,8 @@ class PoissonOfRate:
         return log_sbuf
 
 
-def stirling(piece: Piece) -> nl.NkiTensor:
-    """``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0."""
-    log_sbuf = _log_target(piece)
+def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0; over log max(t, 1)."""
     combine(log_sbuf, piece[TARGET], nl.add, 0.5, nl.multiply, log_sbuf)
     combine(log_sbuf, log_sbuf, nl.add, 0.5 * log(2.0 * pi), nl.subtract, piece[TARGET])
     _keep_above_one(log_sbuf, piece)
@@ -149,9 +156,9 @@ def stirling_slope(piece: Piece) -> nl.NkiTensor:
 
 def _log_target(piece: Piece) -> nl.NkiTensor:
     """log max(t, 1)."""
-    log_sbuf = piece.float32()
-    transform(log_sbuf, piece[TARGET], nl.maximum, 1.0)
-    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
+    log_sbuf, raised_sbuf = piece.float32(), piece.like(TARGET)
+    transform(raised_sbuf, piece[TARGET], nl.maximum, 1.0)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=raised_sbuf)
     return log_sbuf
 
 
