@@ -35,11 +35,11 @@ def _of_kl_div() -> tuple[ModelledLaunch, ...]:
     return (
         *modelled((1.05, 1.05), (1.05, 1.05)),
         launched("forward, none", True, (1.05, 1.05), given, reduction="none"),
-        launched("backward by the target", False, (3.75, 1.95), given, _OF_SUM, **of_target),
+        launched("backward by the target", False, (3.6, 1.95), given, _OF_SUM, **of_target),
         launched("forward, mean, log_target", True, (1.15, 1.05), given, log_target=True),
         launched("backward, mean, log_target", False, (1.05, 1.05), given, _OF_SUM, log_target=True),
         launched(
-            "backward by the target, log_target", False, (1.65, 1.05), given, _OF_SUM, log_target=True, **of_target
+            "backward by the target, log_target", False, (1.05, 1.05), given, _OF_SUM, log_target=True, **of_target
         ),
     )
 

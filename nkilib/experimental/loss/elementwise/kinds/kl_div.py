@@ -12,7 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, subtract_in_turns, transform
+from nkilib.experimental.loss.elementwise.arithmetic import (
+    add_on_gpsimd,
+    combine,
+    subtract_in_turns,
+    subtract_on_gpsimd,
+    transform,
+)
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 
@@ -56,20 +62,22 @@ class KlDiv:
         if TARGET in wanted:
             log_sbuf = _logarithm(piece)
             combine(log_sbuf, log_sbuf, nl.add, 1.0, nl.subtract, piece[INPUT])
-            found[TARGET] = Derivative(log_sbuf)
+            found[TARGET] = Derivative(log_sbuf, on_scalar=True)
         return found
 
 
 def _logarithm(piece: Piece) -> nl.NkiTensor:
     """log t of every normal number, NaN of 0: small targets are raised into the documented range of ``log`` first."""
     target_sbuf = piece[TARGET]
-    raised_sbuf, log_sbuf = piece.float32(), piece.float32()
+    raised_sbuf, log_sbuf, none_sbuf = piece.bfloat16(), piece.float32(), piece.float32()
+    # 2^64 is a bfloat16, which Vector writes fast
     transform(raised_sbuf, target_sbuf, nl.less, _SMALL, nl.multiply, _RAISED)
     # 1 + 2^64 is 2^64 in float32
     combine(log_sbuf, raised_sbuf, nl.add, 1.0, nl.multiply, target_sbuf)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)
+    nisa.activation(dst=none_sbuf, op=nl.copy, data=log_sbuf, scale=0.0)
     combine(log_sbuf, raised_sbuf, nl.multiply, -log(_RAISED) / _RAISED, nl.add, log_sbuf)
-    combine(log_sbuf, log_sbuf, nl.multiply, 0.0, nl.add, log_sbuf)
+    add_on_gpsimd(log_sbuf, log_sbuf, none_sbuf)
     return log_sbuf
 
 
@@ -103,7 +111,7 @@ class KlDivOfLogTarget:
         found = {INPUT: Derivative(exponential_sbuf, -1.0)}
         if TARGET in wanted:
             sum_sbuf = piece.float32()
-            difference(sum_sbuf, piece[TARGET], piece[INPUT])
+            subtract_on_gpsimd(sum_sbuf, piece[TARGET], piece[INPUT])
             combine(sum_sbuf, sum_sbuf, nl.add, 1.0, nl.multiply, exponential_sbuf)
-            found[TARGET] = Derivative(sum_sbuf)
+            found[TARGET] = Derivative(sum_sbuf, on_scalar=True)
         return found
