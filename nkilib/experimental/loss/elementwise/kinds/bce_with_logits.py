@@ -89,7 +89,8 @@ class BceWithPositiveWeight:
         size_sbuf, soft_sbuf = piece.like(INPUT), piece.float32()
         transform(size_sbuf, piece[INPUT], nl.abs, None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=size_sbuf, scale=-1.0)
-        return soft_sbuf, *_shares(piece)
+        shares = _Shares.of(piece)
+        return soft_sbuf, shares.positive_sbuf, shares.negative_sbuf, shares.weight_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
         """(w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0): of the last two terms one is 0."""
@@ -105,11 +106,11 @@ class BceWithPositiveWeight:
         found = {}
         if INPUT in wanted:
             sigmoid_sbuf = piece.float32()
-            _, negative_sbuf, weight_sbuf = _shares(piece)
+            shares = _Shares.of(piece)
             nisa.activation(dst=sigmoid_sbuf, op=nl.sigmoid, data=piece[INPUT], scale=-1.0)
-            product(weight_sbuf, weight_sbuf, sigmoid_sbuf)
-            difference(negative_sbuf, negative_sbuf, weight_sbuf)
-            found[INPUT] = Derivative(negative_sbuf, on_scalar=True)
+            product(shares.weight_sbuf, shares.weight_sbuf, sigmoid_sbuf)
+            difference(shares.negative_sbuf, shares.negative_sbuf, shares.weight_sbuf)
+            found[INPUT] = Derivative(shares.negative_sbuf, on_scalar=True)
         if TARGET in wanted:
             slope_sbuf = piece.float32()
             nisa.activation(dst=slope_sbuf, op=nl.softplus, data=piece[INPUT], scale=-1.0)
@@ -119,10 +120,24 @@ class BceWithPositiveWeight:
         return found
 
 
-def _shares(piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """p t, 1 - t and their sum: Vector has enough to do."""
-    positive_sbuf, negative_sbuf, weight_sbuf = piece.float32(), piece.float32(), piece.float32()
-    multiply_on_gpsimd(positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
-    nisa.activation(dst=negative_sbuf, op=nl.copy, data=piece[TARGET], scale=-1.0, bias=piece.constant(1.0))
-    add_on_gpsimd(weight_sbuf, positive_sbuf, negative_sbuf)
-    return positive_sbuf, negative_sbuf, weight_sbuf
+@dataclass(frozen=True)
+class _Shares:
+    """p t, 1 - t and their sum w.
+
+    Attributes:
+        positive_sbuf, negative_sbuf, weight_sbuf: these.
+    """
+
+    positive_sbuf: nl.NkiTensor
+    negative_sbuf: nl.NkiTensor
+    weight_sbuf: nl.NkiTensor
+
+    @classmethod
+    def of(cls, piece: Piece) -> _Shares:
+        """On GpSimd and Scalar: Vector has enough to do."""
+        found = cls(piece.float32(), piece.float32(), piece.float32())
+        multiply_on_gpsimd(found.positive_sbuf, piece[POSITIVE_WEIGHT], piece[TARGET])
+        one_sbuf = piece.constant(1.0)
+        nisa.activation(dst=found.negative_sbuf, op=nl.copy, data=piece[TARGET], scale=-1.0, bias=one_sbuf)
+        add_on_gpsimd(found.weight_sbuf, found.positive_sbuf, found.negative_sbuf)
+        return found
