@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -14,6 +15,8 @@ from .storage import Storage
 _TooHardError = getattr(np, "exceptions", np).TooHardError
 # The work that np.shares_memory may spend on a pair of arrays; two blocks of a matrix take less than a microsecond.
 _MOST_WORK = 10_000
+# Stubs of some releases of numpy know two values of max_work alone.
+_SHARES: Callable[..., bool] = np.shares_memory
 
 
 class DeferredLoads:
@@ -42,6 +45,6 @@ class DeferredLoads:
 def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
     """Whether two arrays have memory in common, or it is not known soon that they have none."""
     try:
-        return np.shares_memory(first, second, max_work=_MOST_WORK)  # type: ignore[arg-type]  # the stub knows two
+        return _SHARES(first, second, max_work=_MOST_WORK)
     except _TooHardError:
         return True

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple
-
-import numpy as np
 
 # What the functions are called, of which numpy's own OpenBLAS and that of a distribution are built with one each.
 _SPELLINGS = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
@@ -32,8 +31,8 @@ class _Threads(NamedTuple):
 def _openblas() -> _Threads | None:
     """Those of the OpenBLAS that numpy computes with; None where it computes with another library."""
     try:  # what numpy's module links to is found by way of the module, whatever file it is in
-        library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
-    except (AttributeError, OSError):
+        library = ctypes.CDLL(str(import_module("numpy.linalg._umath_linalg").__file__))
+    except (ImportError, OSError):
         return None
     for spelling in _SPELLINGS:
         names = spelling.format("get_num_threads"), spelling.format("set_num_threads")

@@ -91,8 +91,8 @@ class Block:
         """The view of its rows, which are dimension ``dimension`` of a tensor in HBM."""
         if isinstance(self.first, int):
             return tensor_hbm.slice(dimension, self.first, self.first + self.size)
-        everything = [slice(None)] * dimension
-        return tensor_hbm[(*everything, nl.ds(self.first, self.size))]
+        index = (*([slice(None)] * dimension), nl.ds(self.first, self.size))
+        return tensor_hbm[index]
 
 
 @dataclass(frozen=True)
