@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles, tiles_of_core
 from nkilib.experimental.loss.elementwise.kind import Derivative, Kind
 from nkilib.experimental.loss.elementwise.launch import Launch
-from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece, ring_of
+from nkilib.experimental.loss.elementwise.rings import ring_of
+from nkilib.experimental.loss.elementwise.stream import PlacedPiece, Stream
 from nkilib.nki import nisa, nl
 
 # The name of a gradient of each loss among the streamed tensors.
@@ -31,6 +31,11 @@ class Upstream:
         """They differ, and are streamed."""
         return self.factor is None
 
+    def with_tensors(self, launch: Launch, names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:
+        """What is streamed: those tensors of a launch, and the gradients where they differ."""
+        streamed = {name: launch.tensors_hbm[name] for name in names}
+        return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
+
     def scale(self, factor: float) -> nl.NkiTensor:
         """The gradient of each loss times a number, float32 [128, 1]. No value is looked at by the host."""
         partitions = nl.tile_size.pmax
@@ -43,16 +48,8 @@ class Upstream:
 
 def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]) -> None:
     """Store the gradients by the tensors whose names ``gradients_hbm`` has."""
-    tiles = flat_tiles(launch.elements, launch.tiling.columns)
-    own = tiles_of_core(tiles, nl.num_programs(), nl.program_id(0))
-    if not own:
-        return
-    flats_hbm = launch.flats(kind.needed(tuple(gradients_hbm)))
-    if upstream.is_of_each:
-        flats_hbm[UPSTREAM] = upstream.grad_hbm.reshape((launch.elements,))
-    stream = FlatStream.make(flats_hbm, own, launch.tiling.columns, launch.tiling.buffers, launch.scratch_tiles)
-    flat_gradients = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
-    Gradients.make(kind, upstream, flat_gradients, launch).run(stream, own)
+    stream = Stream.make(launch, upstream.with_tensors(launch, kind.needed(tuple(gradients_hbm))))
+    Gradients.make(kind, upstream, gradients_hbm, launch).run(stream)
 
 
 @dataclass(frozen=True)
@@ -78,12 +75,13 @@ class Gradients:
         """Of a launch."""
         tiling = launch.tiling
         buffers = {name: ring_of(tiling.buffers, tiling.columns, each.dtype) for name, each in gradients_hbm.items()}
-        return cls(kind, upstream, {}, gradients_hbm, buffers)
+        flats = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
+        return cls(kind, upstream, {}, flats, buffers)
 
-    def run(self, stream: FlatStream, own: list[FlatTile]) -> None:
+    def run(self, stream: Stream) -> None:
         """All of the core. Derivatives of a piece are issued before those of the piece before it are scaled."""
         ready: tuple[PlacedPiece, dict[str, Derivative]] | None = None
-        for visit in range(len(own)):
+        for visit in range(len(stream.tiles)):
             for placed in stream.pieces(visit):
                 derivatives = self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
                 if ready is not None:

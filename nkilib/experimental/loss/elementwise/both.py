@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.backward import UPSTREAM, Gradients, Upstream
-from nkilib.experimental.loss.elementwise.flat import flat_tiles, tiles_of_core
+from nkilib.experimental.loss.elementwise.backward import Gradients, Upstream
 from nkilib.experimental.loss.elementwise.kind import Derivative, Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.sinks import StoredLosses, SummedLosses, sink_of
-from nkilib.experimental.loss.elementwise.stream import FlatStream, PlacedPiece
+from nkilib.experimental.loss.elementwise.stream import PlacedPiece, Stream
 from nkilib.nki import nl
 
 
@@ -17,20 +16,11 @@ def both_of_core(
     launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
 ) -> None:
     """Store the losses, or their sum, and the gradients by the tensors whose names ``gradients_hbm`` has."""
-    tiles = flat_tiles(launch.elements, launch.tiling.columns)
-    own = tiles_of_core(tiles, nl.num_programs(), nl.program_id(0))
-    sink = sink_of(launch, loss_hbm, upstream.factor, len(tiles))
-    if not own:
-        sink.store()
-        return
-    flats_hbm = launch.flats()
-    if upstream.is_of_each:
-        flats_hbm[UPSTREAM] = upstream.grad_hbm.reshape((launch.elements,))
-    stream = FlatStream.make(flats_hbm, own, launch.tiling.columns, launch.tiling.buffers, launch.scratch_tiles)
-    flat_gradients = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
-    gradients = Gradients.make(kind, upstream, flat_gradients, launch)
+    stream = Stream.make(launch, upstream.with_tensors(launch, tuple(launch.tensors_hbm)))
+    sink = sink_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
+    gradients = Gradients.make(kind, upstream, gradients_hbm, launch)
     ready: _Begun | None = None
-    for visit in range(len(own)):
+    for visit in range(len(stream.tiles)):
         for placed in stream.pieces(visit):
             prepared = kind.prepare(placed.piece)
             begun = _Begun(placed, prepared, kind.derivative(placed.piece, tuple(gradients_hbm)))

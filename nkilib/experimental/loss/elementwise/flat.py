@@ -40,8 +40,3 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
     if done < elements:
         tiles.append(FlatTile(len(tiles), done, 1, elements - done))
     return tiles
-
-
-def tiles_of_core(tiles: list[FlatTile], cores: int, core: int) -> list[FlatTile]:
-    """Every ``cores``-th tile: shares differ by one tile at most."""
-    return tiles[core::cores]

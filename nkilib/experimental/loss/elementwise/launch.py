@@ -13,11 +13,12 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class Launch:
-    """Tensors of one shape, and how they are cut up.
+    """Tensors, and how they are cut up.
 
     Attributes:
-        tensors_hbm: by name, the first one first.
-        tiling: of the flat stream.
+        tensors_hbm: by name, the first one first. All have its shape, but that of one of [rows, columns] some may be
+            [rows, 1] or [1, columns].
+        tiling: of the stream.
         scratch_tiles: of a piece.
     """
 
@@ -26,17 +27,22 @@ class Launch:
     scratch_tiles: int
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first tensor, and of losses and gradients."""
+        return tuple(next(iter(self.tensors_hbm.values())).shape)
+
+    @property
     def elements(self) -> int:
-        """Of each tensor."""
-        return prod(next(iter(self.tensors_hbm.values())).shape)
+        """Of such a tensor."""
+        return prod(self.shape)
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether a weight is one of rows or of columns."""
+        return any(tuple(each.shape) != self.shape for each in self.tensors_hbm.values())
 
     @property
     def run_columns(self) -> int:
         """Elements that an accumulator adds up before it is read."""
         sizes = [dtype_bytes(each.dtype) for each in self.tensors_hbm.values()]
         return run_columns(sizes, piece_columns(self.scratch_tiles))
-
-    def flats(self, names: tuple[str, ...] | None = None) -> dict[str, nl.NkiTensor]:
-        """Those tensors, or all, as [elements] by name."""
-        chosen = tuple(self.tensors_hbm) if names is None else names
-        return {name: self.tensors_hbm[name].reshape((self.elements,)) for name in chosen}

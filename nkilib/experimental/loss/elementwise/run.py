@@ -9,7 +9,8 @@ from nkilib.core.rows.checks import require, require_flag
 from nkilib.experimental.loss.elementwise.backward import Upstream, backward_of_core
 from nkilib.experimental.loss.elementwise.both import both_of_core
 from nkilib.experimental.loss.elementwise.forward import forward_of_core
-from nkilib.experimental.loss.elementwise.kind import Kind
+from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling
+from nkilib.experimental.loss.elementwise.kind import POSITIVE_WEIGHT, WEIGHT, Kind
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.validation import (
     checked_tiling,
@@ -23,6 +24,8 @@ from nkilib.nki import nl
 BATCHMEAN = "batchmean"
 # Losses and derivatives of a piece have tiles of their own.
 _PASSES = 2
+# Tensors that may be a number for each row, or for each column.
+_SHARED = (f"{WEIGHT}_hbm", f"{POSITIVE_WEIGHT}_hbm")
 
 
 def run_forward(
@@ -58,7 +61,7 @@ def run_forward(
     require_floats(function, "dtype", dtype)
     factor = _factor(reduction, shape)
     streamed = [each.dtype for each in given.values()] + ([dtype] if factor is None else [])
-    tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
+    tiling = _tiling(function, given, streamed, kind.scratch_tiles, columns, buffers)
     loss_hbm = _losses(shape, dtype, factor)
     forward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, loss_hbm, factor)
     return loss_hbm
@@ -99,7 +102,7 @@ def run_backward(
     names = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     streamed = [given[name].dtype for name in (*kind.needed(names), *names)]
     streamed += [grad_loss_hbm.dtype] if factor is None else []
-    tiling = checked_tiling(function, prod(shape), streamed, kind.scratch_tiles, columns, buffers)
+    tiling = _tiling(function, given, streamed, kind.scratch_tiles, columns, buffers)
     gradients = _gradients(given, names, inplace)
     backward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, Upstream(grad_loss_hbm, factor), gradients)
     found = tuple(gradients.values())
@@ -142,11 +145,27 @@ def run_forward_backward(
     streamed = [each.dtype for each in given.values()] + [given[name].dtype for name in names]
     streamed += [dtype, grad_loss_hbm.dtype] if factor is None else []
     scratch_tiles = _PASSES * kind.scratch_tiles
-    tiling = checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers)
+    tiling = _tiling(function, given, streamed, scratch_tiles, columns, buffers)
     loss_hbm = _losses(shape, dtype, factor)
     gradients = _gradients(given, names, inplace)
     both_of_core(Launch(given, tiling, scratch_tiles), kind, loss_hbm, Upstream(grad_loss_hbm, factor), gradients)
     return loss_hbm, *gradients.values()
+
+
+def _tiling(
+    function: str,
+    given: Mapping[str, nl.NkiTensor],
+    streamed: list[nl.DType],
+    scratch_tiles: int,
+    columns: int | None,
+    buffers: int | None,
+) -> ElementwiseTiling:
+    """Of the streamed types, and once more those of weights of rows, which are on chip twice."""
+    shape = tuple(next(iter(given.values())).shape)
+    shared = [each for each in given.values() if tuple(each.shape) != shape]
+    streamed = streamed + [each.dtype for each in shared if each.shape[1] == 1]
+    row_columns = shape[1] if shared else None
+    return checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers, row_columns)
 
 
 def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl.NkiTensor:
@@ -163,7 +182,7 @@ def _gradients(given: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplac
 def _given(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
     """Those that are not None, checked."""
     given = {name: each for name, each in tensors_hbm.items() if each is not None}
-    require_tensors(function, {f"{name}_hbm": each for name, each in given.items()})
+    require_tensors(function, {f"{name}_hbm": each for name, each in given.items()}, _SHARED)
     return given
 
 
@@ -181,6 +200,11 @@ def _require_wanted(
         require(
             name in given or not is_wanted,
             f"{function}: grad_{name}_wanted must be False without {name}_hbm, got True; pass the tensor",
+        )
+        require(
+            not is_wanted or given[name].shape == given[next(iter(given))].shape,
+            f"{function}: grad_{name}_wanted must be False for a {name} of rows or of columns, got True for "
+            f"{name}_hbm of shape {tuple(given[name].shape)}; expand it",
         )
     require(
         wanted[next(iter(given))] or not inplace,

@@ -9,8 +9,9 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.kind import Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.results import SumsOfLosses, TileOfLosses
+from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.elementwise.sizes import SUM_TURNS, SUMS_OF_RUN
-from nkilib.experimental.loss.elementwise.stream import PlacedPiece, ring_of
+from nkilib.experimental.loss.elementwise.stream import PlacedPiece
 from nkilib.nki import nisa, nl
 
 

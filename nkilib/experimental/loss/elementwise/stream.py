@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.flat import FlatTile
+from nkilib.experimental.loss.elementwise.flat import flat_tiles
+from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling
 from nkilib.experimental.loss.elementwise.kind import Piece
+from nkilib.experimental.loss.elementwise.launch import Launch
+from nkilib.experimental.loss.elementwise.matrix import matrix_tiles
 from nkilib.experimental.loss.elementwise.scratch import Scratch
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, piece_columns
-from nkilib.nki import nisa, nl
+from nkilib.experimental.loss.elementwise.sizes import piece_columns
+from nkilib.experimental.loss.elementwise.sources import Elements, Source, source_of_matrix
+from nkilib.experimental.loss.elementwise.tiles import Tile, tiles_of_core
+from nkilib.nki import nl
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class PlacedPiece:
         piece: its tensors.
     """
 
-    tile: FlatTile
+    tile: Tile
     visit: int
     start: int
     end: int
@@ -35,41 +41,38 @@ class PlacedPiece:
         return self.end == self.tile.columns
 
 
-def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-    """So many tiles [128, columns]."""
-    return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
-
-
 @dataclass(frozen=True)
-class FlatStream:
+class Stream:
     """The tiles of a core.
 
     Attributes:
-        flats_hbm: tensors [elements] by name.
+        sources: of the tensors, by name.
         tiles: of the core, in order.
-        buffers_sbuf: by name of the tensor, tiles [128, columns] that tiles of the stream take in turn.
+        num_tiles: of all cores.
+        tiling: of the launch.
         scratch: of the pieces.
     """
 
-    flats_hbm: dict[str, nl.NkiTensor]
-    tiles: list[FlatTile]
-    buffers_sbuf: dict[str, list[nl.NkiTensor]]
+    sources: dict[str, Source]
+    tiles: Sequence[Tile]
+    num_tiles: int
+    tiling: ElementwiseTiling
     scratch: Scratch
 
-    @property
-    def columns(self) -> int:
-        """Of a tile at most."""
-        columns: int = next(iter(self.buffers_sbuf.values()))[0].shape[1]
-        return columns
-
     @classmethod
-    def make(
-        cls, flats_hbm: dict[str, nl.NkiTensor], tiles: list[FlatTile], columns: int, buffers: int, scratch_tiles: int
-    ) -> FlatStream:
-        """With so many buffers of so many columns for each tensor, and scratch for two pieces at a time."""
-        rings = {name: ring_of(buffers, columns, flat_hbm.dtype) for name, flat_hbm in flats_hbm.items()}
-        scratch = Scratch.make(scratch_tiles, min(columns, piece_columns(scratch_tiles)))
-        return cls(flats_hbm, tiles, rings, scratch)
+    def make(cls, launch: Launch, tensors_hbm: dict[str, nl.NkiTensor]) -> Stream:
+        """Of those tensors of a launch, with scratch for two pieces at a time."""
+        tiling, shape = launch.tiling, launch.shape
+        scratch = Scratch.make(launch.scratch_tiles, min(tiling.columns, piece_columns(launch.scratch_tiles)))
+        if launch.is_by_rows:
+            rows = matrix_tiles(*shape, tiling.columns)
+            own_rows = tiles_of_core(rows)
+            by_rows = {name: source_of_matrix(each, shape, own_rows, tiling) for name, each in tensors_hbm.items()}
+            return cls(by_rows, own_rows, len(rows), tiling, scratch)
+        flat = flat_tiles(launch.elements, tiling.columns)
+        own = tiles_of_core(flat)
+        sources = {name: Elements.make(each, launch.elements, own, tiling) for name, each in tensors_hbm.items()}
+        return cls(dict(sources), own, len(flat), tiling, scratch)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Those of a tile of the core. Also issues loads of later tiles, for which there are buffers.
@@ -77,27 +80,20 @@ class FlatStream:
         One buffer is left to the tile before, whose last piece is finished after the first one here is begun.
         """
         tile = self.tiles[visit]
-        in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
+        in_flight = self.tiling.buffers - 1
         first = 0 if visit == 0 else visit + in_flight - 1
         for number in range(first, min(visit + in_flight, len(self.tiles))):
-            self._load(number)
-        on_chip = {name: self._on_chip(name, visit) for name in self.flats_hbm}
+            for source in self.sources.values():
+                source.load(number)
+        on_chip = {name: source.take(visit) for name, source in self.sources.items()}
         step = self.scratch.columns
         return [
             self._piece(tile, visit, start, min(start + step, tile.columns), on_chip)
             for start in range(0, tile.columns, step)
         ]
 
-    def _piece(self, tile: FlatTile, visit: int, start: int, end: int, on_chip: dict[str, nl.NkiTensor]) -> PlacedPiece:
+    def _piece(self, tile: Tile, visit: int, start: int, end: int, on_chip: dict[str, nl.NkiTensor]) -> PlacedPiece:
         tensors = {name: tile_sbuf[:, start:end] for name, tile_sbuf in on_chip.items()}
         step = self.scratch.columns
-        number = tile.number * div_ceil(self.columns, step) + start // step
+        number = tile.number * div_ceil(self.tiling.columns, step) + start // step
         return PlacedPiece(tile, visit, start, end, Piece(tensors, self.scratch, number))
-
-    def _load(self, visit: int) -> None:
-        for name, flat_hbm in self.flats_hbm.items():
-            nisa.dma_copy(dst=self._on_chip(name, visit), src=self.tiles[visit].of(flat_hbm))
-
-    def _on_chip(self, name: str, visit: int) -> nl.NkiTensor:
-        tile, ring = self.tiles[visit], self.buffers_sbuf[name]
-        return ring[visit % len(ring)][0 : tile.rows, 0 : tile.columns]

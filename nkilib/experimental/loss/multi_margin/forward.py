@@ -12,7 +12,7 @@ from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.elementwise.stream import ring_of
+from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
 from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
 from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges, hinges_on_vector, square_hinges

@@ -7,7 +7,7 @@ from typing import Generic
 
 from nkilib.core.partial_sums import PartialSums
 from nkilib.experimental.loss.elementwise.kind import Prepared
-from nkilib.experimental.loss.elementwise.stream import ring_of
+from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.rowwise.geometry import RowGroup
 from nkilib.experimental.loss.rowwise.kind import Factors, RowKind
 from nkilib.experimental.loss.rowwise.launch import RowLaunch

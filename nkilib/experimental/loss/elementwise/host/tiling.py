@@ -1,4 +1,4 @@
-"""How a flat stream is cut up: arithmetic only, for host code."""
+"""How a launch is cut up: arithmetic only, for host code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from nkilib.core.partial_sums import LEAF
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.elementwise.host.matrix import num_matrix_tiles
 from nkilib.experimental.loss.elementwise.sizes import (
     LONG_RUN_COLUMNS,
     PARTITIONS,
@@ -45,12 +46,16 @@ class ElementwiseTiling(NamedTuple):
     buffers: int
 
 
-def choose_elementwise_tiling(elements: int, bytes_of_element: int, scratch_tiles: int = 4) -> ElementwiseTiling:
-    """From the number of elements of a tensor, and the bytes of one element of all tensors that are read or written.
+def choose_elementwise_tiling(
+    elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
+) -> ElementwiseTiling:
+    """From the size of a launch; it does not depend on the number of cores, and so neither do the bits of a sum.
 
-    ``scratch_tiles`` are those that a piece of the loss takes.
-
-    It does not depend on the number of cores, and so neither do the bits of a sum.
+    Args:
+        elements: of a tensor.
+        bytes_of_element: of one element of all tensors that are read or written.
+        scratch_tiles: that a piece of the loss takes.
+        row_columns: elements of a row, where a weight is one of rows or of columns; None: there is no such weight.
     """
     scratch_bytes = _scratch_bytes(scratch_tiles, piece_columns(scratch_tiles))
     fitting = (_CHIP_BYTES - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
@@ -62,19 +67,27 @@ def choose_elementwise_tiling(elements: int, bytes_of_element: int, scratch_tile
     # The sums of tiles of a thousand million elements want room, too.
     shorter = range(chosen.columns, 0, -RUN_COLUMNS)
     for tiling in (ElementwiseTiling(*each) for each in product(shorter, (BUFFERS, _FEWEST_BUFFERS))):
-        if partition_bytes(tiling, elements, bytes_of_element, scratch_tiles, LONG_RUN_COLUMNS) <= _MOST_BYTES:
+        tiles = num_tiles(elements, tiling.columns, row_columns)
+        if partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, LONG_RUN_COLUMNS) <= _MOST_BYTES:
             return tiling
     return chosen
 
 
+def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
+    """Of tensors of so many elements, in rows of so many where that is given; at most so many."""
+    if row_columns is None:
+        return div_ceil(elements, PARTITIONS * columns) + 2
+    return num_matrix_tiles(elements // row_columns, row_columns, columns)
+
+
 def partition_bytes(
-    tiling: ElementwiseTiling, elements: int, bytes_of_element: int, scratch_tiles: int, run_columns: int
+    tiling: ElementwiseTiling, tiles: int, bytes_of_element: int, scratch_tiles: int, run_columns: int
 ) -> int:
     """What a launch takes of a partition of SBUF: buffers, scratch, and the sums of runs and tiles."""
     columns = min(tiling.columns, piece_columns(scratch_tiles))
-    tiles = 2 * div_ceil(div_ceil(elements, PARTITIONS * tiling.columns) + 2, LEAF) * LEAF
+    sums = 2 * div_ceil(tiles, LEAF) * LEAF
     runs = SUMS_OF_RUN * (SUM_TURNS * div_ceil(tiling.columns, RUN_COLUMNS) + run_columns)
-    sums_bytes = _FLOAT32_BYTES * (tiles + runs) + _SMALL_BYTES
+    sums_bytes = _FLOAT32_BYTES * (sums + runs) + _SMALL_BYTES
     return tiling.buffers * tiling.columns * bytes_of_element + _scratch_bytes(scratch_tiles, columns) + sums_bytes
 
 
