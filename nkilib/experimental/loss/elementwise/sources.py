@@ -42,7 +42,9 @@ class Elements:
     ring_sbuf: list[nl.NkiTensor]
 
     @classmethod
-    def make(cls, tensor_hbm: nl.NkiTensor, elements: int, tiles: Sequence[Tile], tiling: ElementwiseTiling) -> Elements:
+    def make(
+        cls, tensor_hbm: nl.NkiTensor, elements: int, tiles: Sequence[Tile], tiling: ElementwiseTiling
+    ) -> Elements:
         """Of any shape."""
         ring_sbuf = ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype)
         return cls(tensor_hbm.reshape((elements,)), tiles, ring_sbuf)

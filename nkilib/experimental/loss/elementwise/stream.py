@@ -65,10 +65,11 @@ class Stream:
         tiling, shape = launch.tiling, launch.shape
         scratch = Scratch.make(launch.scratch_tiles, min(tiling.columns, piece_columns(launch.scratch_tiles)))
         if launch.is_by_rows:
-            rows = matrix_tiles(*shape, tiling.columns)
-            own_rows = tiles_of_core(rows)
+            rows, row_columns = shape
+            matrix = matrix_tiles(rows, row_columns, tiling.columns)
+            own_rows = tiles_of_core(matrix)
             by_rows = {name: source_of_matrix(each, shape, own_rows, tiling) for name, each in tensors_hbm.items()}
-            return cls(by_rows, own_rows, len(rows), tiling, scratch)
+            return cls(by_rows, own_rows, len(matrix), tiling, scratch)
         flat = flat_tiles(launch.elements, tiling.columns)
         own = tiles_of_core(flat)
         sources = {name: Elements.make(each, launch.elements, own, tiling) for name, each in tensors_hbm.items()}

@@ -18,7 +18,7 @@ def forward_work(*names: str, functions: int = 0) -> StatesWork:
     def work(reduction: str, dtype: Any, **arguments: Any) -> Work:
         given = _given(names, arguments)
         result = given[0].dtype if dtype is None else dtype
-        return _work(given, [each.dtype for each in given] + ([result] if reduction == "none" else []), functions)
+        return _work(given[0], given, [result] if reduction == "none" else [], functions)
 
     return work
 
@@ -39,9 +39,10 @@ def backward_work(
     def work(grad_loss_hbm: Any, reduction: str, **arguments: Any) -> Work:
         wanted = tuple(name for name in names if arguments.get(f"grad_{name}_wanted", name == names[0]))
         read = _given(names if needed is None else needed(wanted), arguments)
-        streamed = [each.dtype for each in (*read, *_given(wanted, arguments))]
-        streamed += [grad_loss_hbm.dtype] if reduction == "none" else []
-        return _work(read, streamed, functions if isinstance(functions, int) else functions(arguments))
+        of_each = [each.dtype for each in _given(wanted, arguments)]
+        of_each += [grad_loss_hbm.dtype] if reduction == "none" else []
+        first = arguments[f"{names[0]}_hbm"]
+        return _work(first, read, of_each, functions if isinstance(functions, int) else functions(arguments))
 
     return work
 
@@ -52,9 +53,9 @@ def forward_backward_work(*names: str, functions: int = 0) -> StatesWork:
     def work(grad_loss_hbm: Any, reduction: str, dtype: Any, **arguments: Any) -> Work:
         given = _given(names, arguments)
         wanted = tuple(name for name in names if arguments[f"grad_{name}_wanted"])
-        streamed = [each.dtype for each in (*given, *_given(wanted, arguments))]
-        of_each = [given[0].dtype if dtype is None else dtype, grad_loss_hbm.dtype]
-        return _work(given, streamed + (of_each if reduction == "none" else []), functions)
+        of_each = [each.dtype for each in _given(wanted, arguments)]
+        of_each += [given[0].dtype if dtype is None else dtype, grad_loss_hbm.dtype] if reduction == "none" else []
+        return _work(given[0], given, of_each, functions)
 
     return work
 
@@ -69,9 +70,18 @@ def _given(names: tuple[str, ...], arguments: Mapping[str, Any]) -> list[Any]:
     return [each for each in found if each is not None]
 
 
-def _work(read: list[Any], streamed: list[Any], functions: int) -> Work:
+def _work(first: Any, read: list[Any], of_each: list[Any], functions: int) -> Work:
+    """Of a launch.
+
+    Args:
+        first: the tensor that says how many elements there are.
+        read: tensors, some of which may be weights of rows or of columns.
+        of_each: types of what else there is for each element.
+        functions: activation functions an element.
+    """
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    elements = prod(read[0].shape)
-    nbytes = sum(as_dtype(dtype).itemsize for dtype in streamed)
-    return Work(elements * nbytes, exponentials=functions * elements, dtype=as_dtype(read[0].dtype))
+    elements = prod(first.shape)
+    nbytes = elements * sum(as_dtype(dtype).itemsize for dtype in of_each)
+    nbytes += sum(prod(each.shape) * as_dtype(each.dtype).itemsize for each in read)
+    return Work(nbytes, exponentials=functions * elements, dtype=as_dtype(first.dtype))

@@ -1,0 +1,84 @@
+"""Weights that elements share, as ``pos_weight`` of classes: kernels take them as they are, [rows, 1] or [1, columns].
+
+The tensors of the loss are seen as a matrix. Where its rows and columns begin is chosen so that as little as possible
+of the weights is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from torch import Tensor
+
+from nkilib.torch.dispatch.operator import Shape
+
+# A partition of the hardware has whole rows or a part of one: with fewer rows than this many of them would be idle.
+_FEWEST_ROWS: Final = 512
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The tensors of a loss as [rows, columns].
+
+    Attributes:
+        shape: of the tensors.
+        split: how many of its dimensions rows are counted by; the others are those of columns.
+    """
+
+    shape: Shape
+    split: int
+
+    @classmethod
+    def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
+        """The best one for weights of as many dimensions, each of the shape's size or 1.
+
+        None: no weight is shared, or none could be taken as it is.
+        """
+        if 0 in shape or all(tuple(each.shape) == shape for each in weights):
+            return None
+        matrices = [cls(shape, split) for split in range(1, len(shape)) if prod(shape[:split]) >= _FEWEST_ROWS]
+        best = min(matrices, key=lambda matrix: matrix._repeats(weights), default=None)
+        return None if best is None or best._repeats(weights)[0] == len(weights) else best
+
+    def elements(self, tensor: Tensor) -> Tensor:
+        """A tensor of the shape: a view, where it is contiguous."""
+        return tensor.reshape(self._rows, self._columns)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """A weight as [rows, 1] or [1, columns]; [rows, columns] if it is neither."""
+        if self._is_of_rows(weight):
+            return weight.expand(*self.shape[: self.split], *weight.shape[self.split :]).reshape(self._rows, 1)
+        if self._is_of_columns(weight):
+            return weight.expand(*weight.shape[: self.split], *self.shape[self.split :]).reshape(1, self._columns)
+        return self.elements(weight.expand(self.shape))
+
+    @property
+    def _rows(self) -> int:
+        return prod(self.shape[: self.split])
+
+    @property
+    def _columns(self) -> int:
+        return prod(self.shape[self.split :])
+
+    def _is_of_rows(self, weight: Tensor) -> bool:
+        return all(size == 1 for size in weight.shape[self.split :])
+
+    def _is_of_columns(self, weight: Tensor) -> bool:
+        return all(size == 1 for size in weight.shape[: self.split])
+
+    def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
+        """How many weights would be of each element, and along how many dimensions the others would be repeated."""
+        whole, dimensions = 0, 0
+        for weight in weights:
+            if self._is_of_rows(weight):
+                own = range(self.split)
+            elif self._is_of_columns(weight):
+                own = range(self.split, len(self.shape))
+            else:
+                whole += 1
+                continue
+            dimensions += sum(1 for dim in own if weight.shape[dim] == 1 and self.shape[dim] != 1)
+        return whole, dimensions
