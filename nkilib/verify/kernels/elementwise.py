@@ -25,7 +25,8 @@ def _tensors(kind: ElementwiseKind, type_name: str) -> dict[str, Any]:
 
 
 def _named(kind: ElementwiseKind, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given[f"{name}_hbm"] for name in kind.tensors}
+    """Tensors of the launch; weights of rows and of columns as a number for each element."""
+    return {name: np.broadcast_to(given[f"{name}_hbm"], _SIZES) for name in kind.tensors}
 
 
 def _forward(kind: ElementwiseKind, type_name: str, **options: Any) -> dict[str, Any]:
@@ -106,6 +107,39 @@ def _in_one_launch(kind: ElementwiseKind, type_name: str) -> Iterator[Case]:
     )
 
 
+def _shared(arguments: dict[str, Any]) -> dict[str, Any]:
+    """With a weight of rows, and one of columns where there are two."""
+    parts = {"weight_hbm": (slice(None), slice(0, 1)), "pos_weight_hbm": (slice(0, 1), slice(None))}
+    return {**arguments, **{name: np.ascontiguousarray(arguments[name][part]) for name, part in parts.items()}}
+
+
+def _forward_of_shared(kind: ElementwiseKind, type_name: str) -> dict[str, Any]:
+    return _shared(_forward(kind, type_name, reduction="mean"))
+
+
+def _backward_of_shared(kind: ElementwiseKind, type_name: str) -> dict[str, Any]:
+    return _shared(_backward(kind, type_name, "mean"))
+
+
+def _of_shared_weights(kind: ElementwiseKind, type_name: str) -> Iterator[Case]:
+    of_both = partial(Case, num_cores=2, is_quick=False, sizes=_SIZES)
+    yield of_both(
+        f"forward of {kind.name}, of rows and of columns: mean, {type_name}",
+        kernel=kind.forward,
+        arguments=partial(_forward_of_shared, kind, type_name),
+        results=("loss",),
+        truths=partial(_forward_truths, kind),
+    )
+    yield of_both(
+        f"backward of {kind.name}, of rows and of columns: mean, in place, {type_name}",
+        kernel=kind.backward,
+        arguments=partial(_backward_of_shared, kind, type_name),
+        results=tuple(f"grad_{name}" for name in kind.gradients),
+        truths=partial(_backward_truths, kind),
+        written=f"{kind.gradients[0]}_hbm",
+    )
+
+
 def cases() -> Iterator[Case]:
     """All of them."""
     for type_name in inputs.TYPES:
@@ -113,3 +147,5 @@ def cases() -> Iterator[Case]:
             yield from _of_kind(kind, type_name)
             if kind.both is not None:
                 yield from _in_one_launch(kind, type_name)
+            if {"weight", "pos_weight"} <= set(kind.tensors):
+                yield from _of_shared_weights(kind, type_name)

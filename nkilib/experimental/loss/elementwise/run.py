@@ -196,13 +196,13 @@ def _require_wanted(
         any(flags.values()),
         f"{function}: {' or '.join(flags)} must be True, got False for all; launch nothing",
     )
-    for name, is_wanted in wanted.items():
+    for name in [name for name, is_wanted in wanted.items() if is_wanted]:
         require(
-            name in given or not is_wanted,
+            name in given,
             f"{function}: grad_{name}_wanted must be False without {name}_hbm, got True; pass the tensor",
         )
         require(
-            not is_wanted or given[name].shape == given[next(iter(given))].shape,
+            given[name].shape == given[next(iter(given))].shape,
             f"{function}: grad_{name}_wanted must be False for a {name} of rows or of columns, got True for "
             f"{name}_hbm of shape {tuple(given[name].shape)}; expand it",
         )

@@ -63,15 +63,16 @@ class Stream:
     def make(cls, launch: Launch, tensors_hbm: dict[str, nl.NkiTensor]) -> Stream:
         """Of those tensors of a launch, with scratch for two pieces at a time."""
         tiling, shape = launch.tiling, launch.shape
+        share = nl.num_programs(), nl.program_id(0)
         scratch = Scratch.make(launch.scratch_tiles, min(tiling.columns, piece_columns(launch.scratch_tiles)))
         if launch.is_by_rows:
             rows, row_columns = shape
             matrix = matrix_tiles(rows, row_columns, tiling.columns)
-            own_rows = tiles_of_core(matrix)
+            own_rows = tiles_of_core(matrix, *share)
             by_rows = {name: source_of_matrix(each, shape, own_rows, tiling) for name, each in tensors_hbm.items()}
             return cls(by_rows, own_rows, len(matrix), tiling, scratch)
         flat = flat_tiles(launch.elements, tiling.columns)
-        own = tiles_of_core(flat)
+        own = tiles_of_core(flat, *share)
         sources = {name: Elements.make(each, launch.elements, own, tiling) for name, each in tensors_hbm.items()}
         return cls(dict(sources), own, len(flat), tiling, scratch)
 

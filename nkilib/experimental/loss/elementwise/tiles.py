@@ -30,6 +30,6 @@ class Tile(Protocol):
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
-def tiles_of_core(tiles: Sequence[AnyTile]) -> Sequence[AnyTile]:
-    """Every tile whose number is that of the core, modulo cores: shares differ by one tile at most."""
-    return tiles[nl.program_id(0) :: nl.num_programs()]
+def tiles_of_core(tiles: Sequence[AnyTile], cores: int, core: int) -> Sequence[AnyTile]:
+    """Every ``cores``-th tile: shares differ by one tile at most."""
+    return tiles[core::cores]

@@ -28,7 +28,7 @@ from nkilib.torch.dispatch.losses import (
 )
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.elementwise.shared_weights import Matrix
+from nkilib.torch.functions.elementwise.shared_weights import Matrix, compact
 
 
 @dataclass(frozen=True)
@@ -84,48 +84,45 @@ class ElementwiseLoss:
         shape = broadcast_shape(self.caller, {name: each.shape for name, each in given.items()})
         if self.is_float32_under_autocast:
             floats = {name: as_computed(each, reduction) for name, each in floats.items()}
-        shared = {name: floats.pop(name) for name in self.shared if name in floats}
+        constant = [name for name in self.optional if name in floats and not floats[name].requires_grad]
+        weights = {name: compact(floats.pop(name), len(shape)) for name in constant}
         computed = {name: each.expand(shape) for name, each in floats.items()}
-        # with the dimensions of the others, so that they can be permuted along with them
-        computed |= {name: each[(None,) * (len(shape) - each.dim())] for name, each in shared.items()}
         if inplace:
             first = given[self.tensors[0]]
             check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
-        return self._of_dimensions(computed, inplace, reduction=reduction, **options)
+        return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
 
-    def _of_dimensions(self, tensors: Mapping[str, Tensor], inplace: bool, **options: Any) -> Tensor:
+    def _of_dimensions(
+        self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
+    ) -> Tensor:
         """Of tensors that the kernels get as the first one lies in memory, and with a dimension."""
         first = tensors.get(self.tensors[0])
         if first is None:
             raise TypeError(f"{self.caller}: argument {self.caller.input!r} must be Tensor, not None")
         if first.dim() == 0:
-            rows = {name: each.reshape(1) for name, each in tensors.items()}
-            return self._of_dimensions(rows, inplace, **options).reshape(())
+            rows, of_rows = ({name: each.reshape(1) for name, each in some.items()} for some in (tensors, weights))
+            return self._of_dimensions(rows, of_rows, inplace, **options).reshape(())
         order = stored_order(first)
-        stored = {name: each.permute(order) for name, each in tensors.items()}
-        loss = self._of_stored(stored, inplace, **options)
+        stored, of_stored = ({name: each.permute(order) for name, each in some.items()} for some in (tensors, weights))
+        loss = self._of_stored(stored, of_stored, inplace, **options)
         if options["reduction"] != "none":
             return loss
         return loss.permute([order.index(dim) for dim in range(len(order))])
 
-    def _of_stored(self, tensors: Mapping[str, Tensor], inplace: bool, **options: Any) -> Tensor:
+    def _of_stored(
+        self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
+    ) -> Tensor:
         """Of tensors as they lie in memory; weights that elements share are not copied to their size."""
         shape = tuple(tensors[self.tensors[0]].shape)
-        weights = {name: each for name, each in tensors.items() if name in self.shared}
         matrix = Matrix.of(shape, list(weights.values()))
         if matrix is None:
             computed = {**tensors, **{name: each.expand(shape) for name, each in weights.items()}}
         else:
-            computed = {name: matrix.elements(each) for name, each in tensors.items() if name not in weights}
+            computed = {name: matrix.elements(each) for name, each in tensors.items()}
             computed |= {name: matrix.weight(each) for name, each in weights.items()}
         every = [computed.get(name) for name in (*self.tensors, *self.optional)]
         loss: Tensor = self.derivative.apply(inplace, *every, **options)
         return loss if matrix is None or options["reduction"] != "none" else loss.reshape(shape)
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Names of the weights that may be of fewer elements than the tensors."""
-        return tuple(name for name in self.optional if name in self.constant)
 
     def _check(self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any) -> None:
         """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""

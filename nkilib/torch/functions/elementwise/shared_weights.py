@@ -19,6 +19,12 @@ from nkilib.torch.dispatch.operator import Shape
 _FEWEST_ROWS: Final = 512
 
 
+def compact(weight: Tensor, dimensions: int) -> Tensor:
+    """A weight with so many dimensions, of which those that it was expanded along have one element again: a view."""
+    whole = weight[(None,) * (dimensions - weight.dim())]
+    return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
+
+
 @dataclass(frozen=True)
 class Matrix:
     """The tensors of a loss as [rows, columns].
@@ -39,9 +45,11 @@ class Matrix:
         """
         if 0 in shape or all(tuple(each.shape) == shape for each in weights):
             return None
-        matrices = [cls(shape, split) for split in range(1, len(shape)) if prod(shape[:split]) >= _FEWEST_ROWS]
-        best = min(matrices, key=lambda matrix: matrix._repeats(weights), default=None)
-        return None if best is None or best._repeats(weights)[0] == len(weights) else best
+        splits = [split for split in range(1, len(shape)) if prod(shape[:split]) >= _FEWEST_ROWS]
+        ranked = sorted((*cls(shape, split)._repeats(weights), split) for split in splits)
+        if not ranked or ranked[0][0] == len(weights):
+            return None
+        return cls(shape, ranked[0][-1])
 
     def elements(self, tensor: Tensor) -> Tensor:
         """A tensor of the shape: a view, where it is contiguous."""

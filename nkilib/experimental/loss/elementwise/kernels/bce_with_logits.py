@@ -32,8 +32,9 @@ def binary_cross_entropy_with_logits_forward(
     Args:
         input_hbm: x, logits, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the input's shape, in any of these types.
-        weight_hbm: of each element, likewise; None: 1.
-        pos_weight_hbm: p, of each element, likewise; None: 1.
+        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
+            a copy; None: 1.
+        pos_weight_hbm: p, of each element, of rows or of columns, likewise; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
         dtype: of the losses for ``"none"``; None: that of the input.
         columns: elements of a partition of a tile; None: chosen from shape and types.

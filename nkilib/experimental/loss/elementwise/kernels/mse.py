@@ -29,7 +29,8 @@ def mse_loss_forward(
     Args:
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
-        weight_hbm: of each element, likewise; None: 1.
+        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
+            a copy; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
         dtype: of the losses for ``"none"``; None: that of the input.
         columns: elements of a partition of a tile; None: chosen from shape and types.
@@ -70,7 +71,8 @@ def mse_loss_backward(
         input_hbm, target_hbm, weight_hbm, reduction: what the forward was given.
         grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
             is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one; a weight
+            of rows or of columns has none.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: as in the forward.
 

@@ -25,6 +25,11 @@ def test_sums_of_a_thousand_million_elements_have_room(dtypes: list[nl.DType], s
     checked_tiling("loss", 10**9, dtypes, scratch_tiles, None, None)
 
 
+@pytest.mark.parametrize("row_columns", [1, 7, 1000, 10**6])
+def test_rows_of_a_thousand_million_elements_have_room(row_columns: int) -> None:
+    checked_tiling("loss", 10**9, [nl.float32] * 5, 9, None, None, row_columns)
+
+
 def test_more_than_fits_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"loss: .* bytes of an SBUF partition .* split the tensors"):
         checked_tiling("loss", 10**10, [nl.float32] * 5, 9, None, None)
