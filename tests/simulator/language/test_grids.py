@@ -264,7 +264,13 @@ def test_a_tensor_is_placed_in_hbm_by_its_first_byte() -> None:
 
 
 def test_both_cores_place_a_shared_tensor_once() -> None:
-    run(lambda: nl.ndarray((2, 4), nl.float32, nl.shared_hbm, address=(8,)) and None, cores=2)
+    addresses: list[Any] = []
+
+    def kernel() -> None:
+        addresses.append(nl.ndarray((2, 4), nl.float32, nl.shared_hbm, address=(8,)).storage.address)
+
+    run(kernel, cores=2)
+    assert addresses == [(8,), (8,)]
 
 
 @pytest.mark.parametrize(

@@ -391,11 +391,12 @@ def test_a_kind_is_a_member_of_dependency(kind: Any) -> None:
 
 def test_an_order_for_the_compiler_alone_may_leave_a_loop() -> None:
     """The hardware cannot wait for what a loop keeps to itself: see test_loops.py."""
+    seen: list[nisa.NkiInstruction] = []
 
     def kernel() -> None:
         made = nl.ndarray((2, 2), nl.float32)
-        seen: list[nisa.NkiInstruction] = []
         nl.fori_loop(0, 1, lambda _: seen.append(nisa.memset(made, 0)))
         nisa.memset(made, 1).depends_on(*seen, kind=SCHEDULE)
 
     execute(kernel)
+    assert len(seen) == 1

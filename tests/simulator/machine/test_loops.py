@@ -157,15 +157,25 @@ def test_two_cores_run_a_loop_equally_often(loop: Any, name: str) -> None:
 
 
 def test_a_loop_that_one_core_alone_runs_is_not_compared() -> None:
+    ran: list[int] = []
+
     def kernel() -> None:
         if nl.program_id() == 0:
-            loop_of([3, 3])
+            nl.fori_loop(0, 3, lambda _: ran.append(nl.program_id()))
 
     run(kernel, cores=2)
+    assert ran == [0, 0, 0]
 
 
 def test_the_front_end_of_0_6_does_not_compare_loops() -> None:
-    run(lambda: loop_of([3, 2]), cores=2, frontend="custom")
+    ran: list[int] = []
+    turns = [3, 2]
+    run(
+        lambda: nl.fori_loop(0, turns[nl.program_id()], lambda _: ran.append(nl.program_id())),
+        cores=2,
+        frontend="custom",
+    )
+    assert sorted(ran) == [0, 0, 0, 1, 1]
 
 
 def chosen_by(first: Any, then: Any) -> Any:
@@ -194,10 +204,6 @@ def inner(_: Any) -> None:
     nl.fori_loop(0, 3, fill)
 
 
-def inner_of(turns: Any) -> Any:
-    return lambda _: nl.fori_loop(0, turns, fill)
-
-
 @pytest.mark.parametrize(
     ("first", "then", "ran"),
     [
@@ -217,14 +223,23 @@ def test_python_does_not_choose_by_iteration(first: Any, then: Any, ran: str) ->
 
 
 def test_an_inner_loop_may_run_as_often_as_the_data_say() -> None:
-    run(chosen_by(inner_of(1), inner_of(4)))
+    ran: list[str] = []
+
+    def inner(name: str, turns: int) -> Any:
+        return lambda _: nl.fori_loop(0, turns, lambda _: ran.append(name))
+
+    run(chosen_by(inner("first", 1), inner("then", 4)))
+    assert ran == ["first"] + ["then"] * 4
 
 
 def test_functions_on_tiles_run_the_same_instructions_in_each_iteration() -> None:
+    shapes: list[Any] = []
+
     def body(_: Any) -> None:
         data = nl.rand((32, 32), nl.float32)
-        nl.softmax(nl.transpose(nl.matmul(data, data)), axis=1)
-        nl.add(nl.dropout(data, 0.5), nl.sum(data, axis=1, keepdims=True))
-        nl.shared_identity_matrix(32)
+        found = nl.softmax(nl.transpose(nl.matmul(data, data)), axis=1)
+        dropped = nl.add(nl.dropout(data, 0.5), nl.sum(data, axis=1, keepdims=True))
+        shapes.append([each.shape for each in (found, dropped, nl.shared_identity_matrix(32))])
 
     run(lambda: nl.fori_loop(0, 3, body))
+    assert shapes == [[(32, 32)] * 3] * 3
