@@ -128,6 +128,8 @@ KINDS: Final = (
     _triplet(", swap", swap=True, margin=2.0),
     _triplet(", p = 1", p=1.0, eps=1e-3, margin=30.0),
     _triplet(", p = infinity, swap", p=inf, swap=True),
+    _triplet(", p = 3", p=3.0, margin=2.0),
+    _triplet(", p = 1.5, swap", p=1.5, swap=True, margin=2.0),
     RowwiseKind(
         "cosine_embedding_loss",
         loss.cosine_embedding_loss_forward,

@@ -6,11 +6,12 @@ from math import isfinite
 from struct import pack, unpack
 from typing import Final
 
+from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.rows.checks import require
 
 LEAST_NORMAL: Final = 2.0**-126
 # NKI documents ``log`` from here on.
-LEAST_ARGUMENT_OF_LOG: Final = 2.0**-64
+LEAST_ARGUMENT_OF_LOG: Final = 1.0 / LIMIT_OF_LOG
 _LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
 
 

@@ -1,8 +1,7 @@
 """Distances of rows, as ``torch.nn.functional.pairwise_distance`` has them: the p-norm of ``left - right + eps``.
 
 A norm sums up a function of the differences, makes the distance of the sum, and has a derivative by the difference: a
-tile times a number a row. p = 2, 1 and infinity are here. Other p would take ``power`` of each element, whose precision
-NKI documents nowhere, and which GpSimd alone has.
+tile times a number a row. p = 2, 1 and infinity are here, any other p of at least 1 in :mod:`.minkowski`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Protocol
 
 from nkilib.core.rows.tiles import constant
 from nkilib.experimental.loss.rowwise.kind import Maximum, Statistic, Sum
+from nkilib.experimental.loss.rowwise.minkowski import Minkowski, take_magnitude
 from nkilib.experimental.loss.rowwise.piece import Piece
 from nkilib.experimental.loss.rowwise.row_numbers import inverse_or_zero, square_root
 from nkilib.nki import nisa, nl
-
-NORMS = (1.0, 2.0, inf)
 
 
 class Norm(Protocol):
@@ -32,8 +30,8 @@ class Norm(Protocol):
         """What is added to the tile of :meth:`derivative`."""
 
     @property
-    def needs_distance(self) -> bool:
-        """Whether :meth:`derivative` does."""
+    def keeps_row_number(self) -> bool:
+        """Whether :meth:`derivative` takes a number of its row."""
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """Hand on the statistics, whose numbers are ``first`` and the following, of differences, which are lost."""
@@ -44,13 +42,16 @@ class Norm(Protocol):
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
         """What the derivative of a row is multiplied by."""
 
-    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, distance_sbuf: nl.NkiTensor | None) -> None:
+    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """That of rows, where :attr:`keeps_row_number`."""
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
         """Write the derivative without its factor over differences.
 
         Args:
             piece: whose.
             difference_sbuf: float32, of its size.
-            distance_sbuf: of the rows of the group, where it is needed.
+            number_sbuf: what :meth:`row_number` made of the rows of the group.
         """
 
 
@@ -66,7 +67,7 @@ class Euclidean:
     eps: float
     eps_sbuf: nl.NkiTensor
     statistics = (Sum(),)
-    needs_distance = False
+    keeps_row_number = False
 
     @property
     def derivative_offset(self) -> float:
@@ -85,7 +86,11 @@ class Euclidean:
         """1 / distance; 0 at a distance of 0, as PyTorch has it."""
         return inverse_or_zero(distance_sbuf)
 
-    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, distance_sbuf: nl.NkiTensor | None) -> None:
+    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The distance."""
+        return distance_sbuf
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
         """d, which is there."""
 
 
@@ -100,7 +105,7 @@ class Manhattan:
     eps_sbuf: nl.NkiTensor
     statistics = (Sum(),)
     derivative_offset = 0.0
-    needs_distance = False
+    keeps_row_number = False
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """abs(d + eps)."""
@@ -114,7 +119,11 @@ class Manhattan:
         """1."""
         return constant(distance_sbuf, 1.0)
 
-    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, distance_sbuf: nl.NkiTensor | None) -> None:
+    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The distance."""
+        return distance_sbuf
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
         """The sign; 0 of 0."""
         bias_sbuf = self.eps_sbuf[0 : piece.shape[0], :]
         nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
@@ -150,13 +159,11 @@ class Chebyshev:
     eps: float
     statistics = (Maximum(), CountOfMaximum())
     derivative_offset = 0.0
-    needs_distance = True
+    keeps_row_number = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """The largest abs(d + eps) of each run or row, and how often it is there."""
-        nisa.tensor_scalar(
-            dst=difference_sbuf, data=difference_sbuf, op0=nl.add, operand0=self.eps, op1=nl.abs, operand1=None
-        )
+        take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         piece.take_maximum(first, difference_sbuf)
         piece.count_equal(first + 1, difference_sbuf, piece.numbers_sbuf[first])
 
@@ -168,10 +175,14 @@ class Chebyshev:
         """1 / how many elements share the gradient."""
         return inverse_or_zero(statistics_sbuf[1])
 
-    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, distance_sbuf: nl.NkiTensor | None) -> None:
+    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The distance."""
+        return distance_sbuf
+
+    def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
         """sign(d) where abs(d) is the distance, else 0."""
-        if distance_sbuf is None:
-            raise TypeError("the derivative of a maximum needs it")
+        if number_sbuf is None:
+            raise TypeError("the derivative of a maximum takes the distance")
         magnitude_sbuf = piece.float32()
         nisa.tensor_scalar(dst=difference_sbuf, data=difference_sbuf, op0=nl.add, operand0=self.eps)
         nisa.tensor_scalar(dst=magnitude_sbuf, data=difference_sbuf, op0=nl.abs, operand0=None)
@@ -179,16 +190,18 @@ class Chebyshev:
         nisa.tensor_tensor(
             dst=piece.by_row(magnitude_sbuf),
             data1=piece.by_row(magnitude_sbuf),
-            data2=piece.of_elements(distance_sbuf),
+            data2=piece.of_elements(number_sbuf),
             op=nl.equal,
         )
         nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=magnitude_sbuf, op=nl.multiply)
 
 
-def norm_of(p: float, eps: float) -> Euclidean | Manhattan | Chebyshev:
-    """The norm with its constants."""
+def norm_of(p: float, eps: float) -> Norm:
+    """The norm with its constants, p being at least 1."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=eps_sbuf, value=eps)
-    return Euclidean(eps, eps_sbuf) if p == 2.0 else Manhattan(eps_sbuf)
+    if p == 1.0:
+        return Manhattan(eps_sbuf)
+    return Euclidean(eps, eps_sbuf) if p == 2.0 else Minkowski(p, eps, eps_sbuf)

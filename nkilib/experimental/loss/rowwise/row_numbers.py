@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, constant, float32_like, product, scaled
 from nkilib.nki import nisa, nl
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from nkilib.nki import Operator
 
 # ``sqrt`` is documented on [2^-116, 2^118]: numbers outside of these limits are brought there by a power of two.
-_SMALL, _LARGE = 2.0**-100, 2.0**100
+_SMALL = 2.0**-100
 _STEP, _ROOT_OF_STEP = 2.0**100, 2.0**50
 _LEAST_OF_SQRT = 2.0**-116
 _SMALLEST_NORMAL = 2.0**-126
@@ -54,14 +56,58 @@ def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) ->
 
 def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """Of numbers of at least 0, in the whole range of float32; of infinity and NaN they themselves."""
-    is_small, is_large = compared(values_sbuf, nl.less, _SMALL), compared(values_sbuf, nl.greater, _LARGE)
-    brought_sbuf = product(values_sbuf, _power(is_small, is_large, _STEP))
+    brought = _brought(values_sbuf, _SMALL, _STEP)
+    root_sbuf = brought.values_sbuf
     nisa.tensor_scalar(
-        dst=brought_sbuf, data=brought_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=_LARGE
+        dst=root_sbuf, data=root_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=1.0 / _SMALL
     )
-    nisa.activation(dst=brought_sbuf, op=nl.sqrt, data=brought_sbuf)
-    root_sbuf = product(brought_sbuf, _power(is_small, is_large, 1.0 / _ROOT_OF_STEP))
-    # 0, infinity and NaN are their own roots
+    nisa.activation(dst=root_sbuf, op=nl.sqrt, data=root_sbuf)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, brought.factor_sbuf(1.0 / _ROOT_OF_STEP)))
+
+
+def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
+    """The p-th one, p > 0, as :func:`square_root`: ``exp(log(value) / p)``."""
+    brought = _brought(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
+    root_sbuf = brought.values_sbuf
+    nisa.tensor_scalar(
+        dst=root_sbuf,
+        data=root_sbuf,
+        op0=nl.maximum,
+        operand0=1.0 / LIMIT_OF_LOG,
+        op1=nl.minimum,
+        operand1=LIMIT_OF_LOG,
+    )
+    nisa.activation(dst=root_sbuf, op=nl.log, data=root_sbuf)
+    nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, brought.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """Numbers that a power of two brought to where a function is documented.
+
+    Attributes:
+        values_sbuf: the products.
+        is_small_sbuf, is_large_sbuf: 1 where a number was small or large, else 0.
+    """
+
+    values_sbuf: nl.NkiTensor
+    is_small_sbuf: nl.NkiTensor
+    is_large_sbuf: nl.NkiTensor
+
+    def factor_sbuf(self, step: float) -> nl.NkiTensor:
+        """``step`` where a number was small, its inverse where it was large, else 1."""
+        return _power(self.is_small_sbuf, self.is_large_sbuf, step)
+
+
+def _brought(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Brought:
+    """Numbers below ``small`` times ``step``, and those above ``1 / small`` divided by it."""
+    is_small, is_large = compared(values_sbuf, nl.less, small), compared(values_sbuf, nl.greater, 1.0 / small)
+    return _Brought(product(values_sbuf, _power(is_small, is_large, step)), is_small, is_large)
+
+
+def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """The root; 0, infinity and NaN are their own."""
     is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
     is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
     found_sbuf = scaled(values_sbuf, 1.0)

@@ -39,13 +39,13 @@ class TripletFactors:
 
     Attributes:
         of_first, of_second: by distance, in the gradients of the first and the second tensor of the pair.
-        distances_sbuf: where derivatives need them.
+        row_numbers_sbuf: by distance, where derivatives take them.
         biases_sbuf: by tensor, what offsets of the terms of its gradient come to.
     """
 
     of_first: list[nl.NkiTensor]
     of_second: list[nl.NkiTensor]
-    distances_sbuf: list[nl.NkiTensor]
+    row_numbers_sbuf: list[nl.NkiTensor]
     biases_sbuf: dict[int, nl.NkiTensor]
 
     def of(self, number: int, tensor: int) -> nl.NkiTensor:
@@ -112,7 +112,8 @@ class Triplet:
             signed[1] = product(signed[1], share_sbuf)
             rest_sbuf = shifted(scaled(share_sbuf, -1.0), 1.0)
             signed.append(product(product(factors[2], shut_sbuf), rest_sbuf))
-        return RowResults(at_least_zero(open_sbuf), [*signed, *(distances if self.norm.needs_distance else [])])
+        kept = [self.norm.row_number(each) for each in distances] if self.norm.keeps_row_number else []
+        return RowResults(at_least_zero(open_sbuf), [*signed, *kept])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> TripletFactors:
         """Of rows: coefficients times upstream gradients."""
@@ -137,8 +138,8 @@ class Triplet:
         offset, derivatives = self.norm.derivative_offset, {}
         for number in needed_pairs(tuple(dst_sbuf), self.swap):
             derivatives[number] = _difference(piece, number)
-            distance_sbuf = factors.distances_sbuf[number] if self.norm.needs_distance else None
-            self.norm.derivative(piece, derivatives[number], distance_sbuf)
+            number_sbuf = factors.row_numbers_sbuf[number] if self.norm.keeps_row_number else None
+            self.norm.derivative(piece, derivatives[number], number_sbuf)
         for tensor, gradient_sbuf in dst_sbuf.items():
             terms = [
                 Term(derivatives[number], factors.of(number, tensor), offset)

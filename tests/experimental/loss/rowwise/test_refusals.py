@@ -36,9 +36,8 @@ REFUSALS = [
     ),
     Refusal(
         "p",
-        "p must be 1, 2 or infinity, got 3; the power that other norms take of each element has no documented "
-        "precision on the hardware: use torch.nn.functional.triplet_margin_loss",
-        {"p": 3},
+        "p must be at least 1, which makes it a norm, got 0.5; use torch.nn.functional.triplet_margin_loss",
+        {"p": 0.5},
     ),
     Refusal("swap", "swap must be True or False, got 1", {"swap": 1}),
     Refusal(

@@ -32,6 +32,26 @@ def test_distances_in_the_whole_range() -> None:
     np.testing.assert_array_equal(by_negative, zeros)  # of a distance of 0
 
 
+@pytest.mark.parametrize("p", [1.5, 3.0])
+def test_distances_of_other_norms_in_the_whole_range(p: float) -> None:
+    """Logarithms are documented from 2^-64 on; powers below 2^-126 are flushed to zero."""
+    least = max(2.0 ** (-125.0 / p), 2.0**-43)
+    sizes = np.array([0.0, least, 1e-12, 1e-3, 1.0, 1e9, 2.0 ** (127.0 / p)], np.float32)
+    anchor = np.stack([sizes, -sizes, np.zeros_like(sizes)], axis=1)
+    zeros = np.zeros_like(anchor)
+    given = anchor, zeros, anchor.copy()
+    loss, coefficients = triplet_margin_loss_forward[2](*given, margin=1e-30, eps=0.0, p=p, reduction="none")
+    norm = 2.0 ** (1.0 / p)
+    np.testing.assert_allclose(loss[1:-1], norm * sizes[1:-1], rtol=1e-5)
+    assert loss[0] < 1e-18 and loss[-1] == np.inf
+    options = {"eps": 0.0, "p": p, "reduction": "sum"}
+    by_anchor, by_positive, _ = triplet_margin_loss_backward[2](*given, coefficients, ONE, **options)
+    share = 2.0 ** (-(p - 1.0) / p)
+    np.testing.assert_allclose(by_anchor[1:-1], np.outer(np.ones(5), [share, -share, 0.0]), rtol=1e-5)
+    np.testing.assert_array_equal(by_anchor[0], 0.0)
+    np.testing.assert_array_equal(by_positive, -by_anchor)
+
+
 def test_infinite_and_overflowing_distances() -> None:
     inf = np.inf
     anchor = np.array([[inf], [0.0], [3e38], [np.nan]], np.float32)

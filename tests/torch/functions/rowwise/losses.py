@@ -47,7 +47,7 @@ LOSSES: Final = (
         "TripletMarginLoss",
         (numbers, numbers, numbers),
         3,
-        ({}, {"swap": True, "margin": 2.5}, {"p": 1, "eps": 0.125}, {"p": float("inf"), "swap": True}),
+        ({}, {"swap": True, "margin": 2.5}, {"p": 1, "eps": 0.125}, {"p": float("inf"), "swap": True}, {"p": 3.5}),
         has_module_info=False,
         values=Budget(of_float32=2048.0),  # of p = 1: a sum of 1100 numbers
     ),

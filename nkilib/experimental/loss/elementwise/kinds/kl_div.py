@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
+from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.experimental.loss.elementwise.arithmetic import (
     add_on_gpsimd,
     combine,
@@ -23,9 +24,9 @@ from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative,
 from nkilib.nki import nisa, nl
 
 # Added to a target before its logarithm is taken.
-LEAST_TARGET = 2.0**-64
+LEAST_TARGET = 1.0 / LIMIT_OF_LOG
 # Below it a target is multiplied by 2^64 before its logarithm is taken exactly.
-_SMALL, _RAISED = 2.0**-32, 2.0**64
+_SMALL, _RAISED = 2.0**-32, LIMIT_OF_LOG
 
 
 def needed_tensors(wanted: tuple[str, ...]) -> tuple[str, ...]:

@@ -30,13 +30,18 @@ def _forward(*bounds: TermError, notes: str = "") -> Guarantee:
     )
 
 
-TRIPLET_FORWARD = _forward(*term_errors.TRIPLET.values(), notes="; p = 1, 2 or infinity")
+TRIPLET_FORWARD = _forward(
+    *term_errors.TRIPLET.values(),
+    term_errors.another_norm(4.0),
+    notes="; p of at least 1, of which 4 stands for those other than 1, 2 and infinity",
+)
 TRIPLET_BACKWARD = Guarantee(
     **_COMMON,
     accumulator="none",
     in_place="anchor_hbm",
-    error="4 u of each derivative of a distance, and what the coefficients of the forward are off by, and half a ulp",
-    notes="gradients are computed on request; p = 1, 2 or infinity",
+    error="4 u of each derivative of a distance, and what the coefficients of the forward are off by, and half a ulp; "
+    "for p other than 1, 2 and infinity (p - 1) times what d and the distance are off by, and their logarithms, u each",
+    notes="gradients are computed on request; p of at least 1",
 )
 COSINE_FORWARD = _forward(term_errors.COSINE)
 COSINE_BACKWARD = Guarantee(

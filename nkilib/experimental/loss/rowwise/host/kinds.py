@@ -49,7 +49,7 @@ KINDS: Final = (
         options=("margin", "p", "eps", "swap"),
         tests=_TESTS,
         edges="a distance of 0 has a gradient of 0; equal distances of swap share it",
-        differences="p is 1, 2 or infinity: the power of another has no documented precision on the hardware",
+        differences="p is at least 1; for p other than 1, 2 and infinity a distance from 2^64 on is infinite",
         launches=modelled((1.05, 1.05), (1.05, 1.05), ("anchor", "positive", "negative"), coefficients=2),
     ),
     LossKind(

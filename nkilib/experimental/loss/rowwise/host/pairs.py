@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Final
 
 ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
@@ -26,8 +25,8 @@ def needed_tensors(wanted: tuple[int, ...], swap: bool) -> tuple[int, ...]:
 
 
 def num_coefficients(p: float, swap: bool) -> int:
-    """A number a distance; and for p = infinity the distances themselves, which their derivatives need."""
-    return len(pairs_of(swap)) * (2 if p == inf else 1)
+    """A number a distance; but for p = 1 and 2 another one, made of the distance, which its derivative takes."""
+    return len(pairs_of(swap)) * (1 if p in (1.0, 2.0) else 2)
 
 
 def forward_tiles(swap: bool) -> int:

@@ -16,7 +16,7 @@ from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind
 
 Numbers = np.ndarray
 # Rows of one number and of some, and one of several runs.
-SHAPES: Final = [(256, 1), (128, 7), (40, 130), (3, 2600)]
+SHAPES: Final = [(256, 1), (128, 7), (40, 130), (12, 2600)]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 

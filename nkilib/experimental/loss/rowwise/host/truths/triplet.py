@@ -7,10 +7,14 @@ numbers, with n additions in a row:
              halves; the root u / 2
     p = 1    the sum of these, u (distance + eps D), and n u / 2
     p = inf  the largest of these, u (distance + eps)
+    another  the norm of these, u (distance + eps D^(1/p)); of a power p |log d| u for the rounding of the logarithm and
+             of its product with p, u / 2 for that of the power, and n u / 2 for their sum S, of which the root keeps
+             the p-th part; the root |log S'| u / p, 3 u / 2 for two roundings, S' being S brought to [2^-62, 2^62]
 
 The loss: the errors of its distances, and u / 2 of the margin, of its sum with the first distance, and of the loss. A
 derivative of p = 2, d / distance: the error of d by the distance, and the relative one of the distance and 3.5 u of the
-derivative.
+derivative. That of another p, (d / distance)^(p - 1): p - 1 times the relative errors of d, of the distance and of
+their quotient, and those of logarithm and power.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from math import inf
 
 import numpy as np
 
+from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
@@ -61,7 +66,7 @@ class TripletTruth:
     @property
     def stated(self) -> TermError:
         """Of this norm."""
-        return term_errors.TRIPLET[self.p]
+        return term_errors.TRIPLET.get(self.p) or term_errors.another_norm(self.p)
 
     def value(self, tensors: Tensors) -> Derived:
         """max(0, margin + near - far)."""
@@ -118,7 +123,9 @@ class TripletTruth:
             sums, of_eps = summed(np.abs(d), UNIT * np.abs(d)), d.shape[1] * abs(self.eps)
             derivative = Exact(np.sign(d), np.where(np.abs(d) <= error, 2.0, 0.0))
             return _Distance(Derived(sums.value, sums.value, sums.error, {}, UNIT * of_eps), derivative)
-        return self._largest(d, error) if self.p == inf else self._euclidean(d, error, functions)
+        if self.p == inf:
+            return self._largest(d, error)
+        return self._euclidean(d, error, functions) if self.p == 2.0 else self._minkowski(d, error, functions)
 
     def _euclidean(self, d: Float64Array, error: Float64Array, functions: FunctionErrors) -> _Distance:
         squares = summed(d * d, 0.5 * UNIT * d * d)
@@ -132,6 +139,34 @@ class TripletTruth:
         relative = (distance.exact(functions).error / least + (functions.reciprocal + 3.0) * UNIT)[:, None]
         return _Distance(distance, Exact(derivative, error / least[:, None] + 2.0 * relative * np.abs(derivative)))
 
+    def _minkowski(self, d: Float64Array, error: Float64Array, functions: FunctionErrors) -> _Distance:
+        p, columns = self.p, d.shape[1]
+        size = np.clip(np.abs(d), 1.0 / LIMIT_OF_LOG, LIMIT_OF_LOG)
+        logs, powers = np.abs(np.log(size)), size**p
+        total = summed(powers, (p * logs + 0.5) * UNIT * powers)
+        value = total.value ** (1.0 / p)
+        brought = _brought_log(total.value)
+        relative = total.error / total.value / p + (brought / p + 1.5) * UNIT
+        of_logs = (powers * logs).sum(axis=1) / total.value + brought / p
+        by_function = {"log": of_logs * UNIT * value, "exp": (1.0 + 1.0 / p) * UNIT * value}
+        # Small magnitudes count as the least that has a logarithm, and powers may be flushed to zero.
+        lost = 1.0 / LIMIT_OF_LOG + SMALLEST_NORMAL ** (1.0 / p)
+        beside = columns ** (1.0 / p) * (UNIT * abs(self.eps) + lost)
+        distance = Derived(value, value, (UNIT + relative) * value, by_function, beside)
+        return _Distance(distance, self._share(d, error, distance, functions))
+
+    def _share(self, d: Float64Array, error: Float64Array, of: Derived, functions: FunctionErrors) -> Exact:
+        """sign(d) (abs(d) / distance)^(p - 1), undefined where float32 may lose d or the distance."""
+        distance, exponent = np.maximum(of.value, SMALLEST_NORMAL)[:, None], self.p - 1.0
+        share = np.clip(np.abs(d) / distance, 1.0 / LIMIT_OF_LOG, None)
+        value = share**exponent
+        of_distance = of.exact(functions).error[:, None] / distance
+        relative = error / np.maximum(np.abs(d), SMALLEST_NORMAL) + of_distance + (functions.reciprocal + 0.5) * UNIT
+        logs = exponent * np.abs(np.log(share)) * (functions.log + 0.5) * UNIT
+        found = value * (2.0 * exponent * relative + logs + (functions.exp + 0.5) * UNIT)
+        is_lost = np.maximum(exponent, 1.0) * relative > 0.25
+        return Exact(np.sign(d) * (np.abs(d) / distance) ** exponent, np.where(is_lost, np.inf, found))
+
     def _largest(self, d: Float64Array, error: Float64Array) -> _Distance:
         value = np.abs(d).max(axis=1)
         is_largest = np.abs(d) == value[:, None]
@@ -143,9 +178,19 @@ class TripletTruth:
         return _Distance(distance, Exact(derivative, unsure))
 
 
+def _brought_log(sums: Float64Array) -> Float64Array:
+    """abs(log S') of what a power of two brings to [2^-62, 2^62]."""
+    logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
+    return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
+
+
 def _smaller(first: Derived, second: Derived) -> Derived:
-    """Of two distances. Their errors are the same fraction of each, and so that of the smaller one."""
-    is_first = first.value <= second.value
-    functions = {name: np.where(is_first, each, second.functions[name]) for name, each in first.functions.items()}
-    value, own = np.minimum(first.value, second.value), np.where(is_first, first.own, second.own)
-    return Derived(value, value, own, functions, first.beside)
+    """Of two distances: off by the larger one of the fractions of each that they may be off by."""
+    value = np.minimum(first.value, second.value)
+
+    def larger(one: Float64Array, other: Float64Array) -> Float64Array:
+        fractions = (each / np.maximum(of.value, SMALLEST_NORMAL) for each, of in ((one, first), (other, second)))
+        return np.asarray(value * np.maximum(*fractions))
+
+    functions = {name: larger(each, second.functions[name]) for name, each in first.functions.items()}
+    return Derived(value, value, larger(first.own, second.own), functions, first.beside)
