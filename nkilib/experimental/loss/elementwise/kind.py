@@ -74,8 +74,8 @@ class Piece:
         return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
 
     def like(self, name: str) -> nl.NkiTensor:
-        """A tile in the type of a tensor, in which Vector may be faster; one a piece, counted as a float32 one."""
-        return self.scratch.native(self.tensors[name].dtype, *self.shape)
+        """A tile in the type of a tensor, in which Vector may be faster, in the place of a float32 one."""
+        return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
 
     def constant(self, number: float) -> nl.NkiTensor:
         """A float32 tile [rows, 1] of a number, as an activation takes its bias."""

@@ -14,13 +14,11 @@ class Scratch:
 
     Attributes:
         tiles_sbuf: float32 [128, columns of a piece].
-        native_sbuf: by type, such tiles in that type, made where they are asked for.
         constants_sbuf: by its number, float32 [128, 1] with that number in each partition.
         taken: how many tiles were taken so far.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
-    native_sbuf: dict[nl.DType, list[nl.NkiTensor]] = field(default_factory=dict)
     constants_sbuf: dict[float, nl.NkiTensor] = field(default_factory=dict)
     taken: int = 0
 
@@ -46,19 +44,6 @@ class Scratch:
         tile_sbuf = self.tiles_sbuf[self.taken % len(self.tiles_sbuf)]
         self.taken += 1
         return tile_sbuf[0:rows, 0:columns]
-
-    def native(self, dtype: nl.DType, rows: int, columns: int) -> nl.NkiTensor:
-        """Of the tiles of this type, of which a piece has one, that of the third piece before.
-
-        Of two tiles, the one for the next piece would wait until the piece before this one is finished.
-        """
-        if dtype not in self.native_sbuf:
-            shape = tuple(self.tiles_sbuf[0].shape)
-            count = PIECES_AT_A_TIME + 1
-            self.native_sbuf[dtype] = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
-        ring = self.native_sbuf[dtype]
-        ring.append(ring.pop(0))
-        return ring[0][0:rows, 0:columns]
 
     def constant(self, number: float, rows: int) -> nl.NkiTensor:
         """A tile [rows, 1] of a number, which is written once."""

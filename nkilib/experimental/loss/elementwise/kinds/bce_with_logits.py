@@ -40,7 +40,7 @@ class BceWithLogits:
     """The loss without a weight of positive examples."""
 
     tensors = (INPUT, TARGET)
-    scratch_tiles = 3
+    scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The target is needed for the gradient of the input alone."""

@@ -34,7 +34,7 @@ class PoissonOfLogRate:
 
     full: bool
     tensors = (INPUT, TARGET)
-    scratch_tiles = 4
+    scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The gradient of the target is the input, but for Stirling's."""
@@ -88,7 +88,7 @@ class PoissonOfRate:
     full: bool
     eps: float
     tensors = (INPUT, TARGET)
-    scratch_tiles = 4
+    scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The gradient of the target is a function of the input, but for Stirling's."""
