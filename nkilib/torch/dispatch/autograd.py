@@ -12,6 +12,7 @@ from torch import Tensor
 from nkilib.torch.dispatch.launch import as_tuple
 from nkilib.torch.dispatch.native import registrar
 from nkilib.torch.dispatch.operator import Call, Operator, Output
+from nkilib.torch.dispatch.overlap import refuse_overlap
 
 # From the call of the backward, and which inputs of the forward need a gradient: gradients by name.
 Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
@@ -40,6 +41,8 @@ class Derivative:
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
         """The forward; if ``inplace``, its backward writes the gradient over the first input."""
         if inplace:
+            names = (each.name for each in self.forward.inputs)
+            refuse_overlap(self.forward.name.removesuffix("_forward"), dict(zip(names, tensors, strict=False)))
             function: Callable[..., Any] = _InPlace.apply
             return function(self, options, *tensors)
         first, *_ = tensors

@@ -6,10 +6,12 @@ For an input that PyTorch's function refuses too, the error has the type that it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_gradtrackingtensor
 from torch.autograd.forward_ad import unpack_dual
 
 from nkilib.core.host.reductions import check_reduction
@@ -23,6 +25,9 @@ _SHARDED: Final = {
     "FlatParameter": "use it inside the forward of its FSDP module, where it is unsharded",
 }
 
+# Views of views of a leaf that are looked through; behind them there may be a whole model.
+_MOST_VIEWS: Final = 16
+
 
 def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
     """Refuse arguments that are no tensors; of those in ``optional``, None is accepted.
@@ -34,6 +39,29 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
         if not (isinstance(value, Tensor) or (name in optional and value is None)):
             remedy = f"; pass torch.tensor({value})" if isinstance(value, int | float) else ""
             raise TypeError(f"{caller}: argument {name!r} must be Tensor, not {type(value).__name__}{remedy}")
+
+
+def checked_number(caller: Caller, name: str, value: Any) -> float:
+    """A number of Python or of numpy, as one of Python; it may be a symbol of a graph.
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | Real):
+        remedy = f"; pass {name}.item()" if isinstance(value, Tensor) else ""
+        raise TypeError(f"{caller}: argument {name!r} must be float, not {type(value).__name__}{remedy}")
+    return float(value)
+
+
+def checked_integer(caller: Caller, name: str, value: Any) -> int:
+    """An integer of Python or of numpy, as one of Python.
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | Integral):
+        raise TypeError(f"{caller}: argument {name!r} must be int, not {type(value).__name__}")
+    return int(value)
 
 
 def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
@@ -50,7 +78,7 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
 
 
 def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
-    """Refuse a part of a tensor, and derivatives in forward mode, which the operators do not have: they would be 0.
+    """Refuse a part of a tensor, and derivatives of torch.func and in forward mode, which the operators do not have.
 
     Raises:
         NotImplementedError: always then.
@@ -64,6 +92,12 @@ def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
             raise NotImplementedError(
                 f"{caller}: {name} has a tangent, and there are no derivatives in forward mode (jvp, jacfwd) here; use "
                 f"backward, or {caller.instead}"
+            )
+    for name, tensor in tensors.items():
+        if tensor is not None and is_gradtrackingtensor(tensor):  # which autograd.Function does not take either
+            raise NotImplementedError(
+                f"{caller}: {name} is differentiated by torch.func (grad, vjp, jacrev), which the operators do not "
+                f"support; use backward or torch.autograd.grad, or {caller.instead}"
             )
 
 
@@ -134,12 +168,26 @@ def check_inplace(caller: Caller, input: Tensor) -> None:
         from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
 
         refuse_inplace(str(caller))
-    leaf = input if input._base is None else input._base
-    if leaf.requires_grad and leaf.is_leaf:
+    if any(each.requires_grad for each in _leaves(input)):
         raise RuntimeError(
             f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
             f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
         )
+
+
+def _leaves(input: Tensor) -> list[Tensor]:
+    """The leaves of autograd that the input is or that it is a view of: a view of plain memory may be one itself."""
+    if input.is_leaf or input._base is None:
+        return [input] if input.is_leaf else []
+    found, node = [input._base] if input._base.is_leaf else [], input.grad_fn
+    for _ in range(_MOST_VIEWS):
+        if node is None or not node.next_functions:
+            break
+        node = node.next_functions[0][0]
+        variable = getattr(node, "variable", None)
+        if variable is not None and variable.untyped_storage()._cdata == input.untyped_storage()._cdata:
+            found.append(variable)
+    return found
 
 
 def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:

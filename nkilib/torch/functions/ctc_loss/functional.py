@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import torch
@@ -69,7 +70,7 @@ def ctc_loss(
         padded if padded.shape[1] else None,
         of_inputs,
         of_targets,
-        blank=blank,
+        blank=int(blank),
         reduction=reduction,
         zero_infinity=zero_infinity,
     )
@@ -93,9 +94,9 @@ def _lengths(name: str, given: Any, log_probs: Tensor) -> Tensor:
         if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
             raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {given.dtype}; pass {name}.long()")
         return given.to(log_probs.device)
-    if not isinstance(given, Sequence) or not all(isinstance(each, int) for each in given):
+    if not isinstance(given, Sequence) or not all(isinstance(each, Integral) for each in given):
         raise TypeError(f"{CTC_LOSS}: argument {name!r} must be Tensor or a sequence of int, got {given!r}")
-    return torch.tensor(given, dtype=torch.int64, device=log_probs.device)
+    return torch.tensor([int(each) for each in given], dtype=torch.int64, device=log_probs.device)
 
 
 def _check(
@@ -129,9 +130,7 @@ def _check(
     for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
         if lengths.numel() != sequences:
             raise RuntimeError(f"{caller}: {name} must be of size batch_size, {sequences}, got {tuple(lengths.shape)}")
-    if isinstance(blank, bool) or not isinstance(blank, int):
-        raise TypeError(f"{caller}: argument 'blank' must be int, not {type(blank).__name__}")
-    if not 0 <= blank < log_probs.shape[-1]:
+    if not 0 <= checks.checked_integer(caller, "blank", blank) < log_probs.shape[-1]:
         raise RuntimeError(f"{caller}: blank must be in label range, 0 to {log_probs.shape[-1] - 1}, got {blank}")
 
 

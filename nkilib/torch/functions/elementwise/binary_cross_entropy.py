@@ -32,6 +32,7 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
     "probabilities",
     _KERNELS,
     optional=("weight",),
+    integers=("weight",),
     constant=("weight",),
     typed=("input",),
     check_values=_check_probabilities,

@@ -20,6 +20,7 @@ BINARY_CROSS_ENTROPY_WITH_LOGITS: Final = elementwise_loss(
     _KERNELS,
     optional=("weight", "pos_weight"),
     constant=("weight", "pos_weight"),
+    integers=("weight", "pos_weight"),
     typed=("target",),
 )
 

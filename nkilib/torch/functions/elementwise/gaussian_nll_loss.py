@@ -37,7 +37,7 @@ GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
     "means",
     _KERNELS,
     tensors=("input", "target", "var"),
-    integers=("target",),
+    integers=("input", "target"),
     options=_Options,
     check_values=_check_variances,
     is_float32_under_autocast=False,
@@ -61,7 +61,7 @@ def gaussian_nll_loss(
     float32, and sums are float32. On the CPU alone values are looked at.
 
     Args:
-        input: means, bfloat16, float16 or float32, of any shape.
+        input: means, bfloat16, float16, float32 or integers, of any shape.
         target: in one of these types or of integers; of a shape that broadcasts with the input's. It may require grad.
         var: variances, of the shape of the input, of that without the last dimension, or with one dimension of extent
             1; or a number. It may require grad; the gradient is that of v, whether it was raised to ``eps`` or not.

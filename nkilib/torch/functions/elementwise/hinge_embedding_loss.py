@@ -25,7 +25,8 @@ HINGE_EMBEDDING_LOSS: Final = elementwise_loss(
     "distances",
     _KERNELS,
     constant=("target",),
-    integers=("target",),
+    integers=("input", "target"),
+    takes_integers_alone=True,
     typed=("input",),
     options=_Margin,
 )
@@ -46,7 +47,7 @@ def hinge_embedding_loss(
     sums are float32. Where a target is neither, both count. No value is looked at, so nothing waits for the device.
 
     Args:
-        input: distances, bfloat16, float16 or float32, of any shape.
+        input: distances, bfloat16, float16, float32 or integers, of any shape.
         target: 1 or -1, in one of these types or of integers; of a shape that broadcasts with the input's. There is no
             gradient of it, as in PyTorch.
         margin: finite.

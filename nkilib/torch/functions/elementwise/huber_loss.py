@@ -8,6 +8,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.elementwise import huber_loss_backward, huber_loss_forward
+from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import LEAST_NORMAL, finite_number
 from nkilib.torch.functions.elementwise.pair import loss_of_pair
@@ -74,7 +75,7 @@ def huber_loss(
 
 def _checked(delta: Any) -> float:
     caller = HUBER_LOSS.caller
-    if isinstance(delta, int | float) and not delta > 0.0:  # NaN too
+    if not checked_number(caller, "delta", delta) > 0.0:  # NaN too
         raise RuntimeError(f"{caller}: does not support non-positive values for delta, got {delta}")
     return max(finite_number(caller, "delta", delta), LEAST_NORMAL)
 

@@ -12,7 +12,12 @@ from nkilib.torch.functions.elementwise.pair import loss_of_pair
 
 _KERNELS: Final = (l1_loss_forward, l1_loss_backward)
 L1_LOSS: Final = elementwise_loss(
-    "l1_loss", "predictions", _KERNELS, optional=("weight",), integers=("input", "target", "weight")
+    "l1_loss",
+    "predictions",
+    _KERNELS,
+    optional=("weight",),
+    integers=("input", "target", "weight"),
+    takes_integers_alone=True,
 )
 
 

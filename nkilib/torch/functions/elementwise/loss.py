@@ -48,6 +48,7 @@ class ElementwiseLoss:
         optional: names of further ones.
         constant: names of those that there is no gradient of.
         integers: names of those that PyTorch takes in integer types too.
+        takes_integers_alone: it takes integers without any floating tensor, which are computed in float32.
         derivative: of the operators.
         is_float32_under_autocast: losses that are not reduced are, as PyTorch's.
     """
@@ -59,6 +60,7 @@ class ElementwiseLoss:
     integers: Sequence[str]
     derivative: Derivative = field(repr=False)
     is_float32_under_autocast: bool = True
+    takes_integers_alone: bool = False
 
     def __call__(
         self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool = False, **options: Any
@@ -79,7 +81,7 @@ class ElementwiseLoss:
         """
         self._check(tensors, reduction, inplace)
         given = {name: each for name, each in tensors.items() if each is not None}
-        dtype = promoted(given.values())
+        dtype = self._dtype(given)
         floats = {name: each if each.is_floating_point() else each.to(dtype) for name, each in given.items()}
         shape = broadcast_shape(self.caller, {name: each.shape for name, each in given.items()})
         if self.is_float32_under_autocast:
@@ -91,6 +93,21 @@ class ElementwiseLoss:
             first = given[self.tensors[0]]
             check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
         return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
+
+    def _dtype(self, tensors: Mapping[str, Tensor]) -> torch.dtype:
+        """That integer tensors are computed in.
+
+        Raises:
+            NotImplementedError: there is none, as in PyTorch.
+        """
+        if any(each.is_floating_point() for each in tensors.values()):
+            return promoted(tensors.values())
+        if not self.takes_integers_alone:
+            raise NotImplementedError(
+                f"{self.caller}: not implemented for integers alone, got {self.caller.input} of "
+                f"{tensors[self.tensors[0]].dtype}; pass {self.caller.input}.float()"
+            )
+        return torch.float32
 
     def _of_dimensions(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
@@ -152,6 +169,7 @@ def elementwise_loss(
     options: type[Dataclass] | None = None,
     check_values: Callable[[Call], None] | None = None,
     is_float32_under_autocast: bool = True,
+    takes_integers_alone: bool = False,
 ) -> ElementwiseLoss:
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
@@ -163,7 +181,7 @@ def elementwise_loss(
         typed: tensors whose types promote to that of the losses, as PyTorch has it; none: all of them.
         options: a dataclass of the kernels' options beside the reduction.
         check_values: raises where values are out of range, on the CPU alone.
-        is_float32_under_autocast: as :class:`ElementwiseLoss` has it.
+        is_float32_under_autocast, takes_integers_alone: as :class:`ElementwiseLoss` has them.
     """
     caller = Caller(name, tensors[0], noun, f"torch.nn.functional.{name}")
     every = (*tensors, *optional)
@@ -202,7 +220,9 @@ def elementwise_loss(
         )
     )
     derivative = differentiate(forward, backward)
-    return ElementwiseLoss(caller, tensors, optional, constant, integers, derivative, is_float32_under_autocast)
+    return ElementwiseLoss(
+        caller, tensors, optional, constant, integers, derivative, is_float32_under_autocast, takes_integers_alone
+    )
 
 
 def promoted(tensors: Any) -> torch.dtype:

@@ -26,8 +26,9 @@ MARGIN_RANKING_LOSS: Final = elementwise_loss(
     "margin_ranking_loss",
     "numbers",
     _KERNELS,
-    tensors=("input1", "input2", "target"),
-    integers=("input1", "input2", "target"),
+    tensors=_TENSORS,
+    integers=_TENSORS,
+    takes_integers_alone=True,
     options=_Margin,
 )
 

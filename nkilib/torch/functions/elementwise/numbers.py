@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
 from nkilib.experimental.loss.elementwise.options import LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import checked_number
 
 # Of float32, in which the kernels compute.
 LEAST_NORMAL, LARGEST = 2.0**-126, 2.0**128 * (1.0 - 2.0**-24)
@@ -19,11 +19,10 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
         TypeError: no number.
         ValueError: it is infinite, NaN or out of the range of float32.
     """
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{caller}: argument {name!r} must be float, not {type(value).__name__}")
-    if not isfinite(value) or abs(value) > LARGEST:
+    number = checked_number(caller, name, value)
+    if not -LARGEST <= number <= LARGEST:  # NaN too
         raise ValueError(f"{caller}: {name} must be finite in float32, got {value}; use {caller.instead}")
-    return float(value)
+    return number
 
 
 def least_of_log(caller: Caller, name: str, value: Any) -> float:

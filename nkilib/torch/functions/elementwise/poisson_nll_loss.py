@@ -24,7 +24,12 @@ class _Options:
 
 _KERNELS: Final = (poisson_nll_loss_forward, poisson_nll_loss_backward)
 POISSON_NLL_LOSS: Final = elementwise_loss(
-    "poisson_nll_loss", "rates or their logarithms", _KERNELS, integers=("target",), options=_Options
+    "poisson_nll_loss",
+    "rates or their logarithms",
+    _KERNELS,
+    integers=("input", "target"),
+    options=_Options,
+    takes_integers_alone=True,
 )
 
 
@@ -45,7 +50,7 @@ def poisson_nll_loss(
     reduction=reduction)``, in float32, and sums are float32. No value is looked at, so nothing waits for the device.
 
     Args:
-        input: the rate or its logarithm, bfloat16, float16 or float32, of any shape.
+        input: the rate or its logarithm, bfloat16, float16, float32 or integers, of any shape.
         target: counts, in one of these types or of integers; of a shape that broadcasts with the input's. It may
             require grad.
         log_input: the input is the logarithm of the rate.

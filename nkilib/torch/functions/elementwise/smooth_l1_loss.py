@@ -8,6 +8,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.elementwise import smooth_l1_loss_backward, smooth_l1_loss_forward
+from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import finite_number
 from nkilib.torch.functions.elementwise.pair import loss_of_pair
@@ -65,7 +66,7 @@ def smooth_l1_loss(
 
 def _checked(beta: Any) -> float:
     caller = SMOOTH_L1_LOSS.caller
-    if isinstance(beta, int | float) and not beta >= 0.0:  # NaN too
+    if not checked_number(caller, "beta", beta) >= 0.0:  # NaN too
         raise RuntimeError(f"{caller}: does not support negative values for beta, got {beta}")
     return finite_number(caller, "beta", beta)
 

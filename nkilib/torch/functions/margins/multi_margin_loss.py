@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -138,9 +138,7 @@ def _check(input: Tensor, target: Tensor, p: Any, margin: Any, weight: Tensor | 
     check_reduction(caller, reduction)
     if p not in (1, 2):
         raise ValueError(f"{caller}: only p == 1 and p == 2 supported, got {p!r}")
-    if not isinstance(margin, int | float):
-        raise TypeError(f"{caller}: argument 'margin' must be a number, not {type(margin).__name__}")
-    if not isfinite(margin):
+    if not -inf < checks.checked_number(caller, "margin", margin) < inf:  # NaN too
         raise ValueError(f"{caller}: margin must be finite, got {margin}; a number near 1 is usual")
     if weight is not None and weight.dim() != 1:
         raise ValueError(f"{caller}: weight must be one-dimensional, got shape {tuple(weight.shape)}")

@@ -88,7 +88,5 @@ def _check(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: A
 
 
 def _check_ignore_index(ignore_index: Any) -> None:
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"{NLL_LOSS}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
-    if not -(2**63) <= ignore_index < 2**63:
+    if not -(2**63) <= checks.checked_integer(NLL_LOSS, "ignore_index", ignore_index) < 2**63:
         raise ValueError(f"{NLL_LOSS}: ignore_index must fit 64 bits, got {ignore_index}")

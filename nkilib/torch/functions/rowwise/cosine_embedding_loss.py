@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from nkilib.experimental.loss.rowwise import cosine_embedding_loss_backward, cosine_embedding_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.functions.rowwise.loss import RowInputs, as_floats, rowwise_loss
 
@@ -69,8 +70,7 @@ def cosine_embedding_loss(
     """
     given = {"input1": input1, "input2": input2, "target": target}
     _LOSS.check(given, reduction, inplace, integers=tuple(given))
-    if not isinstance(margin, int | float):
-        raise TypeError(f"{_LOSS.caller}: argument 'margin' must be float, not {type(margin).__name__}")
+    margin = checked_number(_LOSS.caller, "margin", margin)
     _check_shapes(input1, input2, target)
     of_pairs = broadcast_shape(_LOSS.caller, {"input1": input1.shape, "input2": input2.shape})
     rows = broadcast_shape(_LOSS.caller, {"rows": of_pairs[:-1], "target": target.shape})
@@ -81,7 +81,7 @@ def cosine_embedding_loss(
     if shape[-1] == 0:  # the cosine of rows without elements is 0
         first, second = pad(first, (0, 1)), pad(second, (0, 1))
     computed = {"input1": first, "input2": second, "target": target.detach().to(torch.float32).expand(rows)}
-    return _LOSS(computed, reduction, inplace, margin=float(margin))
+    return _LOSS(computed, reduction, inplace, margin=margin)
 
 
 def _check_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:

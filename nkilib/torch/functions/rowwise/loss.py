@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from nkilib.core.host.options import Dataclass
 from nkilib.core.host.reductions import check_reduction
@@ -96,10 +97,8 @@ class RowwiseLoss:
         rows = Rows.of(first)
         given = [self._operand(name, each, rows, first) for name, each in tensors.items()]
         if self.has_coefficients:
-            is_differentiated = torch.is_grad_enabled() and any(
-                each.requires_grad for each in given if each is not None
-            )
-            options = {**options, _WANTED: is_differentiated}
+            are_differentiated = torch.is_grad_enabled() and any(map(_may_require_grad, given))
+            options = {**options, _WANTED: are_differentiated}
         found = self.derivative.apply(inplace, *given, reduction=reduction, **options)
         loss: Tensor = found[0] if self.has_coefficients else found
         return rows.restored(loss) if reduction == "none" else loss
@@ -159,6 +158,13 @@ class RowwiseLoss:
                 f"and type in which the loss is computed, got {given.dtype} of {tuple(given.shape)}, strides "
                 f"{given.stride()}; leave inplace off"
             )
+
+
+def _may_require_grad(tensor: Tensor | None) -> bool:
+    """In vmap nobody knows: what is mapped over says no, whatever it is a batch of."""
+    if tensor is None:
+        return False
+    return tensor.requires_grad or (not torch.compiler.is_compiling() and is_batchedtensor(tensor))
 
 
 def rowwise_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from nkilib.experimental.loss.rowwise import triplet_margin_loss_backward, triplet_margin_loss_forward
-from nkilib.experimental.loss.rowwise.host.pairs import num_coefficients
+from nkilib.experimental.loss.rowwise.host.pairs import num_coefficients, pairs_of
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.functions.rowwise.loss import RowInputs, as_floats, rowwise_loss
 
@@ -75,11 +77,12 @@ def triplet_margin_loss(
         TypeError: an argument has the wrong Python type; or float64.
         ValueError: unknown ``reduction``; a margin that is not positive; ``inplace`` of a tensor with gaps.
         RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: p below 1; another device; a part of a tensor; a derivative in forward mode.
+        NotImplementedError: p below 1; two tensors of rows of one element and a third one of longer rows; another
+            device; a part of a tensor; a derivative in forward mode.
     """
     given = dict(zip(_NAMES, (anchor, positive, negative), strict=True))
     _LOSS.check(given, reduction, inplace, integers=_NAMES)
-    _check_options(margin, p, eps, swap)
+    margin, p, eps = _checked_options(margin, p, eps, swap)
     dims = {each.dim() for each in given.values()}
     if len(dims) > 1:
         raise RuntimeError(
@@ -87,6 +90,8 @@ def triplet_margin_loss(
             f"{anchor.dim()}, {positive.dim()} and {negative.dim()}; reshape them"
         )
     shape = broadcast_shape(_LOSS.caller, {name: each.shape for name, each in given.items()})
+    if shape:
+        _check_lengths([each.shape[-1] for each in given.values()], shape[-1], swap)
     computed = [as_computed(each, reduction).expand(shape) for each in as_floats(list(given.values()))]
     if inplace:
         _LOSS.check_inplace(anchor, computed[0])
@@ -96,18 +101,17 @@ def triplet_margin_loss(
         dict(zip(_NAMES, computed, strict=True)),
         reduction,
         inplace,
-        margin=float(margin),
-        p=float(p),
-        eps=float(eps),
+        margin=margin,
+        p=p,
+        eps=eps,
         swap=swap,
     )
 
 
-def _check_options(margin: Any, p: Any, eps: Any, swap: Any) -> None:
+def _checked_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
+    """The numbers among them."""
     caller = _LOSS.caller
-    for name, value in (("margin", margin), ("p", p), ("eps", eps)):
-        if not isinstance(value, int | float):
-            raise TypeError(f"{caller}: argument {name!r} must be float, not {type(value).__name__}")
+    margin, p, eps = (checked_number(caller, *each) for each in (("margin", margin), ("p", p), ("eps", eps)))
     if not isinstance(swap, bool):
         raise TypeError(f"{caller}: argument 'swap' must be bool, not {type(swap).__name__}")
     if margin <= 0:
@@ -116,6 +120,21 @@ def _check_options(margin: Any, p: Any, eps: Any, swap: Any) -> None:
         raise NotImplementedError(
             f"{caller}: p must be at least 1, which makes it a norm, got {p}; use {caller.instead}"
         )
+    return margin, p, eps
+
+
+def _check_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
+    """Refuse two tensors of rows of one element where the third one is longer: PyTorch does not repeat their distance.
+
+    Raises:
+        NotImplementedError: always then.
+    """
+    for first, second in pairs_of(swap):
+        if lengths[first] == lengths[second] == 1 and columns not in (0, 1):
+            raise NotImplementedError(
+                f"{_LOSS.caller}: rows of {_NAMES[first]} and {_NAMES[second]} must have {columns} elements as those "
+                f"of the third tensor, got 1, of which PyTorch takes the distance as it is; use {_LOSS.caller.instead}"
+            )
 
 
 class TripletMarginLoss(nn.Module):

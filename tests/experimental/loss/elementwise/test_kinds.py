@@ -15,6 +15,7 @@ from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.experimental.loss.elementwise.host import truth
 from nkilib.experimental.loss.elementwise.host.truth import Exact
 from nkilib.nki import nl
+from nkilib.simulator import profile, spec
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -133,3 +134,25 @@ def test_a_number_that_is_none_leaves_its_neighbours(kind: ElementwiseKind) -> N
     losses = kind.forward[2](**kind.arguments(tensors), reduction="none")
     assert np.isnan(losses[7, 9]) and np.isfinite(np.delete(losses.reshape(-1), 7 * 512 + 9)).all()
     assert np.isnan(kind.forward[2](**kind.arguments(tensors))).all()
+
+
+@every_kind
+def test_every_tiling_that_is_accepted_fits_on_chip(kind: ElementwiseKind) -> None:
+    """Tiles are counted before the first instruction: one that is larger than that is refused there, by name."""
+    shape = (128 * 8192 * 2 + 5,)
+
+    def accepts(columns: int) -> bool:
+        given = {f"{name}_hbm": spec(shape, "float32") for name in kind.tensors}
+        given |= dict.fromkeys(f"{name}_hbm" for name in kind.absent)
+        options = {**kind.options, "reduction": "none", "columns": columns, "buffers": 2}
+        flags = {f"grad_{name}_wanted": True for name in kind.gradients} if len(kind.gradients) > 1 else {}
+        try:
+            profile(kind.forward[2], **given, **options)
+            profile(kind.backward[2], **given, grad_loss_hbm=spec(shape, "float32"), **options, **flags)
+        except AssertionError as error:
+            assert "bytes of an SBUF partition" in str(error)
+            return False
+        return True
+
+    accepted = [columns for columns in range(1024, 16385, 1024) if accepts(columns)]
+    assert accepted and max(accepted) < 16384

@@ -49,7 +49,8 @@ KINDS: Final = (
         options=("margin", "p", "eps", "swap"),
         tests=_TESTS,
         edges="a distance of 0 has a gradient of 0; equal distances of swap share it",
-        differences="p is at least 1; for p other than 1, 2 and infinity a distance from 2^64 on is infinite",
+        differences="p is at least 1; for p other than 1, 2 and infinity a distance from 2^64 on is infinite; two "
+        "tensors of rows of one element with a third one of longer rows are refused",
         launches=modelled((1.05, 1.05), (1.05, 1.05), ("anchor", "positive", "negative"), coefficients=2),
     ),
     LossKind(
