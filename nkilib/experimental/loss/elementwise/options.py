@@ -12,10 +12,10 @@ from nkilib.core.rows.checks import require
 LEAST_NORMAL: Final = 2.0**-126
 # NKI documents ``log`` from here on.
 LEAST_ARGUMENT_OF_LOG: Final = 1.0 / LIMIT_OF_LOG
-_LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
+LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
 
 
-def require_option(function: str, name: str, value: float, least: float = -_LARGEST) -> float:
+def require_option(function: str, name: str, value: float, least: float = -LARGEST) -> float:
     """A finite number from ``least`` on, rounded to float32, in which the engines compute with it.
 
     Raises:
@@ -23,7 +23,7 @@ def require_option(function: str, name: str, value: float, least: float = -_LARG
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(
-        is_number and isfinite(value) and least <= value <= _LARGEST,
+        is_number and isfinite(value) and least <= value <= LARGEST,
         f"{function}: {name} must be a finite number of float32{_from(least)}, got {value}",
     )
     rounded: float = unpack("f", pack("f", value))[0]
@@ -31,5 +31,5 @@ def require_option(function: str, name: str, value: float, least: float = -_LARG
 
 
 def _from(least: float) -> str:
-    known = {-_LARGEST: "", 0.0: " of at least 0", LEAST_NORMAL: " of at least 2^-126"}
+    known = {-LARGEST: "", 0.0: " of at least 0", LEAST_NORMAL: " of at least 2^-126"}
     return known.get(least, f" of at least {least}")

@@ -9,15 +9,13 @@ from nkilib.core.partial_sums import PartialSums
 from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.rowwise.geometry import RowGroup
+from nkilib.experimental.loss.rowwise.host.tiling import RUN_TURNS
 from nkilib.experimental.loss.rowwise.kind import Factors, RowKind
 from nkilib.experimental.loss.rowwise.launch import RowLaunch
 from nkilib.experimental.loss.rowwise.piece import runs_of
 from nkilib.experimental.loss.rowwise.stream import PlacedPiece, RowStream
 from nkilib.experimental.loss.rowwise.vectors import loaded_rows, store_rows
 from nkilib.nki import nisa, nl
-
-# Tiles whose runs are on chip at a time: one is summed up, one waits to be put together.
-_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class _Forward(Generic[Factors]):
         tiling = launch.tiling
         chunks, left = divmod(launch.columns, tiling.columns)
         runs = chunks * _runs_of_chunk(tiling.columns, tiling.piece_width) + _runs_of_chunk(left, tiling.piece_width)
-        rings = [ring_of(_TURNS, runs, nl.float32) for _ in kind.statistics]
+        rings = [ring_of(RUN_TURNS, runs, nl.float32) for _ in kind.statistics]
         return cls(launch, kind, outputs, sums, rings)
 
     def run(self, groups: list[RowGroup]) -> None:
@@ -121,7 +119,7 @@ class _Forward(Generic[Factors]):
     def _runs(self, placed: PlacedPiece) -> list[nl.NkiTensor]:
         """Those of the tile of a piece, by statistic."""
         group = placed.chunk.group
-        turn = (group.start + placed.chunk.place) % _TURNS
+        turn = (group.start + placed.chunk.place) % RUN_TURNS
         return [ring[turn][0 : group.partitions, :] for ring in self.runs_sbuf]
 
     def _statistics(self, group: RowGroup) -> list[nl.NkiTensor]:

@@ -14,6 +14,7 @@ from nkilib.experimental.loss.rowwise.geometry import GROUP_ROWS, row_tiles
 from nkilib.experimental.loss.rowwise.host.tiling import (
     MOST_EACH,
     RUN_COLUMNS,
+    RUN_TURNS,
     RowwiseTiling,
     choose_rowwise_tiling,
     partitions_of_tile,
@@ -24,8 +25,8 @@ from nkilib.nki import nl
 # Of constants and of numbers of rows, which small tiles hold for one group after the other, with room for alignment.
 _SMALL_BYTES: Final = 8 * 1024
 _NUMBERS_OF_ROWS: Final = 4
-# Tiles whose runs are on chip at a time, and statistics of a row at most.
-_TURNS, _STATISTICS = 3, 6
+# Statistics of a row at most.
+_STATISTICS = 6
 
 
 def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
@@ -139,7 +140,7 @@ def _taken(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int,
     rows, columns = shape
     tiles = len(row_tiles(rows, partitions_of_tile(rows), tiling.each))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF
-    runs = _STATISTICS * _TURNS * div_ceil(columns, min(RUN_COLUMNS, tiling.columns))
+    runs = _STATISTICS * RUN_TURNS * div_ceil(columns, min(RUN_COLUMNS, tiling.columns))
     numbers = _NUMBERS_OF_ROWS * GROUP_ROWS
     stream = tiling.buffers * tiling.width * bytes_of_element
     float32s = dtype_bytes(nl.float32) * (sums + runs + numbers)

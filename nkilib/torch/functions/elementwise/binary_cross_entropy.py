@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.elementwise import binary_cross_entropy_backward, binary_cross_entropy_forward
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.shapes import check_expands, check_same_size
@@ -79,9 +80,9 @@ def binary_cross_entropy(
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Under autocast PyTorch casts both; what is not floating is refused as such."""
-    are_floating = input.is_floating_point() and target.is_floating_point()
-    return input.dtype == target.dtype or not are_floating or torch.is_autocast_enabled(input.device.type)
+    """Under autocast PyTorch casts both; what the kernels take in no type is refused as such."""
+    are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
+    return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
 
 
 class BCELoss(nn.Module):

@@ -8,9 +8,10 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from nkilib.experimental.loss.elementwise import huber_loss_backward, huber_loss_forward
+from nkilib.experimental.loss.elementwise.options import LEAST_NORMAL
 from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
-from nkilib.torch.functions.elementwise.numbers import LEAST_NORMAL, finite_number
+from nkilib.torch.functions.elementwise.numbers import finite_number
 from nkilib.torch.functions.elementwise.pair import loss_of_pair
 
 

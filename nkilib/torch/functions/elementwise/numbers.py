@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.experimental.loss.elementwise.options import LEAST_ARGUMENT_OF_LOG
+from nkilib.experimental.loss.elementwise.options import LARGEST, LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import checked_number
-
-# Of float32, in which the kernels compute.
-LEAST_NORMAL, LARGEST = 2.0**-126, 2.0**128 * (1.0 - 2.0**-24)
 
 
 def finite_number(caller: Caller, name: str, value: Any) -> float:

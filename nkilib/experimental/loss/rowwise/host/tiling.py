@@ -23,6 +23,8 @@ BUFFERS = 3
 PIECE_COLUMNS = 2048
 # Elements that an accumulator of an engine adds up before it is read: their order is the engine's.
 RUN_COLUMNS = 1024
+# Tiles whose runs are on chip at a time: one is summed up, one waits to be put together.
+RUN_TURNS = 3
 
 
 class RowwiseTiling(NamedTuple):
