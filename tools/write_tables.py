@@ -1,11 +1,12 @@
-"""Write the tables that are made from data into the pages: ``python tools/write_tables.py``.
+"""Write the tables that are made from data into the pages: ``python -m tools.write_tables``.
 
 The guarantees of the kernels into docs/kernels.md, the registry of losses into docs/losses.md. Modelled times of all
-losses take a minute.
+losses take a minute; ``--but-times`` leaves them as they are.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -25,6 +26,10 @@ def write(page: str, begin: str, end: str, text: str) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--but-times", action="store_true", help="leave modelled times as they are")
+    tables = [losses.formulas, losses.edges, losses.term_errors, losses.guarantees]
+    tables += [] if parser.parse_args().but_times else [losses.times]
     write("kernels.md", "guarantees: begin", "guarantees: end", guarantees.as_tables())
-    for table in (losses.formulas, losses.edges, losses.term_errors, losses.guarantees, losses.times):
+    for table in tables:
         write("losses.md", f"losses: {table.__name__}", "losses: end", table())

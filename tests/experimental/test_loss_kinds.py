@@ -56,7 +56,10 @@ TIMES = [
 
 
 def test_all_kinds_are_there_once() -> None:
-    assert sorted(kind.name for kind in LOSS_KINDS) == sorted(EXPECTED)
+    names = [kind.name for kind in LOSS_KINDS]
+    assert not set(names) - EXPECTED, "name the new ones in EXPECTED, in this file"
+    assert not EXPECTED - set(names), "no package has a row of them in its host/kinds.py"
+    assert len(names) == len(set(names)), "two rows have one name"
 
 
 @every_kind
@@ -64,19 +67,25 @@ def test_a_kind_has_kernels_that_promise_and_are_verified(kind: LossKind) -> Non
     for kernel, direction in ((kind.forward, "forward"), (kind.backward, "backward")):
         name = kernel.__name__
         assert name.removeprefix("extended_") == f"{kind.name}_{direction}"
-        assert public_kernels()[name] is kernel is getattr(loss, name)
-        assert guarantee_of(kernel) is not None and kernel in CASES
-        assert hasattr(inline, name) or name.startswith("extended_")
+        assert getattr(loss, name, None) is kernel, f"export {name} in nkilib/experimental/loss/__init__.py"
+        assert public_kernels()[name] is kernel
+        assert guarantee_of(kernel) is not None, f"{name}: state its guarantee where it is made launchable"
+        assert kernel in CASES, f"{name}: give it cases in nkilib/verify/kernels"
+        is_inline = hasattr(inline, name) or name.startswith("extended_")
+        assert is_inline, f"name {name} in nkilib/experimental/loss/inline.py"
 
 
 @every_kind
 def test_a_kind_has_its_function_and_module_of_pytorch(kind: LossKind) -> None:
+    for name in (kind.name, kind.module):
+        assert hasattr(nkilib.torch, name), f"export {name} in nkilib/torch/__init__.py"
     ours = inspect.signature(getattr(nkilib.torch, kind.name)).parameters
     assert issubclass(getattr(nkilib.torch, kind.module), torch.nn.Module)
     assert set(kind.options) <= ours.keys() and "reduction" in ours
     if kind.name in OWN_ARGUMENTS:
         return
     assert set(kind.differentiated) <= ours.keys()
+    assert hasattr(F, kind.name), f"{kind.name} must be a loss of torch.nn.functional, which its tests compare with"
     theirs = inspect.signature(getattr(F, kind.name)).parameters
     positional = [each for each in ours.values() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert [each.name for each in positional] == [name for name in theirs if name not in LEGACY]
@@ -89,7 +98,8 @@ def test_a_kind_has_its_function_and_module_of_pytorch(kind: LossKind) -> None:
 
 @every_kind
 def test_a_kind_has_its_docs_and_its_tests(kind: LossKind) -> None:
-    assert f"| `{kind.name}` |" in PAGE
+    is_on_page = f"| `{kind.name}` |" in PAGE
+    assert is_on_page, "run `python -m tools.write_tables`"
     for place in kind.tests:
         sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
         goes_through_a_table = "elementwise_kinds import KINDS" in sources
@@ -99,7 +109,8 @@ def test_a_kind_has_its_docs_and_its_tests(kind: LossKind) -> None:
 def test_the_page_has_the_tables_that_are_printed() -> None:
     """But for the times, which the sweep holds."""
     for printed in (formulas(), term_errors(), guarantees(), edges()):
-        assert printed in PAGE, "run `python tools/write_tables.py`"
+        is_on_page = printed in PAGE
+        assert is_on_page, "run `python -m tools.write_tables`"
 
 
 @pytest.mark.sweep

@@ -12,8 +12,6 @@ from nkilib.experimental.loss.ctc.plan import PARTITIONS, BatchShape, Plan, step
 from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
 from nkilib.nki import nl
 
-# Classes, and their places in a chunk, are float32 numbers on the way to an index.
-_EXACT_MAX = 2**24
 # Sums of the logarithm of 0 stay finite.
 _STEPS_MAX = 2**24
 # A row of 512 bytes or less that is stored takes twice as long; a pair has two states of four bytes. Loads have no such
@@ -95,11 +93,16 @@ def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType,
         turned = kept_turns(plan.blocks) * len(runs(plan.pairs)) * PARTITIONS
         of_step += float32 * (2 * width + 2 * plan.pairs + turned)
         taken += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
-    elif _LIKELIHOOD_TILES * float32 * plan.states > nl.tile_size.sbuf_fmax_bytes:
-        taken = nl.tile_size.sbuf_fmax_bytes
+    else:
+        of_states, available = _LIKELIHOOD_TILES * float32 * plan.states, nl.tile_size.sbuf_fmax_bytes
+        require(
+            of_states <= available,
+            f"{function}: the states of {labels} labels take {of_states} bytes of an SBUF partition, which has "
+            f"{available}; pass shorter targets",
+        )
     chunk = steps_that_fit(of_step, taken)
     require(
-        chunk > 0 and plan.classes < _EXACT_MAX // 32,
+        chunk > 0,
         f"{function}: a time step of {plan.classes} classes and {labels} labels takes {of_step} bytes of an SBUF "
         f"partition, beside {taken}, which has {nl.tile_size.sbuf_fmax_bytes}; pass fewer classes, as "
         f"bfloat16, or shorter targets",

@@ -62,6 +62,12 @@ REFUSALS = [
         FORWARD,
     ),
     Refusal(
+        "too many labels",
+        "the states of 4437 labels take 213000 bytes of an SBUF partition, which has 212984; pass shorter targets",
+        {"targets_hbm": np.ones((3, 4437), np.int32)},
+        FORWARD,
+    ),
+    Refusal(
         "alpha",
         "alpha_hbm must be float32 of shape (1, 3, 3), as the forward returned it, got float32 of shape (1, 3, 1)",
         {"alpha_hbm": np.ones((1, 3, 1), np.float32)},

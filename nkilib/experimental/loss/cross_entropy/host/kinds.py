@@ -44,7 +44,8 @@ KINDS: Final = (
         options=("weight", "ignore_index", "label_smoothing"),
         tests=("tests/experimental/loss/cross_entropy", "tests/torch/functions/cross_entropy"),
         edges="no class that counts: a mean is NaN",
-        differences="no gradient of probabilities as targets; further options and results, on the page of PyTorch",
+        differences="no gradient of probabilities as targets; a mean is NaN where weights sum to 0; "
+        "further options and results, on the page of PyTorch",
         launches=(
             ModelledLaunch("forward, each", True, _forward, _HELD, held_to=None),
             ModelledLaunch("backward", False, _backward, _HELD),

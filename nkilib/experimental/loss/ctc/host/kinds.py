@@ -20,6 +20,7 @@ KINDS: Final = (
         tests=("tests/experimental/loss/ctc", "tests/torch/functions/ctc_loss"),
         edges="no alignment: inf and NaN gradients, 0 and 0 with zero_infinity; a class of probability 0 that no label "
         "is has gradient 0, where PyTorch has NaN",
-        differences="bfloat16 and float16; a label that is no class has probability 0",
+        differences="bfloat16 and float16; a label that is no class has probability 0; gradients are those of "
+        "the loss also where the blank is among the labels; limits of classes and of labels, below",
     ),
 )

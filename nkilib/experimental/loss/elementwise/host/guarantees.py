@@ -77,7 +77,9 @@ MARGIN_RANKING_LOSS_BACKWARD = backward_guarantee(
     "1.5 u of the gradient; where the loss is not larger than its own error, the gradient may be that of either side",
     in_place="input1_hbm",
 )
-BINARY_CROSS_ENTROPY_FORWARD = forward_guarantee(term_errors.BCE, notes="subnormal probabilities are 0")
+BINARY_CROSS_ENTROPY_FORWARD = forward_guarantee(
+    term_errors.BCE, notes="not of subnormal probabilities, which may count as 0"
+)
 BINARY_CROSS_ENTROPY_BACKWARD = backward_guarantee(
     "4.5 u of the gradient by the input, 3.5 u of |log x| + |log(1 - x)| by the target",
     functions={"rsqrt": 2.0, "log": 2.0},

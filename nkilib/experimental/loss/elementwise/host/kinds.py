@@ -138,7 +138,8 @@ KINDS: Final = (
         options=("weight",),
         tests=_TESTS,
         edges="logarithms are at least -100",
-        differences="a subnormal probability is 0; the gradient of the target is finite at x = 0 and x = 1",
+        differences="a subnormal probability may count as 0, or nearly so; "
+        "the gradient of the target is finite at x = 0 and x = 1",
         launches=modelled((3.8, 2.65), (1.65, 1.05), absent=("weight",)),
     ),
     LossKind(

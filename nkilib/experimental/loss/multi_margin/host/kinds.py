@@ -23,8 +23,8 @@ KINDS: Final = (
         options=("p", "margin", "weight"),
         tests=("tests/experimental/loss/multi_margin", "tests/torch/functions/margins"),
         edges="a hinge of 0 has no gradient; a mean divides by N, whatever the weights are",
-        differences="weights and targets of any floating and any integer type; a NaN in a row is one in its loss, and "
-        "0 in PyTorch's; no infinite margin",
+        differences="weights and targets of any floating and any integer type; a NaN in a row is one in its loss, "
+        "where PyTorch leaves its hinge out; no infinite margin",
         launches=(
             launched("forward, mean", True, (1.2, 1.05), _SCORES, _TARGETS),
             launched("forward, mean, p = 2", True, (1.75, 1.05), _SCORES, _TARGETS, p=2),
