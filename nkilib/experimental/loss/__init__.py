@@ -1,7 +1,7 @@
-"""Cross-entropy for large vocabularies, of logits or of hidden states and output weights (linear).
+"""The losses of large models: cross-entropy, of logits or of hidden states and output weights (linear), and the family
+of ``torch.nn.functional``.
 
-Negative log-likelihood and Kullback-Leibler divergence, of log-probabilities. The kernels, the choice of their tiling,
-and their float64 reference.
+The kernels, and the choice of their tiling.
 """
 
 from pkgutil import extend_path

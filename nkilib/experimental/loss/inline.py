@@ -1,6 +1,5 @@
-"""Cross-entropy loss and its gradient for large vocabularies, as plain functions to call from NKI code.
-
-Of logits, and of hidden states and output weights (linear); beside it losses of log-probabilities.
+"""The losses and their gradients as plain functions to call from NKI code: cross-entropy for large vocabularies, of
+logits or of hidden states and output weights (linear), and the family of ``torch.nn.functional``.
 
 A kernel of yours calls these: the NKI compiler inlines functions, and refuses a call of something that is a kernel
 itself (``nki/migration/index.rst``, "Remove nki.jit decorator on sub-kernels"). To launch them on their own, take the

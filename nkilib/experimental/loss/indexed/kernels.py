@@ -46,7 +46,6 @@ def nll_loss_forward(
         class_weight_hbm: [C], float32; None means 1.
         ignore_index: target of positions that do not count; an int32.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum over that of the weights.
-
         streamed: read the whole input in long runs, for at most 256 classes, instead of gathering the elements at the
             targets; None: what is modelled to take less time. A loss of a target that is out of range is then NaN.
 

@@ -1,4 +1,4 @@
-"""What the kernels promise; tests hold each claim."""
+"""What the kernels promise. Tests hold each claim; kernels are held to the errors of gradients that truths derive."""
 
 from __future__ import annotations
 

@@ -17,8 +17,6 @@ from nkilib.core.tiling import div_ceil
 
 # What one launch may take for logits, unless it is told otherwise.
 SCRATCH_BYTES = 512 * 2**20
-# What the backward may take for dW of a class block, a core.
-WEIGHT_SCRATCH_BYTES = 64 * 2**20
 
 _FLOAT32_BYTES = 4
 _TILE = 128
@@ -46,11 +44,6 @@ class FormBytes(NamedTuple):
 
     two_launches: int
     one_launch: int
-
-    @property
-    def one_launch_is_smaller(self) -> bool:
-        """One launch takes less, or as much."""
-        return self.one_launch <= self.two_launches
 
 
 def logits_blocks(
