@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from nkilib.torch.functions.elementwise.loss import ElementwiseLoss
 from nkilib.torch.functions.elementwise.shapes import check_weight, warn_of_broadcast
+from nkilib.torch.functions.elementwise.shared_weights import sum_of
 
 
 def loss_of_pair(
@@ -37,4 +37,4 @@ def loss_of_pair(
         tensors["weight"] = weight
     if weight is None or reduction != "mean" or not divides_by_weight:
         return loss(tensors, reduction, inplace, **options)
-    return loss(tensors, "sum", inplace, **options) / weight.sum(dtype=torch.float32)
+    return loss(tensors, "sum", inplace, **options) / sum_of(weight)

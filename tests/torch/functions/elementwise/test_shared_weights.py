@@ -116,6 +116,16 @@ def test_a_weight_that_was_expanded_is_not_copied(function: Any) -> None:
     torch.testing.assert_close(x.grad, exact.grad, rtol=1e-5, atol=1e-9, check_dtype=False)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (1, 1, 33, 1), (1, 20, 1, 2), (600, 20, 33, 2)], ids=str)
+def test_a_mean_divides_by_an_accurate_sum(shape: tuple[int, ...], requires_grad: bool) -> None:
+    """PyTorch's float32 sums of expanded tensors, and so its means, are off by up to 4e-3."""
+    x, target = torch.randn(600, 20, 33, 2), torch.rand(600, 20, 33, 2)
+    weight = (torch.rand(shape) + 0.1).expand(600, 20, 33, 2).requires_grad_(requires_grad)
+    known = F.mse_loss(x.double(), target.double(), weight=weight.double())
+    torch.testing.assert_close(mse_loss(x, target, weight=weight), known, rtol=2e-6, atol=0.0, check_dtype=False)
+
+
 def test_a_weight_that_requires_grad_has_one_in_its_own_shape() -> None:
     x, target, weight = torch.randn(600, 20), torch.randn(600, 20), torch.rand(600, 1, requires_grad=True)
     mse_loss(x, target, "sum", weight.expand(600, 20)).backward()
