@@ -12,7 +12,7 @@ from nkilib.core.rows.tiles import FLOAT32_HIGHEST, scaled
 from nkilib.experimental.loss.elementwise.arithmetic import multiply_on_gpsimd
 from nkilib.experimental.loss.rowwise.kind import Sum
 from nkilib.experimental.loss.rowwise.piece import Piece
-from nkilib.experimental.loss.rowwise.row_numbers import combined, compared, inverse_or_zero, root
+from nkilib.experimental.loss.rowwise.row_numbers import combined, compared, inverse_or_zero, root, take_logarithm
 from nkilib.nki import nisa, nl
 
 # Distances from here on are infinite, where p has logarithms: a little below the limit, for the roundings.
@@ -42,7 +42,7 @@ class Minkowski:
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
         """abs(d + eps)^p."""
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
-        _take_logarithm(difference_sbuf)
+        take_logarithm(difference_sbuf)
         piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
@@ -71,7 +71,7 @@ class Minkowski:
             data2=piece.of_elements(number_sbuf),
             op=nl.multiply,
         )
-        _take_logarithm(share_sbuf)
+        take_logarithm(share_sbuf)
         nisa.activation(dst=share_sbuf, op=nl.exp, data=share_sbuf, scale=self.p - 1.0)
         nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
         multiply_on_gpsimd(difference_sbuf, difference_sbuf, share_sbuf)
@@ -80,16 +80,3 @@ class Minkowski:
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
     """abs(d + eps)."""
     nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
-
-
-def _take_logarithm(magnitude_sbuf: nl.NkiTensor) -> None:
-    """Of a tile, written over it."""
-    nisa.tensor_scalar(
-        dst=magnitude_sbuf,
-        data=magnitude_sbuf,
-        op0=nl.maximum,
-        operand0=1.0 / LIMIT_OF_LOG,
-        op1=nl.minimum,
-        operand1=LIMIT_OF_LOG,
-    )
-    nisa.activation(dst=magnitude_sbuf, op=nl.log, data=magnitude_sbuf)

@@ -69,17 +69,22 @@ def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
     """The p-th one, p > 0, as :func:`square_root`: ``exp(log(value) / p)``."""
     brought = _brought(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
     root_sbuf = brought.values_sbuf
+    take_logarithm(root_sbuf)
+    nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, brought.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
+
+
+def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
+    """Of a tile, written over it; of what NKI documents none of, that of the nearer end of the range."""
     nisa.tensor_scalar(
-        dst=root_sbuf,
-        data=root_sbuf,
+        dst=values_sbuf,
+        data=values_sbuf,
         op0=nl.maximum,
         operand0=1.0 / LIMIT_OF_LOG,
         op1=nl.minimum,
         operand1=LIMIT_OF_LOG,
     )
-    nisa.activation(dst=root_sbuf, op=nl.log, data=root_sbuf)
-    nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
-    return _of_positive_numbers(values_sbuf, product(root_sbuf, brought.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
+    nisa.activation(dst=values_sbuf, op=nl.log, data=values_sbuf)
 
 
 @dataclass(frozen=True)
