@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.nki import nl
 
 # One chunk is loaded, one is Vector's, one Scalar's or stored; a fourth buffer covers the latencies between them. More
@@ -45,7 +46,7 @@ class SbufPlan:
     @property
     def bytes_that_fit(self) -> int:
         """Bytes of a partition that chunk buffers and scratch may take."""
-        return nl.tile_size.sbuf_fmax_bytes - self.small_bytes
+        return usable_sbuf_bytes() - self.small_bytes
 
     def largest_chunk(self, dtype: nl.DType) -> int:
         """Columns of the largest chunk of which one buffer fits together with its scratch."""

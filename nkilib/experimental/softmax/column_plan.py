@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
@@ -229,7 +230,7 @@ def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
 
 
 def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> bool:
-    fitting = nl.tile_size.sbuf_fmax_bytes - _SMALL_BYTES
+    fitting = usable_sbuf_bytes() - _SMALL_BYTES
     columns = choice.outer * choice.inner
     if choice.layout is Layout.STRIDED:
         part = tensors.shape[1] * choice.inner

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
@@ -173,7 +174,7 @@ def plan_short(
     cores, core = nl.num_programs(), nl.program_id()
     piece = _PIECE_FLOAT32 if nl.float32 in dtypes else _PIECE_16_BIT
     columns = (piece if chunk_size is None else min(piece, chunk_size)) // length
-    fitting = nl.tile_size.sbuf_fmax_bytes - _SPARE_BYTES - columns * length * piece_bytes
+    fitting = usable_sbuf_bytes() - _SPARE_BYTES - columns * length * piece_bytes
     most = fitting // (LEAST_BUFFERS * window_bytes * length)
     bands = _bands(outer, inner, most, cores, dtypes)
     cuts = [(band, *cut) for band in bands for cut in _cuts(band.units, cores, core)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
@@ -151,7 +152,7 @@ def _layout(sequences: int, labels: int, fewest_pairs: int) -> Layout:
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
     """Steps of a chunk that fit a partition, 0 where not one does."""
-    return min(CHUNK_MAX, (nl.tile_size.sbuf_fmax_bytes - bytes_taken) // bytes_of_step)
+    return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
@@ -94,7 +95,7 @@ def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType,
         of_step += float32 * (2 * width + 2 * plan.pairs + turned)
         taken += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
     else:
-        of_states, available = _LIKELIHOOD_TILES * float32 * plan.states, nl.tile_size.sbuf_fmax_bytes
+        of_states, available = _LIKELIHOOD_TILES * float32 * plan.states, usable_sbuf_bytes()
         require(
             of_states <= available,
             f"{function}: the states of {labels} labels take {of_states} bytes of an SBUF partition, which has "
@@ -104,7 +105,7 @@ def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType,
     require(
         chunk > 0,
         f"{function}: a time step of {plan.classes} classes and {labels} labels takes {of_step} bytes of an SBUF "
-        f"partition, beside {taken}, which has {nl.tile_size.sbuf_fmax_bytes}; pass fewer classes, as "
+        f"partition, beside {taken}, which has {usable_sbuf_bytes()}; pass fewer classes, as "
         f"bfloat16, or shorter targets",
     )
     return Plan.make(shape, labels, fewest_pairs, chunk)

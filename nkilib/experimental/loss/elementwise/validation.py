@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.elementwise.host.tiling import (
@@ -105,7 +106,7 @@ def checked_tiling(
     run = run_columns((dtype_bytes(dtype) for dtype in dtypes), piece_columns(scratch_tiles))
     tiles = num_tiles(elements, tiling.columns, row_columns)
     taken = partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, run)
-    available = nl.tile_size.sbuf_fmax_bytes
+    available = usable_sbuf_bytes()
     remedy = f"pass columns={chosen.columns} and buffers={chosen.buffers}"
     require(
         taken <= available,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
@@ -58,7 +59,7 @@ def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan
     require(
         plan.fits,
         f"{function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
-        f"partition of SBUF, {nl.tile_size.sbuf_fmax_bytes} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
+        f"partition of SBUF, {usable_sbuf_bytes()} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
         f"smaller ones",
     )
 

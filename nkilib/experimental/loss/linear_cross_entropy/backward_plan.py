@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from nkilib.core.plan_limits import limited_instructions, limited_resident_features, usable_sbuf_bytes
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -18,7 +19,6 @@ from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.nki import nl
 
 # Tiles of dW whose sums grow at a time.
 _WEIGHT_TILES = 6
@@ -208,7 +208,7 @@ class BackwardPlan:
     def program_limit(self, num_positions: int) -> float:
         """How many instructions the program may have for the backward."""
         limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
-        return self.program_share * limit
+        return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
         """How many of the largest blocks the program may have."""
@@ -330,7 +330,7 @@ class BackwardPlan:
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
             keeps_logits=sizes.keeps_logits,
             program_share=sizes.program_share,
-            available_bytes=nl.tile_size.sbuf_fmax_bytes if available_bytes is None else available_bytes,
+            available_bytes=usable_sbuf_bytes() if available_bytes is None else available_bytes,
         )
         return least._grown()
 
@@ -368,7 +368,9 @@ class BackwardPlan:
     def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
         """With W^T that streams by X^T; None where that does not fit or is of no use."""
         classes = CLASSES_OF_TILE // self.tiles_of_bank // PARTITIONS * PARTITIONS
-        is_of_use = self.features > _FEATURES_OF_RESIDENT_WEIGHT and self.itemsize < _FLOAT32_BYTES
+        is_of_use = (
+            self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT) and self.itemsize < _FLOAT32_BYTES
+        )
         # Tiles of dW in [D, V] are as wide as those of logits.
         fewest = 2 * PARTITIONS if self.has_classes_first else CLASSES_OF_TILE
         has_tiles = self.position_blocks == 1 and classes >= fewest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.statistics import Place
@@ -83,7 +84,7 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
         AssertionError: with function, requirement, value and remedy.
     """
     tiles = min(div_ceil(tiling.position_block, PARTITIONS), launch.position_tiles)
-    needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), nl.tile_size.sbuf_fmax_bytes
+    needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
     require(
         needed <= most,
         f"{launch.function}: position_block and class_block must leave the tiles of {launch.num_features} features at "

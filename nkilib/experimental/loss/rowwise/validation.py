@@ -6,6 +6,7 @@ from math import prod
 from typing import Final
 
 from nkilib.core.partial_sums import LEAF
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
@@ -121,7 +122,7 @@ def checked_tiling(
         f"got {tiling.each} * {tiling.columns}",
     )
     taken = _taken(shape, tiling, bytes_of_element, scratch_tiles)
-    available = nl.tile_size.sbuf_fmax_bytes
+    available = usable_sbuf_bytes()
     require(
         taken <= available,
         f"{function}: {tiling.buffers} buffers of {tiling.each} x {tiling.columns} elements take {taken} bytes of an "

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
+from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
@@ -113,7 +114,7 @@ def choose_linear_tiling(
     launch = _Launch(
         positions, features, classes, _ITEMSIZES[name], cores, target, first, bool(extended), scratch_bytes
     )
-    return _chosen(direction, launch)
+    return _chosen(direction, launch, limits_in_force())
 
 
 def _within(name: str, size: int, least: int, most: int) -> int:
@@ -123,7 +124,8 @@ def _within(name: str, size: int, least: int, most: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _chosen(direction: str, launch: _Launch) -> LinearTiling:
+def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
+    """The limits are part of the key of the cache: the choice reads them."""
     return _CHOICES[direction](launch)
 
 
@@ -131,7 +133,7 @@ def _forward(launch: _Launch) -> LinearTiling:
     sizes = ForwardSizes(
         launch.num_positions, launch.num_features, launch.vocab_size, launch.itemsize, launch.cores, launch.extended
     )
-    return choose_forward_tiling(sizes, SBUF_BYTES[launch.target])
+    return choose_forward_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
 def _backward(launch: _Launch, adds_to_weight: bool = False, keeps_logits: bool = False) -> LinearTiling:
@@ -148,7 +150,8 @@ def _backward(launch: _Launch, adds_to_weight: bool = False, keeps_logits: bool 
         adds_to_weight=adds_to_weight or launch.extended,
         keeps_logits=keeps_logits,
     )
-    return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, SBUF_BYTES[launch.target]))
+    available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
+    return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
 
 
 def _forward_backward(launch: _Launch) -> LinearTiling:

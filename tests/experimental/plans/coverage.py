@@ -1,0 +1,117 @@
+"""Plan coverage: which combinations of branches the choosers of tilings take by default, and a launch of each.
+
+A kernel cuts a launch up by a plan, and a plan has branches: operands that stay or stream, one block or several, whole
+ends or ragged ones. A test that only meets small sizes misses the branches of large ones. So for each family of kernels
+a grid of sizes goes through the chooser itself, the branches are read off the fields of the plan that it gives, and a
+committed table, ``tables/<family>.jsonl``, lists every combination that occurs with the smallest size of the grid that
+meets it and the size that a test launches with data. ``python -m tools.write_plans`` writes the tables.
+
+Where the smallest size is too dear to simulate, the row launches a smaller size under smaller limits
+(:mod:`nkilib.core.plan_limits`), at which the plan has the same branches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nkilib.core.plan_limits import PlanLimits, shrunk
+
+TABLES = Path(__file__).with_name("tables")
+
+Size = dict[str, Any]
+Branches = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination of branches.
+
+    Attributes:
+        branches: by name, as :attr:`PlanFamily.branches` gives them.
+        smallest: the cheapest size of the wide grid that meets it without smaller limits.
+        launched: the size that the test launches.
+        limits: fields of :class:`PlanLimits` under which it does; none: the usual ones.
+        test: the pytest node that launches it.
+    """
+
+    branches: Branches
+    smallest: Size
+    launched: Size
+    limits: dict[str, int] = field(default_factory=dict)
+    test: str = ""
+
+    @property
+    def name(self) -> str:
+        """For the identifier of a test."""
+        return "-".join(str(value) for value in self.launched.values())
+
+
+@dataclass(frozen=True)
+class PlanFamily:
+    """Kernels whose launches are cut up by one kind of plan.
+
+    Attributes:
+        name: of the table.
+        test: the pytest function that launches its rows.
+        sizes: the grid: real sizes, options and numbers of cores; True for the wide one, which takes minutes, False for
+            a sample of it that takes seconds.
+        branches: what the plan of a launch does, from the plan's own fields. It is called under the limits of a row.
+        cost: an order of sizes by what it takes to simulate them with data; about the elements that are moved, or the
+            multiplications.
+        check: launch a size with data and compare all results with float64.
+    """
+
+    name: str
+    test: str
+    sizes: Callable[[bool], Iterator[Size]]
+    branches: Callable[[Size], Branches]
+    cost: Callable[[Size], float]
+    check: Callable[[Size], None]
+
+    @property
+    def table(self) -> Path:
+        """The committed table."""
+        return TABLES / f"{self.name}.jsonl"
+
+    def rows(self) -> list[Row]:
+        """Those of the committed table."""
+        return [Row(**json.loads(line)) for line in self.table.read_text(encoding="utf-8").splitlines()]
+
+    def write(self, rows: list[Row]) -> None:
+        """Write the table, in the order of the branches."""
+        lines = sorted((asdict(row) for row in rows), key=lambda row: json.dumps(row["branches"]))
+        self.table.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+    def met(self, wide: bool) -> dict[str, Size]:
+        """The cheapest size of the grid for each combination, by the combination's :func:`key`."""
+        found: dict[str, Size] = {}
+        for size in self.sizes(wide):
+            combination = key(self.branches(size))
+            if combination not in found or self.cost(size) < self.cost(found[combination]):
+                found[combination] = size
+        return found
+
+    def missing(self, wide: bool) -> dict[str, Size]:
+        """Combinations that the grid meets and the table lacks, with a size for each."""
+        listed = {key(row.branches) for row in self.rows()}
+        return {combination: size for combination, size in self.met(wide).items() if combination not in listed}
+
+    def launch(self, row: Row) -> None:
+        """Launch a row with data, having made sure that its plan takes the branches of the row.
+
+        Raises:
+            AssertionError: it takes others, or a result is wrong.
+        """
+        assert key(self.branches(row.smallest)) == key(row.branches), "the table is stale: python -m tools.write_plans"
+        with shrunk(PlanLimits(**row.limits)):
+            assert key(self.branches(row.launched)) == key(row.branches)
+            self.check(row.launched)
+
+
+def key(branches: Branches) -> str:
+    """Branches as a string, for comparisons with what a table holds."""
+    return json.dumps(branches, sort_keys=True)

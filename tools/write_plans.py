@@ -1,0 +1,41 @@
+"""Write the tables of plan coverage: ``python -m tools.write_plans [FAMILY ...]``; without a name all of them.
+
+What a row launches, and under which limits, is kept where it still takes the branches of the row; a new row launches
+the cheapest size that the grid found. Rows that the grid no longer meets are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from nkilib.core.plan_limits import PlanLimits, shrunk
+from tests.experimental.plans.coverage import PlanFamily, Row, key
+from tests.experimental.plans.families import FAMILIES
+
+
+def _written(family: PlanFamily) -> list[Row]:
+    """The rows of a family as the wide grid meets them now."""
+    earlier = {key(row.branches): row for row in family.rows()} if family.table.exists() else {}
+    rows = []
+    for combination, size in family.met(wide=True).items():
+        row = Row(family.branches(size), size, size)
+        kept = earlier.get(combination)
+        if kept is not None:
+            with shrunk(PlanLimits(**kept.limits)):
+                if key(family.branches(kept.launched)) == combination:
+                    row = replace(row, launched=kept.launched, limits=kept.limits)
+        rows.append(replace(row, test=f"{family.test}[{row.name}]"))
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], help="which tables; all of them by default")
+    for name in parser.parse_args().families or FAMILIES:
+        family = FAMILIES[name]
+        rows = _written(family)
+        family.write(rows)
+        print(
+            f"{name}: {len(rows)} combinations, {sum(bool(row.limits) for row in rows)} launched under smaller limits"
+        )
