@@ -32,7 +32,6 @@ ROWS_MAX = 2**23
 _NO_ROW = 2.0**24
 # Bytes of a partition of PSUM for tiles of a group of batches.
 _PSUM_OF_SLOTS = 512
-_FLOAT32_BYTES = 4
 # Of the exchange of counts between the cores.
 _PIPE = 0
 
@@ -77,7 +76,10 @@ class FlaggedRows:
         count_sbuf = nl.ndarray((ROWS_OF_TILE, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=count_sbuf, value=0.0)
         integer_count_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        list_psum = nl.ndarray((ROWS_OF_TILE, 2, tiles), dtype=nl.float32, buffer=nl.psum)
+        # A bank of its own: the list grows all along, and other products begin and end in between. On trn2 a product
+        # that begins a sum was seen to clear what is pending in its bank.
+        bank_psum = nl.ndarray((ROWS_OF_TILE, nl.tile_size.psum_bank_fmax), dtype=nl.float32, buffer=nl.psum)
+        list_psum = bank_psum[:, 0 : 2 * tiles].reshape_dim(1, (2, tiles))
         return cls(
             num_rows,
             cores,
@@ -92,8 +94,8 @@ class FlaggedRows:
 
     @property
     def psum_bytes(self) -> int:
-        """What the list, and what it is made with, may take of a partition of PSUM."""
-        return 2 * self.tiles * _FLOAT32_BYTES + _PSUM_OF_SLOTS
+        """What the list, a whole bank, and what it is made with, may take of a partition of PSUM."""
+        return nl.tile_size.psum_bank_fmax_bytes + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
         """Add the rows of a group of batches whose flag, float32 [rows, batches], is 1 and not 0."""

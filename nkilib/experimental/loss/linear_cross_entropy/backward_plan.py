@@ -32,6 +32,11 @@ _FEWEST_RESULTS = 2
 _INPUT_TILES_MOST = 4
 # Where W^T streams by: tiles of features of a slice, and how many slices there are beside each other.
 TILES_OF_SLICE, _FEWEST_SLICES, _SLICES_MOST = 4, 4, 8
+# Classes of a tile of logits then, at most: the widest for which there is room. Tiles of dW in [D, V] are as wide as
+# those of logits, and take the widest alone.
+_STREAMED_CLASSES = (CLASSES_OF_TILE, 384, 256)
+# W^T streams by once for each batch of tiles of positions: oftener than twice, it is better kept for its logits.
+_BATCHES_MOST = 2
 # Of more features than that it does, in 16 bits: W^T of a block leaves room for little else. Tensor takes four times as
 # long for float32, where transfers do not matter.
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
@@ -250,9 +255,14 @@ class BackwardPlan:
         return self.buffers.weight_slices > 0
 
     @property
-    def tiles_of_bank(self) -> int:
-        """Tiles of logits beside each other in a bank of PSUM, where all positions have theirs at a time."""
+    def batches_of_tiles(self) -> int:
+        """Batches of tiles of positions whose logits grow at a time, where W^T streams by: one tile a bank of PSUM."""
         return div_ceil(self.position_tiles, LOGIT_BANKS)
+
+    @property
+    def tiles_of_batch(self) -> int:
+        """Tiles of positions of a batch, as equal as can be."""
+        return div_ceil(self.position_tiles, self.batches_of_tiles)
 
     @property
     def weight_bytes(self) -> int:
@@ -366,26 +376,33 @@ class BackwardPlan:
         return alternative if alternative.is_ample or not found.fits else found
 
     def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """With W^T that streams by X^T; None where that does not fit or is of no use."""
-        classes = CLASSES_OF_TILE // self.tiles_of_bank // PARTITIONS * PARTITIONS
+        """With W^T that streams by X^T; None where that does not fit or is of no use.
+
+        Tiles of logits are as wide as there is room for slices of W^T beside what else streams.
+        """
         is_of_use = (
-            self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT) and self.itemsize < _FLOAT32_BYTES
+            self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
+            and self.itemsize < _FLOAT32_BYTES
+            and self.batches_of_tiles <= _BATCHES_MOST
         )
-        # Tiles of dW in [D, V] are as wide as those of logits.
-        fewest = 2 * PARTITIONS if self.has_classes_first else CLASSES_OF_TILE
-        has_tiles = self.position_blocks == 1 and classes >= fewest
-        if self.keeps_logits or not is_of_use or not has_tiles:
+        if self.keeps_logits or not is_of_use or self.position_blocks > 1:
             return None
+        for most in _STREAMED_CLASSES if self.has_classes_first else _STREAMED_CLASSES[:1]:
+            plan = self._streaming_tiles([step for step in steps if "input_tiles" not in step], most)
+            buffers = plan.buffers
+            is_enough = buffers.weight_stripes > 1 and buffers.input_results > _FEWEST_RESULTS
+            if plan.fits and is_enough and buffers.tiles_of_piece >= min(2, self.position_tiles):
+                return plan
+        return None
+
+    def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
+        """Likewise, of tiles of at most so many classes, whether it fits or not."""
         least = replace(
             self,
-            classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, classes)),
+            classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, most)),
             buffers=replace(self.buffers, weight_slices=_FEWEST_SLICES, input_tiles=self.position_tiles),
         )
-        steps = [step for step in steps if "input_tiles" not in step]
-        found = least._with([*steps, {"weight_slices": _SLICES_MOST}])
-        buffers = found.buffers
-        is_enough = buffers.weight_stripes > 1 and buffers.input_results > _FEWEST_RESULTS
-        return found if found.fits and is_enough and buffers.tiles_of_piece >= min(2, self.position_tiles) else None
+        return least._with([*steps, {"weight_slices": _SLICES_MOST}])
 
     @property
     def is_ample(self) -> bool:

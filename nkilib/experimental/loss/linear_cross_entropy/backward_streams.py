@@ -143,7 +143,6 @@ class BackwardStreams:
             for stripe in self.stripes_of_features:
                 for tiles in self.pieces_of(positions):
                     self._load_piece(positions, tiles, stripe)
-            self.pieces.restart()
 
     @property
     def stripes_of_features(self) -> list[Span]:
@@ -210,8 +209,16 @@ class BackwardStreams:
         return tile_sbuf
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Some tiles of X of a block, in the next buffer; they are there already if they are kept."""
-        return self.pieces.next_tile() if self.plan.keeps_pieces else self._load_piece(positions, tiles, stripe)
+        """Some tiles of X of a block and a stripe, in the next buffer; if all of X is kept, they are there already.
+
+        Every group of tiles of dW goes through all pieces of a stripe before the next stripe begins. So a kept piece is
+        chosen by its stripe and its tiles: in the order in which pieces are asked for, a stripe repeats.
+        """
+        if not self.plan.keeps_pieces:
+            return self._load_piece(positions, tiles, stripe)
+        pieces_of_stripe = len(self.pieces_of(positions))
+        piece = tiles.start // self.plan.buffers.tiles_of_piece
+        return self.pieces.tiles[self.stripes_of_features.index(stripe) * pieces_of_stripe + piece]
 
     def _load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
         first = tiles.start * PARTITIONS

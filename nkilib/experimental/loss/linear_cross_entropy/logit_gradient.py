@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPOSED_LATER, BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
@@ -74,40 +75,49 @@ class LogitGradient:
         return weight_sbuf
 
     def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
-        """Likewise, of W^T that streams by: tiles of all positions grow at a time, in banks that they share."""
-        groups = cut(round_.classes.size, self.parts.plan.classes_of_tile)
-        to_load = [(round_.classes.part(*span), features) for span in groups for features in slices.features]
+        """Likewise, of W^T that streams by: the logits of a batch of tiles of positions grow at a time.
+
+        Every tile of a batch has a bank of PSUM of its own. A bank must hold one unfinished sum at most: on trn2 a
+        product that begins a sum was seen to clear what is pending in its bank. So W^T streams by once for each batch.
+        """
+        spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
+        batches = [range(batch.first, batch.end) for batch in cut(round_.tiles, self.parts.plan.tiles_of_batch)]
+        to_load = [
+            (round_.classes.part(*classes), features)
+            for classes in spans
+            for _ in batches
+            for features in slices.features
+        ]
         loaded = slices.take_ahead()
         del to_load[: len(loaded)]
         last: LastProduct | None = None
-        for group, classes in enumerate(groups):
-            products = [self._shared_bank(round_, tile, classes.size) for tile in range(round_.tiles)]
+        for classes, batch in product(spans, batches):
+            first_number = spans.index(classes) * round_.tiles
+            products = [self._bank(first_number + tile, round_.rows(tile), classes.size) for tile in batch]
             for features in slices.features:
                 slice_sbuf = loaded.pop(0)[:, :, 0 : classes.size]
                 is_complete = features.end == self.parts.launch.num_features
-                for tile, product_psum in enumerate(products):
+                for tile, product_psum in zip(batch, products, strict=True):
                     positions = Span(tile * PARTITIONS, round_.rows(tile))
                     inputs_sbuf = slices.inputs_of(features, positions)
                     multiply(product_psum, inputs_sbuf, slice_sbuf, features.size, features.first == 0)
                     if is_complete:
                         place = TilePlace(tile, positions.size, classes)
-                        made = self._make_streamed_tile(group * round_.tiles + tile, product_psum, place)
+                        made = self._make_streamed_tile(first_number + tile, product_psum, place)
                         if last is not None:
                             last.issue(on_gpsimd=False)
                         last = made
-                    if is_complete and group + 1 == len(groups):
+                    if is_complete and classes is spans[-1]:
                         self._transpose_later(round_, tile - self.parts.transposed_later(round_), classes, None)
                 if to_load:
                     loaded.append(slices.load(*to_load.pop(0)))
         if last is not None:
             last.issue(on_gpsimd=False)
 
-    def _shared_bank(self, round_: Round, tile: int, classes: int) -> nl.NkiTensor:
-        """Where the logits of a tile of positions grow, [rows, classes]."""
-        plan = self.parts.plan
-        bank, place = divmod(tile, plan.tiles_of_bank)
-        first = place * plan.classes_of_tile
-        return self.parts.logits.products_psum[bank][0 : round_.rows(tile), first : first + classes]
+    def _bank(self, number: int, rows: int, classes: int) -> nl.NkiTensor:
+        """Where tile ``number`` of the logits grows, [rows, classes]: banks take turns, also from batch to batch."""
+        banks_psum = self.parts.logits.products_psum
+        return banks_psum[number % len(banks_psum)][0:rows, 0:classes]
 
     def _make_streamed_tile(self, number: int, product_psum: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
         bias_sbuf = self.parts.streams.bias_sbuf

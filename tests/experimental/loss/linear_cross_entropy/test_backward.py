@@ -20,6 +20,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,
     FP16,
@@ -105,6 +106,20 @@ def test_more_features_than_a_stripe_and_classes_than_banks() -> None:
 def test_groups_of_the_weight_gradient_have_memory_in_blocks_shorter_than_the_largest() -> None:
     problem = problem_of("normal", Sizes(100, 384, 1400, BF16), layout="dv")
     launched(problem, position_block=128, class_block=1280, cores=1).check()
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize(("layout", "classes"), [("vd", 900), ("dv", 1600)])
+def test_a_piece_of_the_input_that_stays_is_the_one_of_its_stripe(layout: str, classes: int, dtype: Any) -> None:
+    """Several groups of tiles of dW go through several pieces of several stripes, as the default tiling has it."""
+    launch = 520, 640, classes
+    tiling = choose_linear_tiling(*launch, dtype, "backward", cores=1, weight_layout=layout)
+    plan = BackwardPlan.of(BackwardSizes(*launch, dtype.itemsize, layout == "vd"), *tiling)
+    tiles_of_rows = plan.class_tiles if layout == "vd" else -(-plan.stripe // 128)
+    assert plan.keeps_pieces and plan.pieces_of_stripe > 1
+    assert plan.stripe < plan.features and tiles_of_rows > plan.weight_group[0]
+    problem = problem_of("normal", Sizes(*launch, dtype), layout=layout)
+    launched(problem, cores=1, position_block=None, class_block=None).check()
 
 
 @pytest.mark.parametrize("transformed", [np.zeros_like, np.negative, lambda array: array[::-1]])
