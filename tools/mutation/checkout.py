@@ -1,0 +1,91 @@
+"""Copies of the checkout, in which mutants live: the checkout itself is only read."""
+
+from __future__ import annotations
+
+import compileall
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+from .operators import Mutation, mutations_of
+
+_NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", ".hypothesis", ".*_cache", "__pycache__", "*.egg-info", "build", "dist"
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a file of the checkout.
+
+    Attributes:
+        path: of the file, from the root of the checkout.
+        change: of its source.
+    """
+
+    path: str
+    change: Mutation
+
+    @property
+    def place(self) -> str:
+        """``path:line``."""
+        return f"{self.path}:{self.change.line}"
+
+
+def mutants_in(root: Path, packages: list[str]) -> list[Mutant]:
+    """All mutants of the files in packages, or of single files, in a fixed order.
+
+    Raises:
+        ValueError: if one of them does not exist or has no Python file.
+    """
+    paths: set[str] = set()
+    for package in packages:
+        given = root / package
+        found = [given] if given.is_file() else sorted(given.rglob("*.py"))
+        if not found:
+            raise ValueError(
+                f"mutate: a package must be a folder of Python files or a file below {root}, got {package!r}; "
+                "name it as nkilib/core"
+            )
+        paths.update(path.relative_to(root).as_posix() for path in found)
+    return [Mutant(path, change) for path in sorted(paths) for change in mutations_of((root / path).read_text("utf-8"))]
+
+
+def copies_of(checkout: Path, folder: Path, count: int) -> list[Copy]:
+    """Copies in an empty folder. What tests import is compiled once; hashes tell then which file has changed, where
+    times might not.
+    """
+    first = folder / "copy0"
+    shutil.copytree(checkout, first, ignore=_NOT_COPIED, symlinks=True)
+    for name in ("nkilib", "tests"):
+        compileall.compile_dir(first / name, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+    roots = [first, *(folder / f"copy{number}" for number in range(1, count))]
+    for root in roots[1:]:
+        shutil.copytree(first, root, symlinks=True)
+    return [Copy(checkout, root) for root in roots]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a checkout, which holds one mutant at a time.
+
+    Attributes:
+        checkout: that was copied.
+        root: the folder of the copy.
+    """
+
+    checkout: Path
+    root: Path
+
+    def write(self, mutant: Mutant, raises: bool = False) -> None:
+        """Make a mutant of the copy; ``raises`` puts an expression there that raises instead."""
+        source = (self.checkout / mutant.path).read_text("utf-8")
+        (self.root / mutant.path).write_text(
+            mutant.change.raising(source) if raises else mutant.change.applied(source), "utf-8"
+        )
+
+    def restore(self, mutant: Mutant) -> None:
+        """Bring the file of a mutant back, and forget the examples that hypothesis has kept."""
+        shutil.copyfile(self.checkout / mutant.path, self.root / mutant.path)
+        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)

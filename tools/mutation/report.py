@@ -1,0 +1,37 @@
+"""What a run of mutants has told, as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .judging import Judged, Verdict
+
+_REACHED = {None: "", True: "yes", False: "no"}
+
+
+def report(head: str, judged: list[Judged]) -> str:
+    """A page: the head, the figures, the survivors, and those of which nothing is known."""
+    counts = Counter(each.verdict for each in judged)
+    lines = [head, "", "; ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict), ""]
+    lines += ["| survivor | from | to | a test reaches it |", "|---|---|---|---|"]
+    lines += [f"| {_change(each)} | {_REACHED[each.is_reached]} |" for each in _of(judged, Verdict.SURVIVED)]
+    for verdict in (Verdict.LATE, Verdict.NOT_RUN):
+        if counts[verdict]:
+            lines += ["", f"| {verdict.value} | from | to |", "|---|---|---|"]
+            lines += [f"| {_change(each)} |" for each in _of(judged, verdict)]
+    lines += ["", "| killed | from | to | by |", "|---|---|---|---|"]
+    lines += [f"| {_change(each)} | {_cell(each.test or 'an import')} |" for each in _of(judged, Verdict.KILLED)]
+    return "\n".join(lines) + "\n"
+
+
+def _of(judged: list[Judged], verdict: Verdict) -> list[Judged]:
+    return sorted((each for each in judged if each.verdict is verdict), key=lambda each: each.mutant.place)
+
+
+def _change(each: Judged) -> str:
+    change = each.mutant.change
+    return f"{each.mutant.place} | {_cell(change.before)} | {_cell(change.after)}"
+
+
+def _cell(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`"

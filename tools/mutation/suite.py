@@ -1,0 +1,105 @@
+"""Which tests belong to a file, and what they say about a copy of the checkout."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+_PLANS = "tests/experimental/plans"
+# How many folders below nkilib a package of its own is, by where it is.
+_LOSSES = ("nkilib", "experimental", "loss")
+_PASSED = (0, 5)  # 5: no test was collected
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py(?:::(?:[^ ]| (?!- ))+)?)", re.MULTILINE)
+_OPTIONS = ("-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
+
+
+class Outcome(Enum):
+    """What a run of tests says."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    LATE = "timed out"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest.
+
+    Attributes:
+        outcome: what it says.
+        test: that failed, as pytest names it; "" if none did or none is named, as where an import of a conftest fails.
+    """
+
+    outcome: Outcome
+    test: str = ""
+
+
+def tests_of(root: Path, path: str) -> list[str]:
+    """The tests of a file of nkilib, nearest first: those of the file, of its folder, and of its package.
+
+    ``nkilib/a/b/c.py`` has ``tests/a/b/test_c.py`` and ``tests/a/b``, or the nearest folder above it that there is, and
+    the package is ``tests/a/b``, or ``tests/experimental/loss/b`` for a loss. Kernels have the tests of plans too. The
+    folder of all tests is never among them.
+    """
+    parts = PurePosixPath(path).parts
+    tests = PurePosixPath("tests", *parts[1:-1])
+    depth = 4 if parts[:3] == _LOSSES else 3
+    found = [str(tests / f"test_{PurePosixPath(path).stem}.py"), str(_nearest(root, tests))]
+    found.append(str(_nearest(root, PurePosixPath(*tests.parts[:depth]))))
+    if parts[:2] == _LOSSES[:2]:
+        found.append(_PLANS)
+    return [each for each in dict.fromkeys(found) if each != "tests" and (root / each).exists()]
+
+
+def _nearest(root: Path, tests: PurePosixPath) -> PurePosixPath:
+    while len(tests.parts) > 1 and not (root / tests).is_dir():
+        tests = tests.parent
+    return tests
+
+
+def run(root: Path, tests: list[str], seconds: float, *options: str) -> Run:
+    """Run tests of a copy until one fails; a run that takes longer than ``seconds`` is ended with all its processes."""
+    command = [sys.executable, "-m", "pytest", *_OPTIONS, *options, *tests]
+    process = subprocess.Popen(
+        command,
+        cwd=root,
+        env=_environment(root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=max(seconds, 0.0))
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Run(Outcome.LATE)
+    if process.returncode in _PASSED:
+        return Run(Outcome.PASSED)
+    named = _FAILED.search(output)
+    return Run(Outcome.FAILED, named.group(1) if named else "")
+
+
+def imported_from(root: Path, module: str) -> Path:
+    """The folder that the tests of a copy import a package from."""
+    code = f"import {module}, pathlib; print(pathlib.Path({module}.__file__).resolve().parent)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=_environment(root), capture_output=True, text=True, check=True
+    )
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """Of a run: one thread, the copy first on the path, nothing compiled, and random inputs that repeat."""
+    changed = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "CI": "1"}
+    return {**os.environ, **changed}
