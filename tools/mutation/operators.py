@@ -1,7 +1,7 @@
 """What a mutation changes: one operator, comparison, constant or condition of a source, as text.
 
-Annotations, decorators, f-strings and ``__all__`` are left out, and so is ``strict`` of ``zip``: hardly a run can tell a
-change of those. A changed expression keeps its lines, so that what follows it has the same line numbers.
+Annotations, decorators, f-strings and ``__all__`` are left out, and so is ``strict`` of ``zip``: hardly a run can tell
+a change of those. A changed expression keeps its lines, so that what follows it has the same line numbers.
 """
 
 from __future__ import annotations
