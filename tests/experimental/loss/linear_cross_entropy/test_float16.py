@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     problem_of,
     upstream_of,
 )
-from tests.experimental.loss.linear_cross_entropy.test_backward import BLOCKS, launched, lse_of
+from tests.experimental.loss.linear_cross_entropy.test_backward import BLOCKS, Launched, launched, lse_of
 
 SIZES = Sizes(140, 48, 260, FP16)
 END = 65520.0  # from here on float16 is infinite
@@ -49,6 +50,44 @@ def test_the_size_of_the_upstream_gradient_does_not_matter(power: int, cores: in
     found, usual = (launched(problem, each, cores, grad_input_float32=True) for each in (scaled, upstream))
     found.check()
     np.testing.assert_array_equal(found.found["input"], usual.found["input"] * np.float32(2.0**power))
+
+
+def small_gradients(largest: float, layout: str = "vd", cores: int = 2) -> tuple[Launched, Any, Any]:
+    """A launch with such upstream gradients, and dX and dW of the same launch before they are rounded."""
+    problem = problem_of("normal", SIZES, layout=layout)
+    upstream = upstream_of(problem, lse_of(problem))
+    size = np.float32(largest) / np.abs(upstream.grad_loss).max()
+    upstream = replace(upstream, grad_loss=upstream.grad_loss * size)
+    total = np.zeros(problem.weight.shape, np.float32)
+    unrounded = launched(problem, upstream, cores, grad_input_float32=True, grad_weight_sum_hbm=total)
+    return launched(problem, upstream, cores), unrounded.found["input"], total
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+@pytest.mark.parametrize("largest", [1e-6, 1e-5, 1e-4])
+def test_small_gradients_are_rounded_once_and_lose_no_more_than_that(largest: float, layout: str, cores: int) -> None:
+    """Of the float32 sums nothing is lost, whatever their size; float16 takes the digits that it has no numbers for."""
+    found, *unrounded = small_gradients(largest, layout, cores)
+    found.check()
+    for name, sums in zip(("input", "weight"), unrounded, strict=True):
+        exact, rounded = getattr(found.truth, name), np.asarray(found.found[name])
+        assert np.median(np.abs(exact)) < 2.0**-14  # below the normal numbers
+        np.testing.assert_array_equal(rounded, sums.astype(FP16))
+        size = np.linalg.norm(exact)
+        # G was rounded to float16 once, each number by at most 2^-11 of itself; such errors do not all add up.
+        assert np.linalg.norm(sums - exact) <= 2.0**-11 * size
+        alone = np.linalg.norm(exact.astype(FP16) - exact)
+        assert np.linalg.norm(rounded - exact) <= alone + 2.0**-11 * size
+
+
+@pytest.mark.parametrize("largest", [1e-6, 1e-4])
+@pytest.mark.parametrize("changed", [np.zeros_like, np.negative, lambda array: array.T.reshape(array.shape)])
+def test_the_bounds_of_small_gradients_refuse_others(changed: Any, largest: float) -> None:
+    found, *_ = small_gradients(largest)
+    for name, array in found.found.items():
+        with pytest.raises(AssertionError):
+            replace(found, found={name: changed(np.asarray(array))}).check()
 
 
 def test_gradients_beyond_the_range_are_infinite_and_no_nan() -> None:

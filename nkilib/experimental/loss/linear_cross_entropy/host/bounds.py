@@ -12,7 +12,8 @@ such sum after another in float32.
   for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. Then G is rounded once, r |G|. Of float16, which
   has subnormals, it carries a power of two that brings the largest coefficient to at least 1: 2^-25 of that is lost.
 - dX: sum over the classes of what G is off by, times |W|; (K + 135) u sum |G| |W| for the additions, those of blocks
-  and cores among them; the result is rounded once, r |dX|. dW likewise over the positions. db is a sum of G.
+  and cores among them; the result is rounded once, r |dX|, and of float16 2^-25 more, half of what its subnormals are
+  apart. dW likewise over the positions. db is a sum of G.
 
 They hold for the simulator; hardware was never measured.
 """
@@ -133,7 +134,7 @@ def linear_gradient_bounds(
         exact_bias += gradient.sum(axis=0)
     of_weight += roundoff.relative * (np.abs(exact_weight) + of_weight)
     of_bias += ROUNDOFF * (np.abs(exact_bias) + of_bias)
-    least = SMALLEST_NORMAL if roundoff.floor == 0.0 else 2.0 * _FLOAT16_FLOOR
+    least = SMALLEST_NORMAL + roundoff.floor  # of a result in float16, half of what subnormals are apart
     is_first = problem.weight_layout == "vd"
     return LinearGradients(
         of_input + least, (of_weight if is_first else of_weight.T) + least, of_bias + SMALLEST_NORMAL
