@@ -73,6 +73,12 @@ def test_a_loop_may_end_at_the_largest_integer() -> None:
     assert called(top - 3, top, step=2) == [top - 3, top - 1]
 
 
+def test_a_loop_may_begin_at_the_least_integer() -> None:
+    least = -(2**31)
+    assert called(least, least + 3, step=2) == [least, least + 2]
+    assert called(0, least) == []
+
+
 def test_a_counted_loop_gives_a_scalar_unless_a_bound_is_a_register() -> None:
     given: list[type] = []
 
@@ -273,6 +279,10 @@ FLOAT = "must be an integer, got a register loaded with the float32 1.5"
         (
             lambda: nl.fori_loop(0, 2**31, lambda i: None),
             "nl.fori_loop: upper must be an int32, a register or a scalar, got 2147483648",
+        ),
+        (
+            lambda: nl.fori_loop(-(2**31) - 1, 0, lambda i: None),
+            "nl.fori_loop: lower must be an int32, a register or a scalar, got -2147483649",
         ),
         (
             lambda: nl.fori_loop(0, nl.zeros((1, 1), nl.int32), lambda i: None),  # type: ignore[arg-type]

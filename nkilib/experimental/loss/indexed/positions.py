@@ -79,21 +79,20 @@ class PositionBatch:
     Attributes:
         number: among all batches of the launch.
         block: of which they are.
-        row, place: of the first one, counted in the block.
+        place: of the first one, which is in the first row of the block.
         positions: how many.
         is_along_rows: whether the next one is in the next row.
     """
 
     number: int
     block: Block
-    row: int
     place: int
     positions: int
     is_along_rows: bool
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
         """The positions of a tensor [N, D], a view [positions, 1]."""
-        first = self.block.first + self.row
+        first = self.block.first
         if self.is_along_rows:
             return tensor_hbm[first : first + self.positions, self.place : self.place + 1]
         view_hbm = tensor_hbm[first : first + 1, self.place : self.place + self.positions]
@@ -111,11 +110,11 @@ def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
     """All batches of a block; their numbers go on from those of the block before."""
     if shape.is_along_rows:
         first = block.number * shape.places
-        return [PositionBatch(first + place, block, 0, place, block.rows, True) for place in range(shape.places)]
+        return [PositionBatch(first + place, block, place, block.rows, True) for place in range(shape.places)]
     starts = range(0, shape.places, PARTITIONS)
     first = block.number * len(starts)
     return [
-        PositionBatch(first + number, block, 0, start, min(PARTITIONS, shape.places - start), False)
+        PositionBatch(first + number, block, start, min(PARTITIONS, shape.places - start), False)
         for number, start in enumerate(starts)
     ]
 

@@ -96,7 +96,7 @@ class ScalarAccumulation:
         self._command = command
         self._core = core
         self._data = data
-        self._partial = np.empty(data.shape[0] if command in _REDUCING else 0, np.float32)
+        self._partial = np.empty(data.shape[0], np.float32)
 
     @property
     def is_active(self) -> bool:

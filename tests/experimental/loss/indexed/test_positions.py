@@ -18,7 +18,7 @@ def test_every_position_is_in_one_batch(rows: int, places: int, classes: int) ->
         assert block.rows == 1 or block.rows * shape.row_size <= INDEX_LIMIT
         for batch in batches_of_block(shape, block):
             numbers.append(batch.number)
-            first = block.first + batch.row
+            first = block.first
             assert 1 <= batch.positions <= 128
             if batch.is_along_rows:
                 counts[first : first + batch.positions, batch.place] += 1

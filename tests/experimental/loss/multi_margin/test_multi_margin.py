@@ -129,6 +129,18 @@ def test_the_input_is_read_once_and_the_gradient_written_once() -> None:
     assert record.hbm_written_bytes == (150 * 700 + 150) * 4
 
 
+@pytest.mark.parametrize(("chunks", "of_vector"), [(1, 0), (2, 1), (4, 1), (5, 2), (9, 3)])
+def test_vector_takes_every_third_chunk(chunks: int, of_vector: int) -> None:
+    """The second of every three: neither engine is then behind the loads."""
+    counts = []
+    for columns in (1, chunks):
+        x, targets = np.zeros((1, 64 * columns), np.float32), np.zeros(1, np.int32)
+        with recording() as record:
+            multi_margin_loss_forward[1](x, targets, reduction="none", chunk_size=64)
+        counts.append(record.instruction_counts["activation"])
+    assert counts[1] - counts[0] == chunks - 1 - of_vector
+
+
 @pytest.mark.parametrize(("type_name", "forward", "backward"), [("bfloat16", 1.2, 1.05), ("float32", 1.05, 1.05)])
 def test_modelled_times(type_name: str, forward: float, backward: float) -> None:
     """Over the bound that the DMA engines set, on two cores of trn2."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from nkilib.experimental.loss.distillation.host.profiling import profile_distillation_launch
 from nkilib.experimental.loss.distillation.host.tiling import (
+    Form,
     choose_distillation_tiling,
     gradient_group,
     mixture_plan,
+    most_columns,
 )
 
 BYTES = {"bfloat16": 4, "float32": 8}
@@ -28,6 +32,18 @@ def test_small_tiles_of_all_batches_fit_beside_rows_that_are_kept() -> None:
     found = profile_distillation_launch(256, 40832, "bfloat16", "forward", beta=0.5)
     of_batches = 6 * 4 * 256 + 3 * 1024  # totals of 256 batches, and slots of their rows
     assert found.sbuf_peak_bytes_per_partition + of_batches <= 212_984
+
+
+@pytest.mark.parametrize("type_name", BYTES)
+def test_a_column_of_a_divergence_takes_what_its_chunks_are_chosen_for(type_name: str) -> None:
+    """But for less than a byte: some small tiles shrink with the number of chunks."""
+    peaks = [
+        profile_distillation_launch(256, 20480, type_name, "forward", chunk_size=size).sbuf_peak_bytes_per_partition
+        for size in (1024, 2560)
+    ]
+    of_column = (peaks[1] - peaks[0]) / (2560 - 1024)
+    largest = most_columns(10**6, BYTES[type_name], Form.DIVERGENCE)
+    assert largest == min(4096, 190_000 // math.ceil(of_column)) and 0.0 <= math.ceil(of_column) - of_column < 0.2
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
