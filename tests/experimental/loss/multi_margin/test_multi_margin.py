@@ -133,8 +133,8 @@ def test_the_input_is_read_once_and_the_gradient_written_once() -> None:
 def test_vector_takes_every_third_chunk(chunks: int, of_vector: int) -> None:
     """The second of every three: neither engine is then behind the loads."""
     counts = []
-    for columns in (1, chunks):
-        x, targets = np.zeros((1, 64 * columns), np.float32), np.zeros(1, np.int32)
+    for number in (1, chunks):
+        x, targets = np.zeros((1, 64 * number - 32), np.float32), np.zeros(1, np.int32)  # the first one is halved
         with recording() as record:
             multi_margin_loss_forward[1](x, targets, reduction="none", chunk_size=64)
         counts.append(record.instruction_counts["activation"])
