@@ -52,8 +52,11 @@ def judged_mutants(checkout: Path, mutants: list[Mutant], workers: int, judge: J
                     f"mutate: tests must import {module} from {copy.root}, got {found}; uninstall it there"
                 )
         with ThreadPoolExecutor(workers) as threads:
-            for done in as_completed([threads.submit(judged, mutant) for mutant in mutants]):
-                yield done.result()
+            try:
+                for done in as_completed([threads.submit(judged, mutant) for mutant in mutants]):
+                    yield done.result()
+            finally:
+                threads.shutdown(cancel_futures=True)
 
 
 def main(arguments: list[str], checkout: Path = _CHECKOUT) -> int:

@@ -10,6 +10,7 @@ import pytest
 from tools.mutate import main
 from tools.mutation.checkout import copies_of, mutants_in
 from tools.mutation.operators import mutations_of
+from tools.mutation.suite import Outcome, Run, run
 from tools.mutation.suite import tests_of as suite_of
 
 # Of three changes the tests below notice two: nothing asks for `twice(0)`, and no test calls `half`.
@@ -98,7 +99,13 @@ def test_what_follows_a_change_keeps_its_line(code: str, changed: str) -> None:
 
 def test_what_no_run_can_tell_is_left_alone() -> None:
     code = "@dataclass(frozen=True)\nclass A:\n    x: Literal[1]\n\n\n@cache(1)\ndef f(x: 1 | 2 = None) -> 1 | 2: ..."
-    assert mutations_of(f"__all__ = ['a'] + ['b']\n{code}\n") == []
+    assert mutations_of(f"__all__ = ['a'] + ['b']\n{code}\nif TYPE_CHECKING:\n    x = 1\n") == []
+
+
+@pytest.mark.parametrize(("body", "outcome"), [("pass", Outcome.PASSED), ("time.sleep(60)", Outcome.LATE)])
+def test_a_run_that_takes_too_long_is_ended(body: str, outcome: Outcome, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(f"import time\n\n\ndef test_it():\n    {body}\n")
+    assert run(tmp_path, ["test_it.py"], 60.0 if outcome is Outcome.PASSED else 3.0) == Run(outcome)
 
 
 def test_the_tests_of_a_file_are_those_of_its_package_nearest_first(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What a mutation changes: one operator, comparison, constant or condition of a source, as text.
 
-Annotations, decorators, f-strings and ``__all__`` are left out, and so is ``strict`` of ``zip``: hardly a run can tell
-a change of those. A changed expression keeps its lines, so that what follows it has the same line numbers.
+Annotations, decorators, f-strings, ``__all__`` and what is for type checkers are left out, and so is ``strict`` of
+``zip``: hardly a run can tell a change of those. A changed expression keeps its lines, so that what follows it has the
+same line numbers.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def mutations_of(source: str) -> list[Mutation]:
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """Expressions, and what each becomes."""
     if isinstance(tree, ast.Assign) and ast.unparse(tree.targets[0]) == "__all__":
+        return
+    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         return
     left_out = _LEFT_OUT.get(type(tree), frozenset())
     if isinstance(tree, ast.If | ast.While | ast.IfExp):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -67,26 +68,22 @@ def _nearest(root: Path, tests: PurePosixPath) -> PurePosixPath:
 def run(root: Path, tests: list[str], seconds: float, *options: str) -> Run:
     """Run tests of a copy until one fails; a run that takes longer than ``seconds`` is ended with all its processes."""
     command = [sys.executable, "-m", "pytest", *_OPTIONS, *options, *tests]
-    process = subprocess.Popen(
-        command,
-        cwd=root,
-        env=_environment(root),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=max(seconds, 0.0))
-    except subprocess.TimeoutExpired:
+    with tempfile.TemporaryFile() as output:  # a process that outlives the run would keep a pipe open
+        process = subprocess.Popen(
+            command, cwd=root, env=_environment(root), stdout=output, stderr=output, start_new_session=True
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(seconds, 0.0))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        code = process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if code == -signal.SIGKILL:  # by the limit, or by the system where memory is short
         return Run(Outcome.LATE)
-    if process.returncode in _PASSED:
+    if code in _PASSED:
         return Run(Outcome.PASSED)
-    named = _FAILED.search(output)
+    named = _FAILED.search(text)
     return Run(Outcome.FAILED, named.group(1) if named else "")
 
 

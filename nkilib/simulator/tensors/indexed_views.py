@@ -107,7 +107,7 @@ class IndexedViews(View):
         else:
             taking_part = () if indirect.dim is None else (indirect.dim,)
         for dim in taking_part:
-            if picked[dim] != Picked(0, self.shape[dim], 1, False):
+            if picked[dim] != Picked(0, self.shape[dim]):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
     def _dynamic_part(self, picked: list[Picked]) -> Indirect | None:
@@ -169,8 +169,8 @@ class IndexedViews(View):
         self._refuse_second_indirection("select")
         index = checked_scalar_index("select", self, index)
         indirect = self._scalar("select", dim, index, self.shape[dim])
-        picked = [Picked(0, size, 1, False) for size in self.shape]
-        picked[dim] = Picked(0, 1, 1, True)
+        picked = [Picked(0, size) for size in self.shape]
+        picked[dim] = Picked(0, 1, is_integer=True)
         kept = self._kept_dimensions(picked)
         return self._with([picked[k].length for k in kept], [self.strides[k] for k in kept], indirect=indirect)
 

@@ -26,8 +26,8 @@ class Picked(NamedTuple):
 
     start: int
     length: int
-    step: int
-    is_integer: bool
+    step: int = 1
+    is_integer: bool = False
     register: DeviceInteger | None = None
 
 
@@ -54,24 +54,24 @@ def _pick(tensor: View, dim: int, item: Any) -> Picked:
     if isinstance(item, builtins.slice):
         return _pick_slice(tensor, dim, item)
     if isinstance(item, DeviceInteger):
-        return Picked(0, 1, 1, True, item)
+        return Picked(0, 1, is_integer=True, register=item)
     if isinstance(item, DynamicSlice):
         if isinstance(item.start, DeviceInteger):
             return _pick_from_register(tensor, dim, item.start, _integer(tensor, dim, item.size, item))
         start, length = (_integer(tensor, dim, bound, item) for bound in item)
         if not 0 <= start <= start + length <= size:
             raise OutOfRangeError(f"nl.ds({start}, {length}) leaves dimension {dim} of {tensor}")
-        return Picked(start, length, 1, False)
+        return Picked(start, length)
     index = _integer(tensor, dim, item, item)
     if not -size <= index < size:
         raise OutOfRangeError(f"index {index} is out of range for dimension {dim} of {tensor}")
-    return Picked(index % size, 1, 1, True)
+    return Picked(index % size, 1, is_integer=True)
 
 
 def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: int) -> Picked:
     if not 0 < length <= tensor.shape[dim]:
         raise OutOfRangeError(f"nl.ds({start}, {length}) does not fit dimension {dim} of {tensor}")
-    return Picked(0, length, 1, False, start)
+    return Picked(0, length, register=start)
 
 
 def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
@@ -104,4 +104,4 @@ def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> Picked:
         parts = (item.start, item.stop) if item.step is None else (item.start, item.stop, item.step)
         given = ":".join("" if part is None else str(part) for part in parts)
         raise OutOfRangeError(f"slice [{given}] leaves dimension {dim} of {tensor}")
-    return Picked(start, max(0, -(-(stop - start) // step)), step, False)
+    return Picked(start, max(0, -(-(stop - start) // step)), step)
