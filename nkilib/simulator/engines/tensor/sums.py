@@ -1,18 +1,21 @@
-"""Sums of products in PSUM that are made when somebody reads them, and then as few large products.
+"""Sums of products in PSUM that are made when somebody reads them, and then from operands that are cast once.
 
-A kernel adds up the products of tiles of 128 rows, one matmul after the other. To cast their operands, multiply and add
-each by itself takes up to twice as long as one product over all the rows. So what a matmul leaves waits, as a deferred
-content (see memory/deferred.py), for the next matmul that adds to the same elements, and is made before
+A kernel adds up the products of tiles of 128 rows, one matmul after the other. To cast the operands of each by itself
+takes up to twice as long as to cast neighbours as a whole. So what a matmul leaves waits, as a deferred content (see
+memory/deferred.py), for the next matmul that adds to the same elements, and is made before
 
 - any other instruction reads or writes elements of the PSUM tensor, or
 - an instruction changes an operand.
 
-Of operands that lie next to each other in their tiles, ``tile[:, k, :]`` for k = 0, 1, ..., there is one product, in
-which BLAS sums over all k; unlike ones are added in their order. float32 copies of operands are kept until they change.
+Operands that lie next to each other in their tiles, ``tile[:, k, :]`` for k = 0, 1, ..., have one float32 copy, which
+is kept until they change. The product of each k is summed by itself and added to those before, as in PSUM: one product
+over all k would save a tenth of the time, but BLAS sums it in one accumulator, in an order of its own. A sum of 512
+products was off by two to three times as much then, and by how much depended on the CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -109,7 +112,7 @@ def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
 
 
 class _Run:
-    """Products of neighbours: one product."""
+    """Products of neighbours: their factors have one float32 matrix on either side."""
 
     __slots__ = ("left", "right")
 
@@ -122,6 +125,11 @@ class _Run:
     def add(self, stationary: NkiTensor, moving: NkiTensor) -> None:
         self.left.add(stationary)
         self.right.add(moving)
+
+    def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
+        """The factors of each product, of which some rows and columns are wanted, in their order."""
+        left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
+        return ((left[number::count], right[number::count]) for number in range(count))
 
 
 class SumOfProducts:
@@ -157,9 +165,13 @@ class SumOfProducts:
 
     def __call__(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
         """Write some rows and columns of the sum into an array of just those."""
-        for number, run in enumerate(self._runs):
-            left, right = run.left.matrix()[:, rows], run.right.matrix()[:, columns]
-            if number == 0 and not self._is_added:
-                transposed_product(left, right, elements)
-            else:
-                np.add(elements, transposed_product(left, right), out=elements)
+        product: Float32s | None = None  # one array for all products that are added: fresh memory costs more
+        is_begun = self._is_added
+        for run in self._runs:
+            for left, right in run.factors(rows, columns):
+                if is_begun:
+                    product = transposed_product(left, right, product)
+                    np.add(elements, product, out=elements)
+                else:
+                    transposed_product(left, right, elements)
+                is_begun = True

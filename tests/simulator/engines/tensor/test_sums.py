@@ -111,21 +111,34 @@ def test_an_operand_that_changes_counts_as_it_was_and_then_as_it_is(name: str, i
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.float32], ids=["bf16", "fp32"])
-def test_neighbours_are_one_product(dtype: Any, monkeypatch: Any) -> None:
-    """Four tiles side by side: 4 x 16 rows are contracted at once. The instructions are still four."""
-    shapes = []
+def test_neighbours_are_cast_once_and_multiplied_tile_by_tile(dtype: Any, monkeypatch: Any) -> None:
+    """Four tiles side by side: one float32 matrix of all of them, and a product for each."""
+    factors = []
 
     def product(left: Any, right: Any, *out: Any) -> Any:
-        shapes.append((left.shape, right.shape))
+        factors.append((left, right))
         return transposed_product(left, right, *out)
 
     monkeypatch.setattr(sums, "transposed_product", product)
     every = (0, ROWS, 0, COLUMNS)
     with recording() as record:
         (result,) = run(LEFT.astype(dtype), RIGHT.astype(dtype), [("matmul", every, tile, True) for tile in (1, 2, 3)])
-    assert shapes == [((DEPTH * TILES, ROWS), (DEPTH * TILES, COLUMNS))]
+    assert [(left.shape, right.shape) for left, right in factors] == [((DEPTH, ROWS), (DEPTH, COLUMNS))] * TILES
+    for side in zip(*factors, strict=True):
+        assert all(np.may_share_memory(side[0], factor) for factor in side)
     assert record.instruction_counts["nc_matmul"] == TILES
     assert result.tolist() == truth(LEFT, RIGHT, TILES).tolist()
+
+
+def test_each_product_is_summed_by_itself() -> None:
+    """As in PSUM: 2^24 is too large for a 1 to be added to, and not for the sums of 16 ones."""
+    left, right = np.ones_like(LEFT), np.ones_like(RIGHT)
+    for factor in (left, right):
+        factor[:, 0] = 0.0
+        factor[0, 0] = 2.0**12
+    every = (0, ROWS, 0, COLUMNS)
+    (result,) = run(left, right, [("matmul", every, tile, True) for tile in (1, 2, 3)])
+    assert (result == 2.0**24 + (TILES - 1) * DEPTH).all()
 
 
 @pytest.mark.parametrize("factor", [np.inf, -np.inf, np.nan])
