@@ -99,17 +99,26 @@ class Budget:
     rounding of the result's type (2^-24 for float32, 2^-8 for bfloat16, 2^-11 for float16) and scale the largest finite
     magnitude, at least 1, of the floating inputs. For a gradient, u in the second term is that of the function's result
     where it is coarser, which a backward may take, and scale is multiplied by that of the upstream gradients.
+
+    A sum or mean is allowed ``of_sum * 2^-24`` of the sum or mean of the magnitudes of its terms more: one for every
+    addition that a term passes through, and for the roundings of the term.
     """
 
     of_type: float = 0.0
     of_float32: float = 8.0
+    of_sum: float = 0.0
 
-    def allowed(self, exact: Tensor, dtype: torch.dtype, result: torch.dtype, scale: float) -> Tensor:
-        """float64, of the shape of ``exact``, for an element of ``dtype`` from a ``result`` of the function."""
+    def allowed(
+        self, exact: Tensor, dtype: torch.dtype, result: torch.dtype, scale: float, terms: float = 0.0
+    ) -> Tensor:
+        """float64, of the shape of ``exact``, for an element of ``dtype`` from a ``result`` of the function.
+
+        ``terms`` is what the magnitudes of the terms of a sum or mean come to.
+        """
         info = torch.finfo(dtype)
         coarser = max(info.eps, torch.finfo(result).eps) / 2
         absolute = (self.of_type * coarser + self.of_float32 * 2.0**-24) * scale + info.smallest_normal * info.eps
-        return info.eps / 2 * exact.abs() + absolute
+        return info.eps / 2 * exact.abs() + absolute + self.of_sum * 2.0**-24 * terms
 
 
 @dataclass(frozen=True)
@@ -214,7 +223,8 @@ class Checked:
             AssertionError: naming the sample, and the largest error beside what is allowed.
         """
         scale = _magnitude(_tensors((sample.args, sample.kwargs)))
-        _check_close(f"{name}: value", mine.value, exact.value, self.values, mine.value.dtype, scale)
+        terms = 0.0 if self.values.of_sum == 0.0 else _terms(self.theirs, sample, exact.value)
+        _check_close(f"{name}: value", mine.value, exact.value, self.values, mine.value.dtype, scale, terms)
         assert len(mine.gradients) == len(exact.gradients) == len(sample.leaves)
         upstream = [exact.upstream] if exact.upstream is not None else []
         steep = scale * _magnitude(upstream)
@@ -371,11 +381,38 @@ def _magnitude(tensors: Sequence[Tensor]) -> float:
     return max(1.0, *finite) if finite else 1.0
 
 
-def _check_close(what: str, actual: Tensor, exact: Tensor, budget: Budget, result: torch.dtype, scale: float) -> None:
+def _terms(theirs: Callable[..., Any], sample: Sample, exact: Tensor) -> float:
+    """What the magnitudes of the terms come to of which ``exact`` is the sum or mean; 0 where it is neither."""
+    is_module = isinstance(theirs, type)
+    reduction = (sample.constructor[1] if is_module else sample.kwargs).get("reduction", "mean")
+    if reduction == "none":
+        return 0.0
+    doubled = sample.doubled()
+    if is_module:
+        args, options = doubled.constructor
+        alone = replace(doubled, constructor=(args, {**options, "reduction": "none"}))
+    else:
+        alone = replace(doubled, kwargs={**doubled.kwargs, "reduction": "none"})
+    each = _called(theirs, alone).detach()
+    size, total = each.abs().sum().item(), each.sum().abs().item()
+    if total == 0.0:
+        return size if reduction == "sum" else size / max(1, each.numel())
+    return exact.abs().item() * size / total  # whatever a mean divides by
+
+
+def _check_close(
+    what: str,
+    actual: Tensor,
+    exact: Tensor,
+    budget: Budget,
+    result: torch.dtype,
+    scale: float,
+    terms: float = 0.0,
+) -> None:
     got, truth = actual.detach().double(), exact.detach().double()
     assert got.shape == truth.shape, f"{what}: {tuple(got.shape)} and {tuple(truth.shape)}"
     assert torch.equal(got.isnan(), truth.isnan()), f"{what}: NaN stand elsewhere: {got} and {truth}"
-    allowed = budget.allowed(truth, actual.dtype, result, scale)
+    allowed = budget.allowed(truth, actual.dtype, result, scale, terms)
     error = (got - truth).abs()
     is_same = (got == truth) | truth.isnan()  # infinities of one sign among them
     worst = torch.where(is_same, 0.0, error / allowed)

@@ -80,7 +80,9 @@ def test_error_of_the_loss(positions: int, classes: int, reduction: str, seed: i
     target = torch.randint(classes, (positions,), generator=generator)
     exact = F.cross_entropy(logits.double(), target, reduction=reduction)
     least_of_bfloat16 = ((exact.bfloat16() - exact).abs() / exact).item()  # of the number of the type that is nearest
-    of_pytorch, in_float32, ours = relative_errors([F.cross_entropy, of_float, cross_entropy], logits, target, reduction)
+    of_pytorch, in_float32, ours = relative_errors(
+        [F.cross_entropy, of_float, cross_entropy], logits, target, reduction
+    )
     assert 5e-4 < least_of_bfloat16 * (1 - 1e-6) <= of_pytorch < MOST_OF_BFLOAT16
     loss = exact.item() / (positions if reduction == "sum" else 1)
     assert in_float32 < min(of_pytorch, most_in_float32(positions, classes, loss))

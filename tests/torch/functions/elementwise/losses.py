@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -12,16 +12,13 @@ from torch import Tensor
 
 from tests.torch.opinfo import Budget, Difference, Sample
 from tests.torch.paired_loss import PairedLoss, numbers
+from tests.torch.reduced import SUMS
 
-# Sums of squares and products: those of samples are up to 16 times the largest number.
-SUMS_OF_SQUARES: Final = Budget(of_float32=1024.0)
-
-# Sums of 102,000 weighted terms: a third of what rounds such a sum once more.
-WEIGHTED_SUMS: Final = Budget(of_float32=8192.0)
-
+# Squares, and quotients by at least 1/8: those of samples are up to 16 times the largest number and more.
+SUMS_OF_SQUARES: Final = replace(SUMS, of_float32=1024.0)
 
 # Of samples from -9 to 9: their exponentials are up to 900 times as large, and derivatives of quotients are steep too.
-SUMS_OF_EXPONENTIALS: Final = Budget(of_float32=2.0**16)
+SUMS_OF_EXPONENTIALS: Final = replace(SUMS, of_float32=2.0**13)
 OF_EXPONENTIALS: Final = Budget(of_type=900.0, of_float32=2.0**13)
 STEEP: Final = Budget(of_type=64.0, of_float32=2.0**11)
 
@@ -88,7 +85,7 @@ class Loss(PairedLoss):
 
 LOSSES: Final = (
     Loss("mse_loss", "MSELoss", forms=({}, {"weight": positive}), values=SUMS_OF_SQUARES),
-    Loss("l1_loss", "L1Loss", forms=({}, {"weight": positive}), values=WEIGHTED_SUMS),
+    Loss("l1_loss", "L1Loss", forms=({}, {"weight": positive})),
     Loss("smooth_l1_loss", "SmoothL1Loss", forms=({}, {"beta": 0.3}), module_forms=({}, {"beta": 0.3})),
     Loss(
         "huber_loss",
@@ -121,7 +118,6 @@ LOSSES: Final = (
         tensors=(unit_interval, unit_interval),
         forms=({}, {"weight": positive}),
         module_forms=({}, {"weight": positive}),
-        values=WEIGHTED_SUMS,
         gradients=STEEP,
     ),
     Loss(
@@ -129,7 +125,6 @@ LOSSES: Final = (
         "BCEWithLogitsLoss",
         forms=({}, {"weight": positive}, {"pos_weight": positive}),
         module_forms=({}, {"weight": positive, "pos_weight": positive}),
-        values=WEIGHTED_SUMS,
     ),
     Loss(
         "poisson_nll_loss",
@@ -148,7 +143,7 @@ LOSSES: Final = (
         differentiated=3,
         forms=({}, {"full": True, "eps": 0.25}),
         module_forms=({}, {"full": True, "eps": 0.25}),
-        values=WEIGHTED_SUMS,
+        values=SUMS_OF_SQUARES,
         gradients=STEEP,
     ),
 )

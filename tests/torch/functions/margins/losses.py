@@ -11,10 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nkilib.torch import MultiLabelMarginLoss, MultiMarginLoss, multi_margin_loss, multilabel_margin_loss
-from tests.torch.opinfo import Budget
-
-# A sum adds the roundings of its terms, of which there are up to 1,000.
-SUMS = Budget(of_float32=64.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.torch.functions.margins.losses import LOSSES, SUMS, Loss
+from tests.torch.functions.margins.losses import LOSSES, Loss
 from tests.torch.opinfo import (
     DTYPES,
     Checked,
@@ -18,6 +18,7 @@ from tests.torch.opinfo import (
     op_samples,
     with_inputs_of,
 )
+from tests.torch.reduced import SUMS
 
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 

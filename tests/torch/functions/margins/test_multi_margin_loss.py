@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from nkilib.torch import MultiMarginLoss, multi_margin_loss
-from tests.torch.functions.margins.losses import MULTI_MARGIN, SUMS
+from tests.torch.functions.margins.losses import MULTI_MARGIN
 from tests.torch.functions.margins.losses import one_target as inputs
 from tests.torch.opinfo import Checked, call_of
+from tests.torch.reduced import SUMS
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from nkilib.torch import multilabel_margin_loss
-from tests.torch.functions.margins.losses import MULTILABEL_MARGIN, SUMS
+from tests.torch.functions.margins.losses import MULTILABEL_MARGIN
 from tests.torch.functions.margins.losses import lists_of_targets as inputs
 from tests.torch.opinfo import Checked, call_of
+from tests.torch.reduced import SUMS
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

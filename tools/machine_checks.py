@@ -1,0 +1,120 @@
+"""What the libraries of this process compute with, and a plugin of pytest that holds it against what was meant.
+
+``python -m tools.machine_settings`` sets variables by which PyTorch, numpy and OpenBLAS leave out instructions of the
+CPU. A library ignores a name that it does not know, so every process of pytest asks the libraries themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+EXPECTED: Final = "NKILIB_EXPECTED_MACHINE"
+COUNTS: Final = "NKILIB_MACHINE_COUNTS"
+# What the function is called, of which numpy's own OpenBLAS and that of a distribution are built with one.
+_CORE_NAMES = tuple(f"{prefix}openblas_get_corename{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", ""))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is expected; None where it does not matter.
+
+    Attributes:
+        torch: what ``torch.backends.cpu.get_cpu_capability()`` gives.
+        numpy_off: groups of features that numpy may not use.
+        openblas: the kind of CPU that numpy's OpenBLAS has its kernels for.
+        threads: of PyTorch.
+    """
+
+    torch: str | None = None
+    numpy_off: tuple[str, ...] = ()
+    openblas: str | None = None
+    threads: int | None = None
+
+    def to_text(self) -> str:
+        """For an environment variable."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Machine:
+        """What ``to_text`` gave."""
+        found = json.loads(text)
+        return cls(**{**found, "numpy_off": tuple(found["numpy_off"])})
+
+    def differences(self) -> list[str]:
+        """What is not as expected in this process, a sentence each."""
+        found = []
+        if self.torch is not None and (given := torch_capability()) != self.torch:
+            found.append(f"PyTorch must compute with {self.torch}, and does with {given}")
+        if still_on := [name for name in self.numpy_off if numpy_features().get(name, False)]:
+            found.append(f"numpy must leave out {', '.join(still_on)}")
+        if self.openblas is not None and (core := openblas_core()) != self.openblas.lower():
+            found.append(f"OpenBLAS must have its kernels for {self.openblas.lower()}, and has those for {core}")
+        if self.threads is not None and (threads := _torch().get_num_threads()) != self.threads:
+            found.append(f"PyTorch must have {self.threads} threads, and has {threads}")
+        return found
+
+
+def _torch() -> Any:
+    return import_module("torch")
+
+
+def torch_capability() -> str:
+    """Which of its vector code PyTorch has chosen: DEFAULT, AVX2, AVX512, or others."""
+    return str(_torch().backends.cpu.get_cpu_capability())
+
+
+def _numpy_core() -> Any:
+    """numpy's module that knows the CPU; before numpy 2 it had another name."""
+    try:
+        return import_module("numpy._core._multiarray_umath")
+    except ImportError:
+        return import_module("numpy.core._multiarray_umath")
+
+
+def numpy_features() -> dict[str, bool]:
+    """By feature or group of features of CPUs, whether numpy sees it and may use it."""
+    return dict(_numpy_core().__cpu_features__)
+
+
+def numpy_groups() -> list[str]:
+    """Those beyond its baseline that this build of numpy chooses code by, if the CPU has them."""
+    features = numpy_features()
+    return [name for name in _numpy_core().__cpu_dispatch__ if features.get(name, False)]
+
+
+def openblas_core() -> str | None:
+    """The kind of CPU that numpy's OpenBLAS has chosen, in small letters; None where numpy has another BLAS."""
+    try:
+        library = ctypes.CDLL(str(import_module("numpy.linalg._umath_linalg").__file__))
+    except (ImportError, OSError):
+        return None
+    for name in _CORE_NAMES:
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.restype = ctypes.c_char_p
+            return str(function().decode()).lower()
+    return None
+
+
+def pytest_configure() -> None:
+    """Refuse to run tests in a process that is not as expected; workers of xdist ask too."""
+    if EXPECTED in os.environ and (found := Machine.from_text(os.environ[EXPECTED]).differences()):
+        raise pytest.UsageError("tools.machine_checks: " + "; ".join(found))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write how many tests ended in which way, and which ones failed, where the caller wants it."""
+    if COUNTS not in os.environ:
+        return
+    stats = terminalreporter.stats
+    counts = {kind: len(stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")}
+    names = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, [])]
+    Path(os.environ[COUNTS]).write_text(json.dumps({"counts": counts, "names": names}), encoding="utf-8")

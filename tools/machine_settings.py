@@ -1,0 +1,179 @@
+"""Run pytest as on other machines: once for each setting by which libraries leave out instructions of this CPU.
+
+``python -m tools.machine_settings [--only NAME] [--list] [arguments of pytest]`` runs pytest in a fresh process for
+each setting, which asks the libraries whether they obey (:mod:`tools.machine_checks`), and prints a table of what passed
+and what failed. A setting is left out, with a line that says so, only where the CPU lacks what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tools.machine_checks import COUNTS, EXPECTED, Machine, numpy_features, numpy_groups, openblas_core
+
+CHECKOUT: Final = Path(__file__).resolve().parent.parent
+PLAINEST: Final = "plainest"
+_ATEN, _NUMPY, _OPENBLAS = "ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE"
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# OpenBLAS's kernels for a kind of CPU, and a feature without which they end the process.
+_CORES: Final = {"Nehalem": "SSE42", "Haswell": "AVX2", "SkylakeX": "AVX512F"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run.
+
+    Attributes:
+        name: for ``--only`` and the table.
+        environment: variables of the process.
+        machine: what its libraries must say then.
+        lacks: what this machine has not, and the setting needs; empty if it can run.
+    """
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    machine: Machine = field(default_factory=Machine)
+    lacks: str = ""
+
+
+def settings() -> list[Setting]:
+    """All of them, for this machine: one thing changes at a time, but for the last setting, which changes all."""
+    features, groups = numpy_features(), numpy_groups()
+    found = [Setting("unchanged"), _of_torch("default", "SSE42"), _of_torch("avx2", "AVX2")]
+    found.append(_of_numpy("numpy-no-avx512", [name for name in groups if _is_avx512(name)]))
+    found.append(_of_numpy("numpy-baseline", groups))
+    found += [_of_openblas(core, needed, features) for core, needed in _CORES.items()]
+    found += [_of_threads(count) for count in (1, 2)]
+    return [*found, plainest(found)]
+
+
+def plainest(found: Sequence[Setting]) -> Setting:
+    """What can run of the plainest settings, all at once."""
+    chosen = {each.name: each for each in found if not each.lacks}
+    names = ("torch-default", "numpy-baseline", "openblas-nehalem", "threads-1")
+    parts = [chosen[name] for name in names if name in chosen]
+    environment = {name: value for each in parts for name, value in each.environment.items()}
+    expected = [each.machine for each in parts]
+    return Setting(
+        PLAINEST,
+        environment,
+        Machine(
+            torch=next((each.torch for each in expected if each.torch), None),
+            numpy_off=next((each.numpy_off for each in expected if each.numpy_off), ()),
+            openblas=next((each.openblas for each in expected if each.openblas), None),
+            threads=next((each.threads for each in expected if each.threads), None),
+        ),
+    )
+
+
+def _of_torch(capability: str, needed: str) -> Setting:
+    lacks = "" if numpy_features().get(needed, False) else f"a CPU with {needed}"
+    return Setting(f"torch-{capability}", {_ATEN: capability}, Machine(torch=capability.upper()), lacks)
+
+
+def _is_avx512(group: str) -> bool:
+    """X86_V4 is what numpy 2.4 calls the first of them."""
+    return group.startswith("AVX512") or group == "X86_V4"
+
+
+def _of_numpy(name: str, groups: Sequence[str]) -> Setting:
+    lacks = "" if groups else "a CPU with features beyond those that this numpy leaves out in the setting"
+    return Setting(name, {_NUMPY: " ".join(groups)}, Machine(numpy_off=tuple(groups)), lacks)
+
+
+def _of_openblas(core: str, needed: str, features: Mapping[str, bool]) -> Setting:
+    lacks = "" if features.get(needed, False) else f"a CPU with {needed}"
+    if openblas_core() is None:
+        lacks = "a numpy that computes with OpenBLAS"
+    return Setting(f"openblas-{core.lower()}", {_OPENBLAS: core}, Machine(openblas=core), lacks)
+
+
+def _of_threads(count: int) -> Setting:
+    lacks = "" if (os.cpu_count() or 1) >= count else f"{count} cores"
+    return Setting(f"threads-{count}", {name: str(count) for name in _THREADS}, Machine(threads=count), lacks)
+
+
+def environment_of(setting: Setting) -> dict[str, str]:
+    """This process's environment with the variables of a setting, and without those of the others."""
+    ours = (_ATEN, _NUMPY, _OPENBLAS, EXPECTED, COUNTS)
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return {"OMP_NUM_THREADS": "1", **kept, **setting.environment, EXPECTED: setting.machine.to_text()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        counts: by ``passed``, ``failed``, ``error`` and ``skipped``; empty where pytest came to no summary.
+        names: of the tests that failed.
+        seconds: of wall time.
+        status: what pytest ended with.
+    """
+
+    counts: Mapping[str, int]
+    names: Sequence[str]
+    seconds: float
+    status: int
+
+
+def run(setting: Setting, arguments: Sequence[str]) -> Outcome:
+    """pytest in a process with that setting; what it prints goes where this process prints."""
+    start = time.monotonic()
+    with TemporaryDirectory() as directory:
+        counts = Path(directory) / "counts.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "tools.machine_checks", *arguments],
+            cwd=CHECKOUT,
+            env={**environment_of(setting), COUNTS: str(counts)},
+            check=False,
+        )
+        found = json.loads(counts.read_text()) if counts.exists() else {"counts": {}, "names": []}
+    return Outcome(found["counts"], found["names"], time.monotonic() - start, done.returncode)
+
+
+def table(outcomes: Mapping[str, Outcome], left_out: Sequence[Setting]) -> str:
+    """A line a setting, and below it the tests that failed."""
+    kinds = ("passed", "failed", "error", "skipped")
+    lines = [f"{'setting':<18}" + "".join(f"{kind:>9}" for kind in (*kinds, "seconds"))]
+    for name, outcome in outcomes.items():
+        cells = [str(outcome.counts.get(kind, "-")) for kind in kinds]
+        line = f"{name:<18}" + "".join(f"{cell:>9}" for cell in (*cells, f"{outcome.seconds:.0f}"))
+        lines.append(line if outcome.counts else f"{line}  pytest ended with {outcome.status}, without a summary")
+        lines += [f"    {test}" for test in outcome.names]
+    return "\n".join([*lines, *(f"{each.name:<18}left out, needs {each.lacks}" for each in left_out)])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 1 if a test failed under any setting, or a library did not obey."""
+    parser = argparse.ArgumentParser(prog="python -m tools.machine_settings", description=__doc__)
+    every = settings()
+    parser.add_argument("--only", action="append", choices=[each.name for each in every], help="may be repeated")
+    parser.add_argument("--list", action="store_true", help="print the settings and their variables, and run nothing")
+    options, rest = parser.parse_known_args(arguments)
+    chosen = [each for each in every if options.only is None or each.name in options.only]
+    if options.list:
+        for each in chosen:
+            print(f"{each.name:<18}{dict(each.environment)}" + (f", needs {each.lacks}" if each.lacks else ""))
+        return 0
+    outcomes = {}
+    for setting in chosen:
+        if not setting.lacks:
+            print(f"== {setting.name}: {dict(setting.environment)}", flush=True)
+            outcomes[setting.name] = run(setting, rest)
+    print(table(outcomes, [each for each in chosen if each.lacks]))
+    return int(any(outcome.status != 0 for outcome in outcomes.values()) or not outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
