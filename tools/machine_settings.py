@@ -1,8 +1,8 @@
 """Run pytest as on other machines: once for each setting by which libraries leave out instructions of this CPU.
 
 ``python -m tools.machine_settings [--only NAME] [--list] [arguments of pytest]`` runs pytest in a fresh process for
-each setting, which asks the libraries whether they obey (:mod:`tools.machine_checks`), and prints a table of what passed
-and what failed. A setting is left out, with a line that says so, only where the CPU lacks what it needs.
+each setting, which asks the libraries whether they obey (:mod:`tools.machine_checks`), and prints a table of what
+passed and what failed. A setting is left out, with a line that says so, only where the CPU lacks what it needs.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_equals_torch_float64(vocabulary: int, logits_dtype: Any, dtype: Any, re
     representable = np.abs(lse) < 1e30
     allowed = 1e-9 * np.abs(expected_gradient) + 1e-300
     # In whatever order V positive terms are added, their sum is off by at most (V - 1) 2^-53 of it, and so is p, from
-    # which 1 is subtracted at the target; so do the roundings of lse and x - lse, and exp, a few units in either library.
+    # which 1 is subtracted at the target; lse and x - lse are rounded too, and exp is good to a few units.
     scale = 1.0 / len(targets) if reduction == "mean" else 1.0
     of_p = (vocabulary + 2.0 * np.abs(lse) + 16.0) * 2.0**-53
     allowed[np.arange(len(targets)), targets] += scale * of_p
