@@ -21,6 +21,7 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearGradients,
     LinearProblem,
@@ -28,7 +29,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 
-from .linear_inputs import Array, Sizes, problem_of
+from .linear_inputs import FP32, Array, Sizes, normal_problem, problem_of
 
 SIZES = Sizes(256, 512, 4096)
 # Relative, of the mean; and of the worst row of dW, where the best peer has 4e-3 to 8e-3 and the others 3e-2.
@@ -128,6 +129,23 @@ def test_both_forms_have_the_same_accuracy(kind: str) -> None:
     two, one = (computed(kind, form).errors(truth(kind)) for form in FORMS)
     assert one.input == pytest.approx(two.input, rel=0.05)
     assert one.weight == pytest.approx(two.weight, rel=0.05)
+
+
+def test_float32_with_steep_logits() -> None:
+    """Standard normal operands: logits of spread 22, up to 90. The page says what their float32 errors come from."""
+    sizes = Sizes(64, 512, 1024, FP32)
+    given = normal_problem(sizes, np.random.default_rng(0), spread=float(np.sqrt(sizes.features)))
+    upstream = np.full(sizes.positions, 1.0 / sizes.positions, np.float32)
+    _, lse = linear_cross_entropy_forward[2](given.input, given.weight, given.targets)
+    found = linear_cross_entropy_backward[2](given.input, given.weight, given.targets, lse, upstream)
+    of_exact_lse = BackwardInputs(linear_forward_reference(given).lse, upstream)
+    exact, bounds = linear_backward_reference(given, of_exact_lse), linear_gradient_bounds(given, of_exact_lse)
+    for name, values in zip(("input", "weight"), found, strict=False):
+        right = np.asarray(values, np.float64)
+        truth_of_it, allowed = getattr(exact, name), getattr(bounds, name)
+        assert (np.abs(right - truth_of_it) <= allowed).all(), name
+        for wrong in (0.0 * right, -right, right[::-1]):
+            assert (np.abs(wrong - truth_of_it) > allowed).mean() > 0.5, name
 
 
 def test_wrong_results_have_errors() -> None:
