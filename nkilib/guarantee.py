@@ -55,7 +55,8 @@ class Guarantee:
     Attributes:
         math: precision in which elements are computed, such as ``"float32"``.
         accumulator: precision in which sums are kept.
-        deterministic: the same inputs give the same bits on every run.
+        deterministic: the same inputs give the same bits on every run, on one machine (docs/simulator.md, "Which bits
+            are the same").
         same_bits_on_cores: one core and two give the same bits.
         workspace: most bytes of HBM beyond inputs and outputs, as an expression in the sizes of the kernel's
             docstring; ``"0"`` if there are none.

@@ -4,7 +4,8 @@ While a kernel runs, OpenBLAS takes one thread for a product of any size. Elsewh
 told so, a product is made of pieces: OpenBLAS keeps those of up to 2**18 multiplications on the calling thread anyway.
 
 The bits of an element depend on the shapes of the two matrices and on its place: BLAS sums an element in the order that
-suits the block that it is in. They are the same on every run and on every core.
+suits the block that it is in. They are the same on every run and on every core of one machine; another CPU may have an
+order of its own.
 """
 
 from __future__ import annotations

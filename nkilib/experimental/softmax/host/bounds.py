@@ -4,7 +4,8 @@ u = 2^-23, so that one rounding to float32 changes a value by at most u / 2 of i
 of exp(x - m), p = exp(x - m) / d.
 
 - d: as in ``cross_entropy/host/bounds.py``, whose sums are formed alike, at most 16 u of it: the rounding of arguments,
-  u / 2 * sum p (m - x) <= u / 2 * log C; exp, 2.6 u, and 2.6 u more for the weight of a piece or a partition; the sum.
+  u / 2 * sum p (m - x) <= u / 2 * log C; exp, granted 2.6 u (numpy's is off by 1.8 u on any CPU), and 2.6 u more for
+  the weight of a piece or a partition; the sum.
 - log-softmax: y = (x - m) - log d. The difference and the result are rounded, half a unit each of what they are, and an
   error of d is one of log d: 16 u max(1, m - x, log d).
 - softmax: y = exp(x - m) * (1 / d). The argument is rounded, which is u / 2 * (m - x) of the exponential; exp, 1 / d

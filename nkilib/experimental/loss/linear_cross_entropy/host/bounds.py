@@ -4,8 +4,9 @@ Notation: u = 2^-24, the unit roundoff of float32; r that of the dtype of X and 
 u for float32); K = ceil(size / 128) of what a product is summed over, which adds 128 products in the array and then one
 such sum after another in float32.
 
-- A logit: K + 127 additions, and a product of float32 that is rounded, so (K + 128) u sum |x w|; the bias adds u (|z| +
-  |b|). That is dz. No logit is rounded to 16 bits.
+- A logit: K + 126 additions, and a product of float32 that is rounded, so (K + 128) u sum |x w|, in whatever order BLAS
+  adds the 128: the simulator leaves it no longer sum (engines/tensor/sums.py). The bias adds u (|z| + |b|). That is dz.
+  No logit is rounded to 16 bits.
 - Loss and statistics: those of cross-entropy for exact logits (``cross_entropy.host.extended_bounds``), and what a
   change of every logit by its dz makes of them: of lse at most the largest dz, of the loss twice that.
 - A logit's gradient G: that of cross-entropy for exact logits; p is off by expm1(dz + max dz) more, for the logit and
