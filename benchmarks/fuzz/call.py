@@ -1,0 +1,167 @@
+"""A call of a function of nkilib.torch, and what it gives: results, and gradients of upstream gradients."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import nkilib.torch
+from benchmarks.fuzz.draw import Draw
+from benchmarks.fuzz.values import Array, array_of, upstream_like
+from nkilib import simulator
+from nkilib.lnc import VARIABLE
+
+UPSTREAMS = ("ones", "normal", "normal", "tiny", "huge")
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a call gave.
+
+    Attributes:
+        values: results by name, and gradients as ``grad_<argument>``.
+        upstream: upstream gradients by name of the result.
+        instructions: that the simulated kernels issued.
+    """
+
+    values: dict[str, Array]
+    upstream: dict[str, Array]
+    instructions: int = 0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a result should be.
+
+    Attributes:
+        value: in float64, of the very inputs.
+        error: the largest accepted error of each number.
+        dtype: of the result.
+    """
+
+    value: Array
+    error: Array
+    dtype: Any
+
+
+class Truth(Protocol):
+    """Makes the truth of all results of a call. Some depend on what the backward got: the forward's own results."""
+
+    def __call__(self, results: Results) -> dict[str, Expected]: ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was drawn.
+
+    Attributes:
+        function: public name of a function.
+        arguments: by name, those that are no tensors among them.
+        differentiated: names of tensors whose gradients are asked for.
+        truth: of its results.
+        settings: sizes, types and options for the log.
+        upstream: kind of the upstream gradients.
+        results: names of the results that get an upstream gradient, where there are several.
+        written: name of the tensor whose memory the backward writes.
+        module: public name of the module that is called in the function's place.
+        added_to: by name, tensors that the backward adds a gradient to, with the name of that gradient.
+    """
+
+    function: str
+    arguments: dict[str, Any]
+    differentiated: tuple[str, ...]
+    truth: Truth
+    settings: dict[str, Any]
+    upstream: str = "ones"
+    results: tuple[str, ...] = ("loss",)
+    written: str | None = None
+    module: str | None = None
+    added_to: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, draw: Draw) -> Results:
+        """Forward and backward on the simulator.
+
+        Args:
+            draw: of the upstream gradients.
+        """
+        leaves = {
+            name: each.detach().requires_grad_(name in self.differentiated) if each.is_floating_point() else each
+            for name, each in self.arguments.items()
+            if isinstance(each, Tensor)
+        }
+        given = dict(self.arguments)
+        # In place of a leaf there is no gradient; a clone keeps the layout.
+        given.update({name: each.clone() if name == self.written else each for name, each in leaves.items()})
+        for name in self.added_to:
+            given[name] = self.arguments[name].clone()
+        with self._environment(), simulator.recording() as record:
+            found = _named(self._function()(**given))
+            upstream = self._backward_inputs(draw, found)
+            values = {name: array_of(each) for name, each in found.items()}
+            gradients = self._gradients(found, upstream, leaves)
+        values.update(gradients)
+        values.update({result: array_of(given[name]) for name, result in self.added_to.items()})
+        issued = sum(record.instruction_counts.values())
+        return Results(values, {name: array_of(each) for name, each in upstream.items()}, issued)
+
+    def _backward_inputs(self, draw: Draw, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not self.differentiated and not self.added_to:
+            return {}
+        names = self.results if len(found) > 1 else tuple(found)
+        return {name: upstream_like(draw, self.upstream, found[name]) for name in names}
+
+    def _gradients(
+        self, found: Mapping[str, Tensor], upstream: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+    ) -> dict[str, Array]:
+        if not upstream:
+            return {}
+        for name in self.differentiated:
+            leaves[name].grad = None
+        torch.autograd.backward([found[name] for name in upstream], list(upstream.values()))
+        taken = [name for name in self.differentiated if leaves[name].grad is not None]
+        return {f"grad_{name}": array_of(_present(leaves[name].grad)) for name in taken}
+
+    def _function(self) -> Callable[..., Any]:
+        if self.module is None:
+            return getattr(nkilib.torch, self.function)  # type: ignore[no-any-return]
+        module = getattr(nkilib.torch, self.module)
+
+        def through_module(**given: Any) -> Any:
+            own = inspect.signature(module.__init__).parameters
+            made = module(**{name: value for name, value in given.items() if name in own})
+            rest = {name: value for name, value in given.items() if name not in own}
+            return made(*rest.values())
+
+        return through_module
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """The cores and the target of the call; what nobody has written is an error where it is read."""
+        settings = self.settings
+        with (
+            warnings.catch_warnings(),
+            patch.dict(os.environ, {VARIABLE: str(settings["cores"])}),
+            simulator.using(target=settings["target"], precise_fp=True, uninitialized="error"),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+
+
+def _present(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def _named(outcome: Any) -> dict[str, Tensor]:
+    if isinstance(outcome, Tensor):
+        return {"loss": outcome}
+    return {name: each for name, each in outcome._asdict().items() if each is not None and each.numel() > 0}

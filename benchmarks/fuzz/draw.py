@@ -1,0 +1,75 @@
+"""What a call is drawn from: numbers that depend on a seed and the number of the call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, prod
+from typing import TypeVar
+
+import numpy as np
+
+Choice = TypeVar("Choice")
+# Where plans change branches: partitions, columns of a PSUM bank, and powers of two, which are added for any range.
+_EDGES = (128, 384, 512, 640, 768, 1536, 2560, 5120, 6144, 12288)
+_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a call may be.
+
+    Attributes:
+        name: of these limits, on the command line.
+        elements: of the largest tensor.
+        products: multiplications of a matrix product.
+    """
+
+    name: str
+    elements: int
+    products: int
+
+
+MIDDLE = Limits("middle", 3_000_000, 4_000_000_000)
+# For the sample in the tests, whose calls take tenths of a second.
+SMALL = Limits("small", 40_000, 15_000_000)
+LIMITS = {each.name: each for each in (MIDDLE, SMALL)}
+
+
+class Draw:
+    """Random choices of one call."""
+
+    def __init__(self, seed: int, number: int, limits: Limits, part: int = 0) -> None:
+        self.limits = limits
+        self.rng = np.random.default_rng((seed, number, part))
+
+    def chance(self, probability: float) -> bool:
+        """True that often."""
+        return bool(self.rng.random() < probability)
+
+    def one_of(self, choices: Sequence[Choice]) -> Choice:
+        """One of them, all alike."""
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def uniform(self, least: float, most: float) -> float:
+        """A number between two."""
+        return float(self.rng.uniform(least, most))
+
+    def size(self, least: int, most: int) -> int:
+        """Log-uniform; half of the sizes are moved to the nearest edge, or one beside it."""
+        most = max(least, most)
+        drawn = int(round(exp(self.rng.uniform(log(least), log(most + 0.5)))))
+        if self.chance(0.5):
+            edges = [*_EDGES, *(2**power for power in range(1, 20))]
+            nearest = min(edges, key=lambda edge: abs(log(edge / drawn)))
+            drawn = nearest + int(self.rng.integers(-1, 2))
+        return min(max(drawn, least), most)
+
+    def sizes(self, *ranges: tuple[int, int], most: int | None = None) -> tuple[int, ...]:
+        """A size of each range, whose product is at most ``most``; None for the limit of elements."""
+        most = self.limits.elements if most is None else most
+        for _ in range(_TRIES):
+            drawn = tuple(self.size(*each) for each in ranges)
+            if prod(drawn) <= most:
+                return drawn
+        return tuple(least for least, _ in ranges)

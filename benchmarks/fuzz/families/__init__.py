@@ -1,0 +1,1 @@
+"""How calls of each family of functions are drawn, and what their results should be."""

@@ -1,0 +1,298 @@
+"""linear_cross_entropy and vocab_parallel_linear_cross_entropy of a single rank, in default tilings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
+from benchmarks.fuzz.draw import Draw
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
+from benchmarks.fuzz.families.positions import Recipe, divisor_of, drawn_targets, reduced, with_upstream
+from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
+    linear_forward_bounds,
+    linear_gradient_bounds,
+    logit_bounds,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearGradients,
+    LinearProblem,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+
+_ALONE = "linear_cross_entropy"
+_GRADIENTS = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"}
+
+
+def drawn(draw: Draw, function: str) -> Call:
+    """A call of one of the two."""
+    ranges = ((64, 3_000), (64, 6_400), (300, 12_000)) if draw.chance(0.8) else ((1, 3_000), (16, 16_384), (1, 40_000))
+    ranges = ranges if draw.limits.products > 10**8 else ((1, 700), (16, 700), (1, 2_000))
+    positions, features, classes = draw.sizes(*ranges, most=draw.limits.products)
+    name, dtype = dtype_of(draw)
+    targets, ignored = drawn_targets(draw, positions, classes)
+    recipe = _recipe(draw, classes, ignored)
+    tensors, kind = _tensors(draw, positions, features, classes, targets)
+    shape = (2, positions // 2) if positions % 2 == 0 and draw.chance(0.3) else (positions,)
+    is_transposed = draw.chance(0.2)
+    weight = tensor_of(tensors["linear_weight"], dtype)
+    arguments: dict[str, Any] = {
+        "input": tensor_of(tensors["input"], dtype).reshape(*shape, features),
+        "linear_weight": weight.t().contiguous().t() if is_transposed else weight,
+        "target": tensor_of(targets.reshape(shape), draw.one_of(INDEX_DTYPES)),
+        **recipe.given,
+    }
+    if draw.chance(0.4):
+        bias = normal(draw, classes)
+        arguments["linear_bias"] = tensor_of(bias, dtype if draw.chance(0.5) else torch.float32)
+    wanted = _wanted(draw, "linear_bias" in arguments)
+    form = _form(draw, function, arguments, wanted, dtype)
+    settings = {"N": positions, "D": features, "V": classes, "dtype": name, "values": kind, "form": form}
+    settings |= {"wanted": wanted, "transposed": is_transposed, "bias": "linear_bias" in arguments, "shape": shape}
+    settings |= {**recipe.settings, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
+    settings["tilings"] = _tilings(settings, is_plain=set(recipe.given) <= {"reduction", "return_outputs"})
+    truth = _Truth(arguments, targets, recipe, wanted, form, dtype)
+    # A weight whose gradient is added to a sum requires grad too, and gets none.
+    return Call(
+        function,
+        arguments,
+        wanted,
+        truth,
+        settings,
+        settings["upstream"],
+        results=with_upstream(draw, recipe, without=("entropy",)),
+        added_to={"grad_weight_sum": "grad_weight_sum"} if form == "summed" else {},
+    )
+
+
+def _recipe(draw: Draw, classes: int, ignored: int) -> Recipe:
+    given: dict[str, Any] = {"reduction": draw.one_of(REDUCTIONS)}
+    if ignored != -100:
+        given["ignore_index"] = ignored
+    weight = draw.rng.random(classes, dtype=np.float32) + np.float32(0.25) if draw.chance(0.2) else None
+    if weight is not None:
+        given["weight"] = tensor_of(weight)
+    if draw.chance(0.2):
+        given["label_smoothing"] = draw.one_of((0.1, 0.01))
+    if draw.chance(0.2):
+        given["logit_softcap"] = draw.one_of((30.0, 5.0))
+    if draw.chance(0.2):
+        given["lse_square_scale"] = draw.one_of((1e-4, 0.01))
+    normalizer = None
+    if given["reduction"] == "mean" and draw.chance(0.2):
+        normalizer = 37.0
+        given["normalizer"] = tensor_of(np.array(normalizer))
+    given["return_outputs"] = draw.chance(0.2)
+    smoothing, square = given.get("label_smoothing", 0.0), given.get("lse_square_scale", 0.0)
+    loss = ExtendedLoss(weight, ignored, smoothing, given.get("logit_softcap"), square)
+    return Recipe(loss, given["reduction"], normalizer, given["return_outputs"], given)
+
+
+def _tensors(
+    draw: Draw, positions: int, features: int, classes: int, targets: Array
+) -> tuple[dict[str, Array], str]:
+    """Hidden states and weights: of usual logits, of a large spread, or of confident targets."""
+    kind = draw.one_of(("normal", "normal", "spread", "confident"))
+    spread = {"normal": 1.0, "spread": 8.0, "confident": 1.0}[kind]
+    weight = normal(draw, classes, features)
+    values = normal(draw, positions, features)
+    if kind == "confident":  # along the weight of the target, to a logit of 12 above
+        chosen = weight[np.clip(targets, 0, classes - 1)]
+        values = 0.5 * values + np.float32(12.0 / np.sqrt(features)) * chosen
+    return {"input": values, "linear_weight": np.float32(spread / np.sqrt(features)) * weight}, kind
+
+
+def _wanted(draw: Draw, has_bias: bool) -> tuple[str, ...]:
+    """Whose gradients are asked for: mostly all."""
+    names = ("input", "linear_weight", *(("linear_bias",) if has_bias else ()))
+    if draw.chance(0.75):
+        return names
+    return tuple(name for name in names if draw.chance(0.5)) or (names[1],)
+
+
+def _form(
+    draw: Draw, function: str, arguments: dict[str, Any], wanted: tuple[str, ...], dtype: torch.dtype
+) -> str:
+    """Two launches, one with a memory limit, or a float32 sum of dW that the backward adds to."""
+    classes, features = arguments["linear_weight"].shape
+    if draw.chance(0.2) and "linear_weight" in wanted:
+        arguments["grad_weight_sum"] = tensor_of(0.1 * normal(draw, classes, features))
+        return "summed"
+    if function == _ALONE and draw.chance(0.3):
+        arguments["memory_limit"] = 1 << 40
+        is_one = arguments["reduction"] != "none" and not arguments["return_outputs"] and dtype != torch.float16
+        return "one launch" if is_one else "two launches"
+    return "two launches"
+
+
+def _tilings(settings: dict[str, Any], is_plain: bool) -> dict[str, Any]:
+    """What is chosen by default for such a launch."""
+    sizes = (settings["N"], settings["D"], settings["V"], {"bf16": "bfloat16", "fp16": "float16"}.get(
+        settings["dtype"], "float32"
+    ))
+    directions = ("forward_backward",) if settings["form"] == "one launch" else ("forward", "backward")
+    extended = not (is_plain and not settings["bias"] and settings["form"] != "summed")
+    try:
+        return {
+            direction: choose_linear_tiling(
+                *sizes, direction, cores=settings["cores"], target=settings["target"], extended=extended
+            )._asdict()
+            for direction in directions
+        }
+    except (AssertionError, ValueError) as error:
+        return {"refused": str(error)}
+
+
+class _Truth:
+    """All results of a call."""
+
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        targets: Array,
+        recipe: Recipe,
+        wanted: tuple[str, ...],
+        form: str,
+        dtype: torch.dtype,
+    ) -> None:
+        given = array_of(arguments["input"])
+        bias = arguments.get("linear_bias")
+        self._bias_dtype = None if bias is None else numpy_dtype(bias.dtype)
+        self._shape, self._recipe, self._wanted, self._form = given.shape, recipe, wanted, form
+        self._dtype = numpy_dtype(dtype)
+        self._summed = arguments.get("grad_weight_sum")
+        self._problem = LinearProblem(
+            given.reshape(-1, given.shape[-1]),
+            array_of(arguments["linear_weight"]),
+            targets,
+            None if bias is None else array_of(bias).astype(np.float32),
+            recipe.loss,
+        )
+
+    def __call__(self, results: Results) -> dict[str, Expected]:
+        with np.errstate(all="ignore"):
+            self._exact = linear_forward_reference(self._problem)
+            self._bounds = linear_forward_bounds(self._problem)
+            self._valid = self._problem.options.is_valid(self._problem.targets)
+            self._divisor, self._of_divisor = divisor_of(
+                self._recipe, self._exact.position_weight, self._bounds["position_weight"]
+            )
+            found = {"loss": self._reduced(self._exact.loss, self._bounds["loss"])}
+            if self._recipe.return_outputs:
+                found |= self._outputs(results)
+            return found | self._gradients(results)
+
+    def _reduced(self, values: Array, errors: Array) -> Expected:
+        errors = np.where(self._valid, errors, 0.0) + SMALLEST_NORMAL
+        if self._form == "one launch":  # whose upstream scale is a float32 quotient
+            errors = errors + 2.0 * UNIT * np.abs(values)
+        return reduced(values, errors, self._recipe, self._divisor, self._of_divisor, self._shape[:-1])
+
+    def _outputs(self, results: Results) -> dict[str, Expected]:
+        exact, bounds, shape = self._exact, self._bounds, self._shape[:-1]
+        scale = self._recipe.loss.lse_square_scale
+        square = np.where(self._valid, scale * np.square(exact.lse), 0.0)
+        off = scale * (2.0 * np.abs(exact.lse) + bounds["lse"]) * bounds["lse"] + 2.0 * UNIT * square
+        plain = replace(self._problem, options=replace(
+            self._recipe.loss, class_weight=None, label_smoothing=0.0, lse_square_scale=0.0
+        ))
+        of_logprob = np.where(self._valid, linear_forward_bounds(plain)["loss"], 0.0) + SMALLEST_NORMAL
+        logprob = -linear_forward_reference(plain).loss
+        return {
+            "lse": Expected(exact.lse.reshape(shape), bounds["lse"].reshape(shape), np.float32),
+            "entropy": Expected(exact.entropy.reshape(shape), bounds["entropy"].reshape(shape), np.float32),
+            "logprob": Expected(logprob.reshape(shape), of_logprob.reshape(shape), np.float32),
+            "z_loss": self._reduced(square, off),
+            "argmax": self._argmax(results),
+        }
+
+    def _argmax(self, results: Results) -> Expected:
+        """Any class whose logit may be the largest within its error."""
+        given = results.values["argmax"].reshape(-1)
+        weight, expected = self._problem.classes_first, self._exact.argmax.copy()
+        for rows in self._problem.row_blocks():
+            logits, off = self._problem.logits_of(rows, weight), logit_bounds(self._problem, rows, weight)
+            at = np.arange(len(logits)), np.clip(given[rows], 0, logits.shape[1] - 1)
+            reach = logits[at] + off[at] >= (logits - off).max(axis=1)
+            expected[rows] = np.where(reach & (given[rows] == at[1]), given[rows], expected[rows])
+        shape = self._shape[:-1]
+        return Expected(expected.reshape(shape), np.zeros(shape), np.int64)
+
+    def _upstream(self, results: Results) -> tuple[BackwardInputs, Array]:
+        """What the backward gets, in float64, and sizes of what may be off by the roundings of quotients."""
+        positions, lse = len(self._exact.loss), self._exact.lse
+        divisor = self._divisor if self._recipe.reduction == "mean" else 1.0
+
+        def spread(name: str, by: float) -> Array:
+            upstream = results.upstream.get(name, np.zeros(1)).astype(np.float64).reshape(-1)
+            return np.broadcast_to(upstream / by, positions).copy()
+
+        of_square = spread("z_loss", divisor) * 2.0 * self._recipe.loss.lse_square_scale * lse
+        of_square = np.where(self._valid, of_square, 0.0)
+        of_lse = of_square + spread("lse", 1.0)
+        of_logprob = spread("logprob", 1.0) if "logprob" in results.upstream else None
+        return BackwardInputs(lse, spread("loss", divisor), of_lse, of_logprob), of_square
+
+    def _gradients(self, results: Results) -> dict[str, Expected]:
+        upstream, of_square = self._upstream(results)
+        exact = linear_backward_reference(self._problem, upstream)
+        bounds = linear_gradient_bounds(self._problem, upstream)
+        further = self._of_lse(upstream, of_square)
+        found = {}
+        for name in self._wanted:
+            value, error = (getattr(each, _GRADIENTS[name]) for each in (exact, bounds))
+            error = error + getattr(further, _GRADIENTS[name])
+            error = error + (self._of_divisor + 4.0 * UNIT) * np.abs(value)
+            found[name] = self._stored(name, value, error)
+        if self._summed is not None:
+            dropped = found.pop("linear_weight")
+            before = array_of(self._summed).astype(np.float64)
+            total = before + dropped.value
+            error = dropped.error + UNIT * np.abs(total)
+            return {f"grad_{name}": each for name, each in found.items()} | {
+                "grad_weight_sum": Expected(total, error, np.float32)
+            }
+        return {f"grad_{name}": each for name, each in found.items()}
+
+    def _stored(self, name: str, value: Array, error: Array) -> Expected:
+        dtype = self._bias_dtype if name == "linear_bias" else self._dtype
+        if name == "linear_bias" and dtype != np.float32:
+            half = {2: 2.0**-8 if str(dtype) == "bfloat16" else 2.0**-11}[np.dtype(dtype).itemsize]
+            error = error + half * (np.abs(value) + error) + 2.0**-25
+        if self._form == "one launch":  # stored once, and multiplied by the upstream gradient, which rounds again
+            half = {"bfloat16": 2.0**-8, "float16": 2.0**-11}.get(str(np.dtype(dtype)), 2.0**-24)
+            error = error + half * (np.abs(value) + error) + 2.0**-126
+        shape = self._shape if name == "input" else value.shape
+        return Expected(value.reshape(shape), error.reshape(shape), dtype)
+
+    def _of_lse(self, upstream: BackwardInputs, of_square: Array) -> LinearGradients:
+        """What the error of lse, which the kernel got from the forward, makes of the gradients."""
+        problem, options = self._problem, self._problem.options
+        weight = problem.classes_first
+        of_input, of_weight = np.zeros(problem.input.shape), np.zeros(weight.shape)
+        of_bias = np.zeros(len(weight))
+        lse, off = self._exact.lse, np.expm1(self._bounds["lse"])
+        for rows in problem.row_blocks():
+            factors = options.factors(problem.targets[rows], len(weight)).sum(axis=1)
+            of_loss = np.abs(np.where(self._valid[rows], upstream.grad_loss[rows], 0.0))
+            square = 2.0 * options.lse_square_scale
+            sizes = of_loss * (factors + square * np.abs(lse[rows]))
+            for each in (upstream.grad_lse, upstream.grad_logprob):
+                sizes = sizes if each is None else sizes + np.abs(each[rows])
+            relative = self._bounds["lse"][rows] / np.maximum(np.abs(lse[rows]), SMALLEST_NORMAL)
+            sizes = sizes * off[rows] + of_loss * square * self._bounds["lse"][rows]
+            sizes += np.abs(of_square[rows]) * (relative + self._of_divisor + 4.0 * UNIT)
+            scores = options.scores(problem.logits_of(rows, weight), None)
+            of_logits = sizes[:, np.newaxis] * np.exp(scores - lse[rows, np.newaxis])
+            of_input[rows] = of_logits @ np.abs(weight)
+            of_weight += of_logits.T @ np.abs(problem.input[rows].astype(np.float64))
+            of_bias += of_logits.sum(axis=0)
+        return LinearGradients(of_input, of_weight, of_bias)

@@ -1,0 +1,112 @@
+"""What the losses of positions have in common: targets, options, and results that are made of those of positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.fuzz.call import Expected
+from benchmarks.fuzz.draw import Draw
+from benchmarks.fuzz.families.common import summed
+from benchmarks.fuzz.values import Array
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
+
+# Results of return_outputs that have a derivative, and loss.
+DIFFERENTIABLE: Final = ("loss", "lse", "z_loss", "logprob", "entropy")
+
+
+@dataclass
+class Recipe:
+    """Options of a loss of positions.
+
+    Attributes:
+        loss: of the reference.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        normalizer: divisor of a mean; None: the summed weights.
+        return_outputs: all results are asked for.
+        given: the options as arguments of the function.
+    """
+
+    loss: ExtendedLoss
+    reduction: str
+    normalizer: float | None = None
+    return_outputs: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the log."""
+        tensors = {name: True for name in ("weight", "normalizer") if name in self.given}
+        return {name: value for name, value in self.given.items() if name not in tensors} | tensors
+
+
+def with_upstream(draw: Draw, recipe: Recipe, without: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names of the results that get an upstream gradient, where all are returned."""
+    constant = without if recipe.loss.lse_square_scale else (*without, "z_loss")
+    names = [name for name in DIFFERENTIABLE[1:] if name not in constant]
+    chosen = [name for name in names if draw.chance(0.4)]
+    return ("loss", *chosen) if draw.chance(0.8) or not chosen else tuple(chosen)
+
+
+def drawn_targets(draw: Draw, positions: int, classes: int) -> tuple[Array, int]:
+    """Class indices, some of them ignored, and which class is; one position counts at least."""
+    targets = np.asarray(draw.rng.integers(0, classes, positions))
+    kind = draw.one_of(("all", "some", "most"))
+    ignored = draw.one_of((-100, -100, -1, 0))
+    if kind != "all":
+        targets = np.where(draw.rng.random(positions) < {"some": 0.3, "most": 0.9}[kind], ignored, targets)
+    if (targets == ignored).all():
+        ignored = -100
+        targets[...] = 0 if classes == 1 else draw.rng.integers(0, classes, positions)
+    return targets, ignored
+
+
+def masked(draw: Draw, logits: Array, targets: Array) -> Array:
+    """The logits with a third of them -inf, none of them at a target, or all of a row."""
+    is_masked = draw.rng.random(logits.shape) < 1.0 / 3.0
+    rows = np.arange(len(logits))
+    is_masked[rows, np.clip(targets, 0, logits.shape[1] - 1)] = False
+    return np.where(is_masked, np.float32(-np.inf), logits)
+
+
+def confident(logits: Array, targets: Array) -> Array:
+    """The logits with those of targets so large that their probability is about 0.999."""
+    rows, classes = np.arange(len(logits)), np.clip(targets, 0, logits.shape[1] - 1)
+    exact = logits.astype(np.float64)
+    exact[rows, classes] = -np.inf
+    most = exact.max(axis=1, keepdims=True, initial=-1e30)
+    others = np.log(np.exp(exact - most).sum(axis=1) + 1e-30) + most[:, 0]
+    found = logits.copy()
+    found[rows, classes] = np.maximum(others, -1e4) + np.log(999.0)
+    return found
+
+
+def reduced(
+    values: Array, errors: Array, recipe: Recipe, divisor: float, of_divisor: float, shape: tuple[int, ...]
+) -> Expected:
+    """A result that is reduced as the loss is.
+
+    Args:
+        values, errors: of the positions.
+        recipe: of the loss.
+        divisor: of a mean.
+        of_divisor: how far it may be off, as a share of it.
+        shape: of the positions.
+    """
+    if recipe.reduction == "none":
+        return Expected(values.reshape(shape), errors.reshape(shape), np.float32)
+    total, off = summed(values, errors)
+    if recipe.reduction == "mean":
+        total, off = total / divisor, off / abs(divisor) + abs(total / divisor) * (of_divisor + 0.5 * UNIT)
+    return Expected(np.array(total), np.array(off + SMALLEST_NORMAL), np.float32)
+
+
+def divisor_of(recipe: Recipe, weights: Array, errors: Array) -> tuple[float, float]:
+    """What a mean divides by, and how far it may be off, as a share of it."""
+    if recipe.normalizer is not None:
+        return recipe.normalizer, 0.0
+    total, off = summed(weights, errors)
+    return total, off / abs(total)

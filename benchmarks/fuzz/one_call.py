@@ -1,0 +1,80 @@
+"""One call from its seed and number: drawn, run, compared, and written down."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.fuzz.draw import Draw, Limits
+from benchmarks.fuzz.registry import FUZZED, function_of
+from benchmarks.fuzz.verdict import judged
+
+# What a function raises where it refuses arguments, naming itself.
+REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+
+
+@dataclass
+class Line:
+    """What the log says of a call.
+
+    Attributes:
+        seed, call, limits: what it was drawn from.
+        function: its name.
+        settings: sizes, types, options, and tilings where they are known.
+        shares: by result, the largest error as a share of what is accepted.
+        blunt: results that are too small beside what is accepted for a wrong one to be seen.
+        failures: what is wrong.
+        refusal: why the function did not take the arguments; empty where it did.
+        instructions: that the simulated kernels issued.
+        seconds: of drawing, running and comparing.
+        trace: of an exception that is no refusal.
+    """
+
+    seed: int
+    call: int
+    limits: str
+    function: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    blunt: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    refusal: str = ""
+    instructions: int = 0
+    seconds: float = 0.0
+    trace: str = ""
+
+    @property
+    def command(self) -> str:
+        """What runs this call alone."""
+        limits = "" if self.limits == "middle" else f" --limits {self.limits}"
+        return f"python -m benchmarks.fuzz --seed {self.seed} --call {self.call}{limits} --function {self.function}"
+
+
+def run_call(seed: int, number: int, limits: Limits, functions: tuple[str, ...] = ()) -> Line:
+    """Draw a call of any function, or of some, and run it."""
+    start = time.perf_counter()
+    function = _chosen(seed, number, limits, functions)
+    line = Line(seed, number, limits.name, function)
+    try:
+        call = FUZZED[function].drawn(Draw(seed, number, limits), function)
+        line.settings = call.settings
+        results = call.run(Draw(seed, number, limits, part=1))
+        line.instructions = results.instructions
+        verdict = judged(results.values, call.truth(results))
+        line.shares, line.blunt, line.failures = verdict.shares, verdict.blunt, verdict.complaints
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, REFUSALS) and function in str(error):
+            line.refusal = text
+        else:
+            line.failures, line.trace = [f"raised {text}"], traceback.format_exc()
+    line.seconds = time.perf_counter() - start
+    return line
+
+
+def _chosen(seed: int, number: int, limits: Limits, functions: tuple[str, ...]) -> str:
+    """From numbers of its own, so that the choice does not change what a function draws."""
+    draw = Draw(seed, number, limits, part=2)
+    return draw.one_of(functions) if functions else function_of(draw)

@@ -1,0 +1,102 @@
+"""Processes that draw calls until the time is over, each on one thread."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.fuzz.draw import LIMITS
+from benchmarks.fuzz.one_call import Line, run_call
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run draws.
+
+    Attributes:
+        seed: of all calls.
+        seconds: after which no call begins.
+        workers: processes; worker w runs the calls first + w, first + w + workers, ...
+        first: number of the first call.
+        limits: name of the limits of sizes.
+        functions: that are drawn; none: all.
+    """
+
+    seed: int
+    seconds: float
+    workers: int
+    first: int = 0
+    limits: str = "middle"
+    functions: tuple[str, ...] = ()
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone, for the functions of vocabularies that are spread over ranks."""
+    if dist.is_initialized():
+        yield
+        return
+    with TemporaryDirectory() as directory:
+        dist.init_process_group("gloo", init_method=f"file://{Path(directory) / 'store'}", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def lines_of(plan: Plan) -> Iterator[Line]:
+    """The calls of all workers, as they end."""
+    if plan.workers == 1:
+        yield from _drawn(plan, 0)
+        return
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[Line | None] = context.Queue()
+    for name in _ONE_THREAD:  # read where libraries load, which is in the new processes
+        os.environ[name] = "1"
+    workers = [context.Process(target=_work, args=(plan, number, queue)) for number in range(plan.workers)]
+    for worker in workers:
+        worker.start()
+    running = len(workers)
+    while running:
+        line = queue.get()
+        if line is None:
+            running -= 1
+        else:
+            yield line
+    for worker in workers:
+        worker.join()
+
+
+def written(line: Line) -> str:
+    """A line of the log."""
+    return json.dumps({**asdict(line), "command": line.command}, default=str)
+
+
+def _work(plan: Plan, number: int, queue: Queue[Line | None]) -> None:
+    try:
+        for line in _drawn(plan, number):
+            queue.put(line)
+    finally:
+        queue.put(None)
+
+
+def _drawn(plan: Plan, number: int) -> Iterator[Line]:
+    torch.set_num_threads(1)
+    end, call = time.monotonic() + plan.seconds, plan.first + number
+    with one_rank():
+        while time.monotonic() < end:
+            yield run_call(plan.seed, call, LIMITS[plan.limits], plan.functions)
+            call += plan.workers
