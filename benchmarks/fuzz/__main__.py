@@ -15,6 +15,7 @@ from benchmarks.fuzz.one_call import Line, run_call
 from benchmarks.fuzz.registry import FUZZED
 from benchmarks.fuzz.summary import rows_of, table
 from benchmarks.fuzz.workers import Plan, lines_of, one_rank, written
+from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -27,7 +28,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="after which no call begins (default 60)")
     parser.add_argument("--seed", type=int, help="of all calls (default: a new one, which is printed)")
-    parser.add_argument("--workers", type=int, help="processes of one thread each (default: one for each core)")
+    parser.add_argument("--workers", type=int, help="processes of one thread each (default: as many as cores)")
     parser.add_argument("--call", type=int, help="run the call of this number alone, and print all of it")
     parser.add_argument("--first", type=int, default=0, help="number of the first call (default 0)")
     parser.add_argument("--limits", choices=sorted(LIMITS), default=MIDDLE.name, help="of sizes (default middle)")
@@ -42,8 +43,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the calls; returns 0, or 1 if one failed."""
+    """Run the calls; returns 0, or 1 if one failed, or 2 if there is no simulator."""
     options = parse_arguments(arguments)
+    if not SIMULATED:
+        print(NOT_SIMULATED)
+        return 2
     functions = tuple(options.function or ())
     if options.call is not None:
         with one_rank():
@@ -51,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(written(line) if not line.trace else f"{written(line)}\n{line.trace}")
         return 1 if line.failures else 0
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
-    workers = options.workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    plan = Plan(seed, options.seconds, workers or 1, options.first, options.limits, functions)
+    plan = Plan(seed, options.seconds, options.workers or _cores(), options.first, options.limits, functions)
     print(f"seed {seed}, {plan.workers} workers, {plan.seconds:g} seconds", flush=True)
     lines: list[Line] = []
     with ExitStack() as files:
@@ -67,6 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = rows_of(lines)
     print(table(rows))
     return 1 if any(row.failures for row in rows.values()) else 0
+
+
+def _cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

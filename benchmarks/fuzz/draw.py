@@ -12,7 +12,9 @@ import numpy as np
 Choice = TypeVar("Choice")
 # Where plans change branches: partitions, columns of a PSUM bank, and powers of two, which are added for any range.
 _EDGES = (128, 384, 512, 640, 768, 1536, 2560, 5120, 6144, 12288)
-_TRIES = 1000
+_TRIES = 300
+# Of products of sizes.
+_SPAN = 64
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,18 @@ class Limits:
         name: of these limits, on the command line.
         elements: of the largest tensor.
         products: multiplications of a matrix product.
+        logits: of a matrix product whose result no tensor holds.
     """
 
     name: str
     elements: int
     products: int
+    logits: int
 
 
-MIDDLE = Limits("middle", 3_000_000, 4_000_000_000)
+MIDDLE = Limits("middle", 3_000_000, 3_000_000_000, 8_000_000)
 # For the sample in the tests, whose calls take tenths of a second.
-SMALL = Limits("small", 40_000, 15_000_000)
+SMALL = Limits("small", 40_000, 15_000_000, 1_000_000)
 LIMITS = {each.name: each for each in (MIDDLE, SMALL)}
 
 
@@ -66,10 +70,17 @@ class Draw:
         return min(max(drawn, least), most)
 
     def sizes(self, *ranges: tuple[int, int], most: int | None = None) -> tuple[int, ...]:
-        """A size of each range, whose product is at most ``most``; None for the limit of elements."""
+        """A size of each range, whose product is at most ``most``; None for the limit of elements.
+
+        Three of four are no smaller than a share of it: small launches have few branches.
+        """
         most = self.limits.elements if most is None else most
+        least = most // _SPAN if self.chance(0.75) else 1
+        found = tuple(low for low, _ in ranges)
         for _ in range(_TRIES):
             drawn = tuple(self.size(*each) for each in ranges)
-            if prod(drawn) <= most:
-                return drawn
-        return tuple(least for least, _ in ranges)
+            if prod(found) < prod(drawn) <= most:
+                found = drawn
+            if prod(found) >= least:
+                break
+        return found

@@ -6,11 +6,13 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Empty
 from tempfile import TemporaryDirectory
 
 import torch
@@ -69,15 +71,28 @@ def lines_of(plan: Plan) -> Iterator[Line]:
     workers = [context.Process(target=_work, args=(plan, number, queue)) for number in range(plan.workers)]
     for worker in workers:
         worker.start()
-    running = len(workers)
-    while running:
-        line = queue.get()
-        if line is None:
-            running -= 1
-        else:
-            yield line
+    yield from _received(queue, workers)
     for worker in workers:
         worker.join()
+    ended = [worker.exitcode for worker in workers if worker.exitcode]
+    if ended:
+        raise RuntimeError(f"fuzz: {len(ended)} of {len(workers)} workers ended with exit codes {ended}; take fewer")
+
+
+def _received(queue: Queue[Line | None], workers: Sequence[BaseProcess]) -> Iterator[Line]:
+    """Until all workers have said that they are done, or have died."""
+    done = 0
+    while done < len(workers):
+        try:
+            line = queue.get(timeout=5.0)
+        except Empty:
+            if not any(worker.is_alive() for worker in workers):
+                return
+            continue
+        if line is None:
+            done += 1
+        else:
+            yield line
 
 
 def written(line: Line) -> str:

@@ -34,9 +34,7 @@ _GRADIENTS = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"
 
 def drawn(draw: Draw, function: str) -> Call:
     """A call of one of the two."""
-    ranges = ((64, 3_000), (64, 6_400), (300, 12_000)) if draw.chance(0.8) else ((1, 3_000), (16, 16_384), (1, 40_000))
-    ranges = ranges if draw.limits.products > 10**8 else ((1, 700), (16, 700), (1, 2_000))
-    positions, features, classes = draw.sizes(*ranges, most=draw.limits.products)
+    positions, features, classes = _sizes(draw)
     name, dtype = dtype_of(draw)
     targets, ignored = drawn_targets(draw, positions, classes)
     recipe = _recipe(draw, classes, ignored)
@@ -71,6 +69,20 @@ def drawn(draw: Draw, function: str) -> Call:
         results=with_upstream(draw, recipe, without=("entropy",)),
         added_to={"grad_weight_sum": "grad_weight_sum"} if form == "summed" else {},
     )
+
+
+def _sizes(draw: Draw) -> tuple[int, int, int]:
+    """N, D and V: mostly those of the smallest models, where plans have several blocks, groups and stripes."""
+    limits = draw.limits
+    several = ((500, 2_100), (600, 6_000), (500, 4_000))
+    usual, any_size = ((64, 3_000), (300, 12_000), (64, 6_400)), ((1, 3_000), (1, 40_000), (16, 16_384))
+    kinds = (several, several, usual, usual, any_size)
+    if limits.name == "small":
+        kinds = (((1, 700), (1, 2_000), (16, 700)),)
+    *rest, (least, most) = draw.one_of(kinds)
+    positions, classes = draw.sizes(*rest, most=limits.logits)
+    (features,) = draw.sizes((least, most), most=max(least, limits.products // (positions * classes)))
+    return positions, features, classes
 
 
 def _recipe(draw: Draw, classes: int, ignored: int) -> Recipe:

@@ -1,0 +1,121 @@
+"""The command: every public name, calls that repeat, failures, the log and the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkilib.torch
+from benchmarks.fuzz import registry
+from benchmarks.fuzz.__main__ import main, parse_arguments
+from benchmarks.fuzz.call import Call
+from benchmarks.fuzz.draw import LIMITS, MIDDLE, SMALL, Draw
+from benchmarks.fuzz.registry import EXCLUDED, FUZZED
+
+QUICK = ["--seed", "5", "--workers", "1", "--limits", "small", "--function", "nll_loss"]
+
+
+def test_every_public_name_is_drawn_or_excluded_for_a_reason() -> None:
+    modules = [module for fuzzed in FUZZED.values() for module in fuzzed.modules]
+    known = [*FUZZED, *modules, *EXCLUDED]
+    assert sorted(known) == sorted(nkilib.torch.__all__)
+    assert all(reason for reason in EXCLUDED.values())
+
+
+@pytest.mark.parametrize("function", [name for name, fuzzed in FUZZED.items() if fuzzed.modules])
+def test_some_calls_go_through_the_modules(function: str) -> None:
+    missing = set(FUZZED[function].modules)
+    for number in range(400):
+        missing.discard(str(FUZZED[function].drawn(Draw(1, number, SMALL), function).module))
+        if not missing:
+            return
+    raise AssertionError(f"never drawn: {missing}")
+
+
+def test_every_function_is_drawn() -> None:
+    drawn = {registry.function_of(Draw(3, number, MIDDLE, part=2)) for number in range(2000)}
+    assert drawn == set(FUZZED)
+
+
+def test_sizes_reach_edges_and_stay_within_their_limits() -> None:
+    drawn = [Draw(1, number, MIDDLE).sizes((1, 3000), (1, 60000)) for number in range(300)]
+    assert all(rows * columns <= MIDDLE.elements for rows, columns in drawn)
+    assert {127, 128, 129} & {rows for rows, _ in drawn}
+    assert sum(rows * columns > MIDDLE.elements // 100 for rows, columns in drawn) > 150
+
+
+def test_a_call_repeats_and_the_log_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.jsonl"
+    assert main([*QUICK, "--seconds", "0.5", "--log", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("seed 5, 1 workers") and "0 failed" in shown
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    last = lines[-1]
+    assert [line["call"] for line in lines] == list(range(len(lines)))
+    assert last["settings"]["shape"] and last["shares"]["loss"] <= 1.0 and last["instructions"] > 0
+    assert main(last["command"].split()[3:]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["shares"] == last["shares"] and again["settings"] == last["settings"]
+
+
+def test_workers_share_the_calls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    assert main(["--seed", "5", "--workers", "2", "--seconds", "1", "--limits", "small", "--log", str(log)]) == 0
+    numbers = [json.loads(line)["call"] for line in log.read_text(encoding="utf-8").splitlines()]
+    assert {number % 2 for number in numbers} == {0, 1} and len(set(numbers)) == len(numbers)
+    assert f"{len(numbers)} calls, 0 failed" in capsys.readouterr().out
+
+
+def test_a_wrong_result_and_an_exception_are_failures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = Call.run
+
+    def flipped(self: Call, draw: Draw) -> Any:
+        results = right(self, draw)
+        results.values["loss"] = np.negative(results.values["loss"])
+        return results
+
+    monkeypatch.setattr(Call, "run", flipped)
+    assert main([*QUICK, "--seconds", "0.2"]) == 1
+    shown = capsys.readouterr().out
+    assert "FAILED nll_loss: loss is wrong at" in shown
+    assert "python -m benchmarks.fuzz --seed 5 --call 0 --limits small --function nll_loss" in shown
+
+    def raising(self: Call, draw: Draw) -> Any:
+        raise KeyError("inner")
+
+    monkeypatch.setattr(Call, "run", raising)
+    assert main([*QUICK, "--call", "0"]) == 1
+    assert "raised KeyError: 'inner'" in capsys.readouterr().out
+
+
+def test_a_refusal_that_names_the_function_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = iter(["nll_loss: refused; do this", "an assertion of nobody"])
+
+    def refusing(self: Call, draw: Draw) -> Any:
+        raise AssertionError(next(messages))
+
+    monkeypatch.setattr(Call, "run", refusing)
+    assert main([*QUICK, "--call", "0"]) == 0
+    assert main([*QUICK, "--call", "0"]) == 1
+    assert "refused; do this" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--workers", "0"], ["--call", "3"], ["--limits", "huge"]])
+def test_arguments_that_do_not_fit_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(arguments)
+    assert ended.value.code == 2
+
+
+def test_the_defaults() -> None:
+    options = parse_arguments([])
+    assert (options.seconds, options.limits, options.seed) == (60.0, "middle", None)
+    assert LIMITS[options.limits] is MIDDLE
