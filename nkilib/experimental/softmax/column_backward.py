@@ -19,6 +19,8 @@ from nkilib.nki import nisa, nl
 
 # Tiles of copies for each pass: one is written while another is read, and one may wait.
 _COPIES = 3
+# Steps in which sums are combined.
+STAGES = 1
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,6 @@ class BackwardArithmetic:
             reduce_op=nl.add,
             reduce_res=sum_sbuf,
         )
-
-    @property
-    def stages(self) -> int:
-        """Of :meth:`combine`."""
-        return 1
 
     def combine(self, group: Group, stage: int) -> None:
         """s of all turns of a group."""

@@ -99,6 +99,14 @@ def _take_factors(of_group: WindowStatistics) -> None:
     nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
 
 
+def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatistics], None]]:
+    """What is done to the statistics of a group in each step between the passes: Vector and Scalar take turns."""
+    of_sums = [_take_distances, _take_weights, _add_up] if segments > 1 else []
+    if kind is Kind.LOG_SOFTMAX:
+        return [*of_sums, _take_logs]
+    return [*of_sums, _take_factors if segments > 1 else _take_only_factor]
+
+
 @dataclass
 class ForwardArithmetic:
     """Both passes of the forward.
@@ -163,20 +171,9 @@ class ForwardArithmetic:
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
 
-    @property
-    def stages(self) -> int:
-        """Of :meth:`combine`: Vector and Scalar take turns."""
-        return len(self._stages())
-
     def combine(self, group: Group, stage: int) -> None:
         """-m, and log d or the factors, of all turns of a group."""
-        self._stages()[stage](self._of_window(group.window).part_of(group))
-
-    def _stages(self) -> list[Callable[[WindowStatistics], None]]:
-        of_sums = [_take_distances, _take_weights, _add_up] if self.segments > 1 else []
-        if self.kind is Kind.LOG_SOFTMAX:
-            return [*of_sums, _take_logs]
-        return [*of_sums, _take_factors if self.segments > 1 else _take_only_factor]
+        combining_stages(self.kind, self.segments)[stage](self._of_window(group.window).part_of(group))
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
         """exp(x - m_k), unless it was kept."""

@@ -7,8 +7,9 @@ not turned: :mod:`.short_columns` takes them.
 
 from __future__ import annotations
 
-from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic
+from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic, combining_stages
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
+from nkilib.experimental.softmax.column_loop import ColumnLoop
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, is_short, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
@@ -39,34 +40,45 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
     if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), tiling.chunk_size):
         forward_of_short_columns(x_hbm, y_hbm, kind, tiling.chunk_size)
         return
+    shape = Sizes(*x_hbm.shape)
+    loop = forward_loop(shape, kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    plan = loop.plan
+    if not plan.windows:
+        return
+    arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, loop.kept)
+    source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in loop.phases[0]})
+    results = results_of(
+        y_hbm, plan, source if loop.overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout]
+    )
+    steps = steps_of(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    Pipeline(steps, [Reader(source, loop.phases[0])], arithmetic, results, loop.overwrites).run()
+
+
+def forward_loop(
+    shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
+) -> ColumnLoop:
+    """What the loop of a core does for columns that are not short."""
     tensors = ColumnTensors(
-        Sizes(*x_hbm.shape),
-        read=(x_hbm.dtype,),
-        written=y_hbm.dtype,
+        shape,
+        read=(x_dtype,),
+        written=y_dtype,
         passes=((1, 2),),
         can_transpose=True,
         # A log needs another activation table: one for all turns of a window.
         keeps_windows=kind is Kind.LOG_SOFTMAX,
         keeping=tuple(Layout) if kind is Kind.SOFTMAX else (),
-        slowness_of_parts=_THREE_PASSES[x_hbm.dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
+        slowness_of_parts=_THREE_PASSES[x_dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
     )
-    plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
-    if not plan.windows:
-        return
+    plan = plan_columns(tensors, chunk_size, cores, core)
     whole_windows = tensors.keeps_windows or plan.has_parts
     kept = 2 * len(plan.segments) + MOST_STAGES + 1
     if whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
         kept = 0
-    arithmetic = ForwardArithmetic.make(kind, len(plan.segments), plan.longest, kept)
     phases: tuple[Phase, ...] = (Phase.BEGIN,)
     if kind is Kind.LOG_SOFTMAX:
         phases = (Phase.BEGIN, Phase.RESULT)
     elif not kept:
         phases = (Phase.BEGIN, Phase.PREPARE)
-    source = source_of(x_hbm, plan, {phase.visit: _BANKS[phase] for phase in phases})
     overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
-    results = results_of(
-        y_hbm, plan, source if overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout]
-    )
-    steps = steps_of(plan.windows, plan.parts, whole_windows, arithmetic.stages)
-    Pipeline(steps, [Reader(source, phases)], arithmetic, results, overwrites).run()
+    stages = len(combining_stages(kind, len(plan.segments)))
+    return ColumnLoop(plan, (phases,), kept, whole_windows, stages, overwrites)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.experimental.softmax.column_backward import BackwardArithmetic
+from nkilib.experimental.softmax.column_backward import STAGES, BackwardArithmetic
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
+from nkilib.experimental.softmax.column_loop import ColumnLoop
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, is_short, plan_columns
 from nkilib.experimental.softmax.column_steps import Phase, steps_of
-from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.short_columns_backward import backward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
@@ -32,29 +33,45 @@ def backward_of_columns(
         kind: which function.
         tiling: ``chunk_size`` bounds the elements of a segment.
     """
-    if is_short(grad_hbm.shape[1], (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype), tiling.chunk_size):
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    if is_short(grad_hbm.shape[1], dtypes, tiling.chunk_size):
         backward_of_short_columns(grad_hbm, output_hbm, grad_x_hbm, kind, tiling.chunk_size)
         return
+    loop = backward_loop(Sizes(*grad_hbm.shape), kind, dtypes, tiling.chunk_size, nl.num_programs(), nl.program_id())
+    plan = loop.plan
+    if not plan.windows:
+        return
+    in_psum = plan.layout is Layout.TURNED
+    arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, loop.kept)
+    grad_phases, output_phases = loop.phases
+    grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
+    output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
+    results = results_of(grad_x_hbm, plan, grad if loop.overwrites else None, _SCALAR_SHARES[kind])
+    steps = steps_of(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
+    Pipeline(steps, readers, arithmetic, results, loop.overwrites).run()
+
+
+def backward_loop(
+    shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
+) -> ColumnLoop:
+    """What the loop of a core does for columns that are not short."""
     tensors = ColumnTensors(
-        Sizes(*grad_hbm.shape),
-        read=(grad_hbm.dtype, output_hbm.dtype),
-        written=grad_x_hbm.dtype,
+        shape,
+        read=(dtypes.grad, dtypes.output),
+        written=dtypes.grad_x,
         passes=((1, 2), (2,) if kind is Kind.LOG_SOFTMAX else (1, 2)),
         # Log-softmax is bound by DMA, which turns at 90% of its rate; softmax is bound by Vector and Scalar.
         can_transpose=kind is Kind.SOFTMAX,
         keeps_windows=False,
         keeping=(Layout.TURNED,) if kind is Kind.SOFTMAX else (),
     )
-    plan = plan_columns(tensors, tiling.chunk_size, nl.num_programs(), nl.program_id())
-    if not plan.windows:
-        return
+    plan = plan_columns(tensors, chunk_size, cores, core)
     in_psum = plan.layout is Layout.TURNED
     kept = 2 * len(plan.segments) + 4
-    kept_bytes = kept * plan.longest * dtype_bytes(output_hbm.dtype)
+    kept_bytes = kept * plan.longest * dtype_bytes(dtypes.output)
     if kind is Kind.LOG_SOFTMAX or plan.has_parts or not in_psum or kept_bytes > KEPT_BYTES:
         kept = 0
-    arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, kept)
-    grad_phases: tuple[Phase, ...] = (Phase.GATHER, Phase.RESULT)
     output_phases: tuple[Phase, ...] = (Phase.BEGIN, Phase.PREPARE)
     if kind is Kind.LOG_SOFTMAX:
         output_phases = (Phase.PREPARE,)
@@ -62,10 +79,6 @@ def backward_of_columns(
         output_phases = (Phase.BEGIN,)
     elif not in_psum:
         output_phases = (Phase.GATHER, Phase.RESULT)
-    grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
-    output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
+    phases = ((Phase.GATHER, Phase.RESULT), output_phases)
     overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
-    results = results_of(grad_x_hbm, plan, grad if overwrites else None, _SCALAR_SHARES[kind])
-    steps = steps_of(plan.windows, plan.parts, plan.has_parts, arithmetic.stages)
-    readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
-    Pipeline(steps, readers, arithmetic, results, overwrites).run()
+    return ColumnLoop(plan, phases, kept, plan.has_parts, STAGES, overwrites)

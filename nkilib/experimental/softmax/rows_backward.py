@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import SHORT_ROW, Piece, RowPlan, Streams, element_bytes, row_plan
@@ -31,14 +30,6 @@ _JUNK_BYTES = 2
 # Rows of softmax of up to so many elements, and bytes of their pieces, where dy and y are float32: of larger pieces too
 # few are on chip for loads that wait behind stores in one queue.
 _WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
-
-
-class BackwardTypes(NamedTuple):
-    """Of the elements of dy, y and dx."""
-
-    grad: nl.DType
-    output: nl.DType
-    grad_x: nl.DType
 
 
 def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:

@@ -8,9 +8,9 @@ from operator import index
 from typing import Any, Final
 
 from nkilib.core.host.sizes import dtype_name
-from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.rows import forward_plan
-from nkilib.experimental.softmax.rows_backward import BackwardTypes, backward_plan
+from nkilib.experimental.softmax.rows_backward import backward_plan
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.experimental.softmax.validation import RANK_MAX
 from nkilib.nki import nl
