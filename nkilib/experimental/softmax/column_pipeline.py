@@ -3,6 +3,10 @@
 In a step, Tensor turns the items of the next step; the first pass begins with an item, and gathers the sums of the one
 before; the second pass prepares another one, and makes the result of the one before; and the result made a step before
 is turned back, copied and stored.
+
+An item whose load has no place yet waits for a later step. One of the two passes can always go on: loads take places
+in the order in which the passes need them, so the oldest load that has a place is what one of the passes comes to next;
+and the places of columns that are loaded once hold all parts of a window, so that its first pass can end.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
+from nkilib.core.rows.checks import require
 from nkilib.experimental.softmax.column_geometry import Item
 from nkilib.experimental.softmax.column_loads import LoadKey
 from nkilib.experimental.softmax.column_results import Results
 from nkilib.experimental.softmax.column_sources import Source
-from nkilib.experimental.softmax.column_steps import Group, Phase, Step
+from nkilib.experimental.softmax.column_steps import Group, Phase, Schedule, Step
 from nkilib.nki import nl
 
 
@@ -85,7 +90,7 @@ class Pipeline:
     """All steps of a core.
 
     Attributes:
-        steps: in their order.
+        schedule: of the steps.
         readers: of the tensors that are read; the first one may be overwritten.
         arithmetic: of items.
         results: where they go.
@@ -96,7 +101,7 @@ class Pipeline:
         taken: steps so far.
     """
 
-    steps: list[Step]
+    schedule: Schedule
     readers: list[Reader]
     arithmetic: Arithmetic
     results: Results
@@ -109,18 +114,43 @@ class Pipeline:
     def run(self) -> None:
         """Issue everything."""
         self._advance()
-        for step, following in zip(self.steps, [*self.steps[1:], None], strict=True):
-            if not self._look_ahead(step):  # its place is that of a result which waits to be stored
-                self._finish_made()
-                self._release_stored(0)
-                self._look_ahead(step)
+        step = self.schedule.next()
+        while not step.is_empty:
+            step = self._on_chip(step)
+            self.schedule.take(step)
+            following = self.schedule.next()
             self._step(step, following)
             self.taken += 1
             self._release_stored(_STEPS_OF_STORE)
             self._advance()
+            step = following
         self._finish_made()
 
-    def _step(self, step: Step, following: Step | None) -> None:
+    def _on_chip(self, step: Step) -> Step:
+        """Those items of a step whose loads have places, turned."""
+        if self._look_ahead(step):
+            return step
+        self._finish_made()  # a place may be that of a result which waits to be stored
+        self._release_stored(0)
+        if self._look_ahead(step):
+            return step
+        waiting = {phase for phase, item in step.items.items() if not self._is_turned(item, phase)}
+        # The second half of a pass over an item holds up the first half of the pass over the next one.
+        for half, before in ((Phase.GATHER, Phase.BEGIN), (Phase.RESULT, Phase.PREPARE)):
+            if half in waiting:
+                waiting.add(before)
+        issued = Step({phase: item for phase, item in step.items.items() if phase not in waiting}, step.combined)
+        require(not issued.is_empty, "softmax over columns: a step must have an item, and both passes wait for places")
+        return issued
+
+    def _is_turned(self, item: Item, phase: Phase) -> bool:
+        """Whether everything is there that is read from this phase on."""
+        return all(
+            phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
+            for place, reader in enumerate(self.readers)
+        )
+
+    def _step(self, step: Step, following: Step) -> None:
         turned = None
         if self.made is not None:
             item, piece_sbuf = self.made
@@ -129,8 +159,7 @@ class Pipeline:
         for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.PREPARE, self.arithmetic.prepare)):
             if phase in step.items:
                 do(step.items[phase], self._views(step.items[phase], phase))
-        if following is not None:
-            self._look_ahead(following)
+        self._look_ahead(following)
         if Phase.GATHER in step.items:
             item = step.items[Phase.GATHER]
             self.arithmetic.gather(item, self._views(item, Phase.GATHER))
@@ -146,6 +175,7 @@ class Pipeline:
 
     def _look_ahead(self, step: Step) -> bool:
         """Turn the items of a step, as far as that is not done; False if a load has no place yet."""
+        is_complete = True
         for phase, item in step.items.items():
             for place, reader in enumerate(self.readers):
                 key = ViewKey(place, phase.visit, id(item))
@@ -153,9 +183,10 @@ class Pipeline:
                     continue
                 self._advance()
                 if not reader.source.ring.has(reader.key(item, phase.visit)):
-                    return False
+                    is_complete = False
+                    continue
                 self.views[key] = reader.source.view(item, phase.visit)
-        return True
+        return is_complete
 
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
         """What a phase may read, by reader; the last one of a pass is done with it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from nkilib.experimental.softmax.column_geometry import Item, Part, Turn, Window
@@ -53,36 +54,80 @@ class Step:
     items: dict[Phase, Item]
     combined: tuple[tuple[Group, int], ...]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to issue."""
+        return not self.items and not self.combined
 
-def steps_of(windows: list[Window], parts: list[Part], whole_windows: bool, stages: int) -> list[Step]:
-    """All steps: the second pass over a group stands beside the first one over the next group.
 
-    Args:
-        windows: of the core.
-        parts: of every column.
-        whole_windows: a group is a window, else a turn; columns of several parts need whole windows.
+@dataclass
+class Schedule:
+    """Which step comes next: the second pass over a group stands beside the first one over the next group.
+
+    An item whose load has no place yet is left out of a step and comes in a later one, so either pass may wait while
+    the other one goes on. The two halves of a pass over an item hold it up together: between them is one item at most.
+
+    Attributes:
+        groups: of all windows, in their order.
         stages: steps between the passes over a group, in which its sums are combined.
+        beginning: numbers of the group and of its item that begin next.
+        begun, prepared: the item that is between the halves of the first pass, or of the second one.
+        combining: groups whose sums are complete, and what is done to them next.
+        ready: items whose second pass may start.
     """
-    items: dict[Phase, dict[int, Item]] = {phase: {} for phase in Phase}
-    combined: dict[int, list[tuple[Group, int]]] = {}
-    begun = free = 0  # the first step in which no item begins, and in which none is prepared
-    for group in _groups(windows, parts, whole_windows):
-        for item in group.items:
-            items[Phase.BEGIN][begun] = items[Phase.GATHER][begun + 1] = item
-            begun += 1
-        for stage in range(stages):
-            combined.setdefault(begun + 1 + stage, []).append((group, stage))
-        free = max(free, begun + 1 + stages)
-        for item in group.items:
-            items[Phase.PREPARE][free] = items[Phase.RESULT][free + 1] = item
-            free += 1
-    return [
-        Step(
-            {phase: of_phase[number] for phase, of_phase in items.items() if number in of_phase},
-            tuple(combined.get(number, ())),
-        )
-        for number in range(free + 1)
-    ]
+
+    groups: list[Group]
+    stages: int
+    beginning: tuple[int, int] = (0, 0)
+    begun: Item | None = None
+    prepared: Item | None = None
+    combining: list[tuple[Group, int]] = field(default_factory=list)
+    ready: deque[Item] = field(default_factory=deque)
+
+    @classmethod
+    def make(cls, windows: list[Window], parts: list[Part], whole_windows: bool, stages: int) -> Schedule:
+        """Nothing is done yet.
+
+        Args:
+            windows: of the core.
+            parts: of every column.
+            whole_windows: a group is a window, else a turn; columns of several parts need whole windows.
+            stages: steps between the passes over a group.
+        """
+        return cls(list(_groups(windows, parts, whole_windows)), stages)
+
+    def next(self) -> Step:
+        """What is to be issued next, if every item of it is on chip; nothing in it at the end."""
+        number, place = self.beginning
+        items = {
+            Phase.BEGIN: self.groups[number].items[place] if number < len(self.groups) else None,
+            Phase.GATHER: self.begun,
+            Phase.PREPARE: self.ready[0] if self.ready else None,
+            Phase.RESULT: self.prepared,
+        }
+        return Step({phase: item for phase, item in items.items() if item is not None}, tuple(self.combining))
+
+    def take(self, step: Step) -> None:
+        """A step is issued: the one of :meth:`next`, or some of its items."""
+        combined = [(group, stage + 1) for group, stage in step.combined]
+        self.combining = [(group, stage) for group, stage in combined if stage < self.stages]
+        for group, stage in combined:
+            if stage == self.stages:
+                self.ready.extend(group.items)
+        if Phase.GATHER in step.items:
+            self.begun = None
+            number, place = self.beginning
+            if place == 0:  # of the group before, that was the last one
+                self.combining.append((self.groups[number - 1], 0))
+        if Phase.BEGIN in step.items:
+            self.begun = step.items[Phase.BEGIN]
+            number, place = self.beginning
+            is_last = place + 1 == len(self.groups[number].items)
+            self.beginning = (number + 1, 0) if is_last else (number, place + 1)
+        if Phase.RESULT in step.items:
+            self.prepared = None
+        if Phase.PREPARE in step.items:
+            self.prepared = self.ready.popleft()
 
 
 def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:

@@ -12,7 +12,7 @@ from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_loop import ColumnLoop
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, is_short, plan_columns
-from nkilib.experimental.softmax.column_steps import Phase, steps_of
+from nkilib.experimental.softmax.column_steps import Phase, Schedule
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.short_columns import forward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
@@ -50,8 +50,8 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
     results = results_of(
         y_hbm, plan, source if loop.overwrites else None, 0.0 if kind is Kind.SOFTMAX else _SCALAR_SHARES[plan.layout]
     )
-    steps = steps_of(plan.windows, plan.parts, loop.whole_windows, loop.stages)
-    Pipeline(steps, [Reader(source, loop.phases[0])], arithmetic, results, loop.overwrites).run()
+    schedule = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    Pipeline(schedule, [Reader(source, loop.phases[0])], arithmetic, results, loop.overwrites).run()
 
 
 def forward_loop(

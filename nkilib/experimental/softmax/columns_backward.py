@@ -8,7 +8,7 @@ from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_loop import ColumnLoop
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import KEPT_BYTES, ColumnTensors, Layout, Sizes, is_short, plan_columns
-from nkilib.experimental.softmax.column_steps import Phase, steps_of
+from nkilib.experimental.softmax.column_steps import Phase, Schedule
 from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.short_columns_backward import backward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
@@ -47,9 +47,9 @@ def backward_of_columns(
     grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
     output = source_of(output_hbm, plan, {phase.visit: _BANKS // len(output_phases) for phase in output_phases})
     results = results_of(grad_x_hbm, plan, grad if loop.overwrites else None, _SCALAR_SHARES[kind])
-    steps = steps_of(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    schedule = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
     readers = [Reader(grad, grad_phases), Reader(output, output_phases)]
-    Pipeline(steps, readers, arithmetic, results, loop.overwrites).run()
+    Pipeline(schedule, readers, arithmetic, results, loop.overwrites).run()
 
 
 def backward_loop(

@@ -1,0 +1,251 @@
+"""The loop over columns without data: which item is issued when, and whether what it reads is still there.
+
+The plan, the schedule, the pipeline and the rings of loads are those of the kernels. Tiles hold the name of what was
+written to them last, so a launch of thousands of instructions takes milliseconds, and reading what another load, turn
+or item has taken the place of is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nkilib.experimental.softmax.column_geometry import Item
+from nkilib.experimental.softmax.column_loads import Load, LoadKey, LoadRing, loads_of
+from nkilib.experimental.softmax.column_loop import ColumnLoop
+from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
+from nkilib.experimental.softmax.column_plan import OWN_TILES, Layout
+from nkilib.experimental.softmax.column_steps import Group, Phase, Schedule
+
+# Tiles between the halves of a pass, as the arithmetic has them where it keeps nothing.
+_COPIES = 3
+
+
+@dataclass
+class Tile:
+    """A tile of SBUF or a bank of PSUM: what was written to it last."""
+
+    holds: Any = None
+
+
+class View(NamedTuple):
+    """What a source gave: the tile that it lies in, and what that held then."""
+
+    tile: Tile
+    holds: Any
+
+
+def name(item: Item) -> tuple[int, int, int, int]:
+    """An item among all items of a core."""
+    return item.window.number, item.part.number, item.turn.number, item.segment.number
+
+
+@dataclass
+class Tiles:
+    """Tiles that are taken in turn."""
+
+    tiles: list[Tile]
+    taken: int = 0
+
+    @classmethod
+    def make(cls, count: int) -> Tiles:
+        """So many."""
+        return cls([Tile() for _ in range(count)])
+
+    def take(self, holds: Any) -> View:
+        """The next one, which is written to."""
+        tile = self.tiles[self.taken % len(self.tiles)]
+        self.taken += 1
+        tile.holds = holds
+        return View(tile, holds)
+
+
+def read(view: View, wanted: Any) -> None:
+    """Read a view.
+
+    Raises:
+        AssertionError: it is of another item, or something else was written there since.
+    """
+    assert view.holds == wanted, f"an item reads {view.holds} instead of {wanted}"
+    assert view.tile.holds == wanted, f"{view.tile.holds} was written where {wanted} is still read"
+
+
+@dataclass
+class DrySource:
+    """See :class:`.column_sources.Source`.
+
+    Attributes:
+        ring: of loads.
+        banks: of PSUM for each pass; none where views lie in SBUF.
+    """
+
+    ring: LoadRing
+    banks: dict[int, Tiles]
+
+    def view(self, item: Item, visit: int) -> Any:
+        """The item, where its load still is."""
+        key = self.ring.key(item.window, item.part, visit)
+        tile: Any = self.ring.tile(key)
+        read(View(tile, tile.holds), key)
+        return self.banks[visit].take(name(item)) if self.banks else View(tile, key)
+
+
+@dataclass
+class DryResults:
+    """See :class:`.column_results.Results`: every part is stored once, after all of its items.
+
+    Attributes:
+        overwritten: the source whose tiles results take; None if they have their own.
+        own: tiles of parts, in turn.
+        written: items in the tile of a part.
+        stored: parts, and how often.
+    """
+
+    overwritten: DrySource | None
+    own: Tiles
+    written: dict[tuple[int, int], set[Any]] = field(default_factory=dict)
+    views: dict[tuple[int, int], View] = field(default_factory=dict)
+    stored: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def piece(self, item: Item) -> Any:
+        """Nothing is written yet."""
+        return None
+
+    def turn_back(self, item: Item, piece_sbuf: Any) -> Any:
+        """Nothing is kept of it."""
+        return None
+
+    def finish(self, item: Item, back_psum: Any) -> None:
+        """Write the item, and store the part after its last item."""
+        of_part = item.window.number, item.part.number
+        if of_part not in self.views:
+            self.views[of_part] = self._tile(item, of_part)
+            self.written[of_part] = set()
+        view = self.views[of_part]
+        read(view, view.holds)
+        self.written[of_part].add(name(item))
+        if item.ends_part:
+            expected = len(item.window.turns()) * len(item.part.segments)
+            assert len(self.written[of_part]) == expected, f"part {of_part} is stored before it is complete"
+            self.stored[of_part] += 1
+
+    def _tile(self, item: Item, of_part: tuple[int, int]) -> View:
+        if self.overwritten is None:
+            return self.own.take(of_part)
+        ring = self.overwritten.ring
+        key = ring.key(item.window, item.part, 2)
+        tile: Any = ring.tile(key)
+        return View(tile, key)
+
+
+@dataclass
+class DryArithmetic:
+    """See :class:`.column_pipeline.Arithmetic`: phases come in their order, and read what they should.
+
+    Attributes:
+        loop: of the core.
+        kept: tiles from the first pass to the second.
+        begun, made: tiles between the halves of the first pass, and of the second one.
+        gathered, combined: items of which the first pass is done; stages of groups, by window and turn.
+        issued: everything that was issued, in its order.
+    """
+
+    loop: ColumnLoop
+    kept: Tiles
+    begun: Tiles = field(default_factory=lambda: Tiles.make(_COPIES))
+    made: Tiles = field(default_factory=lambda: Tiles.make(_COPIES))
+    waiting: dict[tuple[str, Any], View] = field(default_factory=dict)
+    gathered: set[Any] = field(default_factory=set)
+    combined: Counter[tuple[int, int]] = field(default_factory=Counter)
+    issued: list[Any] = field(default_factory=list)
+
+    def begin(self, item: Item, views: dict[int, Any]) -> None:
+        """The first half of the first pass."""
+        self._read(item, views, Phase.BEGIN)
+        self.waiting["begun", name(item)] = self.begun.take(name(item))
+
+    def gather(self, item: Item, views: dict[int, Any]) -> None:
+        """The second half."""
+        self._read(item, views, Phase.GATHER)
+        read(self.waiting.pop(("begun", name(item))), name(item))
+        if self.kept.tiles:
+            self.waiting["kept", name(item)] = self.kept.take(name(item))
+        assert name(item) not in self.gathered
+        self.gathered.add(name(item))
+
+    def combine(self, group: Group, stage: int) -> None:
+        """One stage a step, in their order, after all items of the group."""
+        assert all(name(item) in self.gathered for item in group.items)
+        of_group = group.window.number, group.first
+        assert self.combined[of_group] == stage
+        self.combined[of_group] += 1
+        self.issued.append(("combine", of_group, stage))
+
+    def prepare(self, item: Item, views: dict[int, Any]) -> None:
+        """The first half of the second pass."""
+        turn = 0 if self.loop.whole_windows else item.turn.number
+        assert self.combined[item.window.number, turn] == self.loop.stages
+        self._read(item, views, Phase.PREPARE)
+        self.waiting["made", name(item)] = self.made.take(name(item))
+
+    def result(self, item: Item, views: dict[int, Any], dst_sbuf: Any) -> None:
+        """The second half."""
+        self._read(item, views, Phase.RESULT)
+        read(self.waiting.pop(("made", name(item))), name(item))
+        if self.kept.tiles:
+            read(self.waiting.pop(("kept", name(item))), name(item))
+
+    def _read(self, item: Item, views: dict[int, Any], phase: Phase) -> None:
+        self.issued.append((phase.name, name(item)))
+        is_forward = len(self.loop.phases) == 1
+        for reader, phases in enumerate(self.loop.phases):
+            # The forward reads what it turned for the first half of the first pass in the second half again.
+            if phase in phases or (is_forward and phase is Phase.GATHER):
+                view = views[reader]
+                wanted = name(item) if len(view.holds) == 4 else LoadKey(*name(item)[0:2], view.holds[2])
+                read(view, wanted)
+
+
+def dry_run(loop: ColumnLoop, pipeline: Any = Pipeline, schedule: Any = Schedule.make) -> list[Any]:
+    """Issue everything that a core issues, without data.
+
+    Returns:
+        Loads, phases and stages in the order in which they are issued.
+
+    Raises:
+        AssertionError: something is read that is not there, or a part is not stored once.
+    """
+    plan = loop.plan
+    if not plan.windows:
+        return []
+    arithmetic = DryArithmetic(loop, Tiles.make(loop.kept))
+    sources = []
+    for number, phases in enumerate(loop.phases):
+        passes = tuple(phase.visit for phase in phases)
+
+        def fill(tile: Any, load: Load, number: int = number) -> Iterator[None]:
+            arithmetic.issued.append(("load", number, load.key))
+            tile.holds = load.key
+            yield
+
+        tiles: list[Any] = [Tile() for _ in range(plan.buffers_of(passes))]
+        ring = LoadRing(loads_of(plan.windows, plan.parts, passes, plan.is_read_twice), tiles, fill)
+        banks = _banks(loop, phases) if plan.layout is Layout.TURNED else {}
+        sources.append(DrySource(ring, banks))
+    results = DryResults(sources[0] if loop.overwrites else None, Tiles.make(OWN_TILES))
+    readers = [Reader(source, phases) for source, phases in zip(sources, loop.phases, strict=True)]
+    steps = schedule(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    pipeline(steps, readers, arithmetic, results, loop.overwrites).run()
+    parts = {(window.number, part.number): 1 for window in plan.windows for part in plan.parts}
+    assert dict(results.stored) == parts
+    return arithmetic.issued
+
+
+def _banks(loop: ColumnLoop, phases: tuple[Phase, ...]) -> dict[int, Tiles]:
+    """Of PSUM, as the kernels give them: three where a view is read in both halves of the first pass."""
+    if len(loop.phases) == 1:
+        return {phase.visit: Tiles.make(3 if phase is Phase.BEGIN else 2) for phase in phases}
+    is_of_grad = phases == (Phase.GATHER, Phase.RESULT)
+    return {phase.visit: Tiles.make(2 if is_of_grad else 2 // len(phases)) for phase in phases}
