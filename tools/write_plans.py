@@ -1,7 +1,8 @@
 """Write the tables of plan coverage: ``python -m tools.write_plans [FAMILY ...]``; without a name all of them.
 
 What a row launches, and under which limits, is kept where it still takes the branches of the row; a new row launches
-the cheapest size that the grid found. Rows that the grid no longer meets are left out.
+the cheapest size that the grid or the family's shrunk sizes have for it. Rows that the grid no longer meets are left
+out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from tests.experimental.plans.families import FAMILIES
 def _written(family: PlanFamily) -> list[Row]:
     """The rows of a family as the wide grid meets them now."""
     earlier = {key(row.branches): row for row in family.rows()} if family.table.exists() else {}
+    cheapest = family.cheapest()
     rows = []
     for combination, size in family.met(wide=True).items():
-        row = Row(family.branches(size), size, size)
+        launched, limits = cheapest.get(combination, (size, {}))
+        if family.cost(launched) >= family.cost(size):
+            launched, limits = size, {}
+        row = Row(family.branches(size), size, launched, limits)
         kept = earlier.get(combination)
         if kept is not None:
             with shrunk(PlanLimits(**kept.limits)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
@@ -168,9 +169,10 @@ def row_plan(
     )
     if piece_bytes is None:
         piece_bytes = SHORT_PIECE_BYTES if row_size <= SHORT_ROW else PIECE_BYTES
+    fitting = limited_sbuf_bytes(SBUF_BYTES)
     usual = piece_bytes // streams.element
-    piece_size = max(1, min(usual if chunk_size is None else chunk_size, SBUF_BYTES // 3 // streams.scratch))
-    on_chip = (SBUF_BYTES - streams.scratch * max(usual, piece_size)) // streams.resident
+    piece_size = max(1, min(usual if chunk_size is None else chunk_size, fitting // 3 // streams.scratch))
+    on_chip = (fitting - streams.scratch * max(usual, piece_size)) // streams.resident
     parts = _parts(row_size, on_chip // _LEAST_BATCHES)
     width = row_size // parts
     columns = row_size - (parts - 1) * width
@@ -204,7 +206,7 @@ def _parts(row_size: int, fitting: int) -> int:
 
 def largest_row(streams: Streams) -> int:
     """The longest row that stays on chip: then a single batch does, and nothing overlaps with its loads and stores."""
-    on_chip = (SBUF_BYTES - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
+    on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
 
 

@@ -45,15 +45,8 @@ def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kin
         kind: which function.
         chunk_size: elements of a partition that an instruction takes at most, at least C; or None.
     """
-    of_x, of_y = dtype_bytes(x_hbm.dtype), dtype_bytes(y_hbm.dtype)
-    # Halves, sums and maxima have at most half as many elements as a piece.
-    float32_tiles = _DISTANCES + div_ceil(_MAXIMA + _SUMS, 2) + (_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0)
-    plan = plan_short(
-        Sizes(*x_hbm.shape),
-        (x_hbm.dtype, y_hbm.dtype),
-        window_bytes=of_x + (0 if x_hbm.dtype == y_hbm.dtype else of_y),
-        piece_bytes=float32_tiles * _FLOAT32_BYTES + _HALVES * of_x // 2,
-        chunk_size=chunk_size,
+    plan = forward_short_plan(
+        Sizes(*x_hbm.shape), kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id()
     )
     if not plan.windows:
         return
@@ -70,6 +63,24 @@ def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kin
         (5, pieces.finish),
     ]
     ShortLoop(plan, [x], y, stages).run()
+
+
+def forward_short_plan(
+    shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
+) -> ShortPlan:
+    """How the forward cuts up short columns, for a core."""
+    of_x, of_y = dtype_bytes(x_dtype), dtype_bytes(y_dtype)
+    # Halves, sums and maxima have at most half as many elements as a piece.
+    float32_tiles = _DISTANCES + div_ceil(_MAXIMA + _SUMS, 2) + (_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0)
+    return plan_short(
+        shape,
+        (x_dtype, y_dtype),
+        window_bytes=of_x + (0 if x_dtype == y_dtype else of_y),
+        piece_bytes=float32_tiles * _FLOAT32_BYTES + _HALVES * of_x // 2,
+        chunk_size=chunk_size,
+        cores=cores,
+        core=core,
+    )
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.softmax.column_plan import Sizes
-from nkilib.experimental.softmax.kind import Kind
+from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.row_tiles import Ring
 from nkilib.experimental.softmax.short_plan import Piece, ShortPlan, plan_short
 from nkilib.experimental.softmax.short_steps import (
@@ -48,21 +48,31 @@ def backward_of_short_columns(
         kind: which function.
         chunk_size: elements of a partition that an instruction takes at most, at least C; or None.
     """
-    of_result = 0 if grad_hbm.dtype == grad_x_hbm.dtype else dtype_bytes(grad_x_hbm.dtype)
-    is_log = kind is Kind.LOG_SOFTMAX
-    plan = plan_short(
-        Sizes(*grad_hbm.shape),
-        (grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype),
-        window_bytes=dtype_bytes(grad_hbm.dtype) + dtype_bytes(output_hbm.dtype) + of_result,
-        piece_bytes=(_SUMS // 2 + _TERMS + (0 if is_log else _PRODUCTS)) * _FLOAT32_BYTES,
-        chunk_size=chunk_size,
-    )
+    dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
+    plan = backward_short_plan(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())
     if not plan.windows:
         return
     grad, output = WindowTiles.make(grad_hbm, plan), WindowTiles.make(output_hbm, plan)
     result = result_tiles(grad_x_hbm, plan, grad)
     pieces = _Pieces.make(kind, plan, grad, output, result)
     ShortLoop(plan, [grad, output], result, pieces.stages()).run()
+
+
+def backward_short_plan(
+    shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
+) -> ShortPlan:
+    """How the backward cuts up short columns, for a core."""
+    of_result = 0 if dtypes.grad == dtypes.grad_x else dtype_bytes(dtypes.grad_x)
+    is_log = kind is Kind.LOG_SOFTMAX
+    return plan_short(
+        shape,
+        dtypes,
+        window_bytes=dtype_bytes(dtypes.grad) + dtype_bytes(dtypes.output) + of_result,
+        piece_bytes=(_SUMS // 2 + _TERMS + (0 if is_log else _PRODUCTS)) * _FLOAT32_BYTES,
+        chunk_size=chunk_size,
+        cores=cores,
+        core=core,
+    )
 
 
 @dataclass

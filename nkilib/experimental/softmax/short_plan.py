@@ -160,8 +160,10 @@ def plan_short(
     window_bytes: int,
     piece_bytes: int,
     chunk_size: int | None,
+    cores: int,
+    core: int,
 ) -> ShortPlan:
-    """The plan for this core.
+    """The plan for a core.
 
     Args:
         shape: O, C and I.
@@ -169,9 +171,9 @@ def plan_short(
         window_bytes: of an element of a window, in all tensors.
         piece_bytes: of an element of a piece, in all of its scratch.
         chunk_size: elements of a piece at most, or None; at least C.
+        cores, core: of the launch.
     """
     outer, length, inner = shape
-    cores, core = nl.num_programs(), nl.program_id()
     piece = _PIECE_FLOAT32 if nl.float32 in dtypes else _PIECE_16_BIT
     columns = (piece if chunk_size is None else min(piece, chunk_size)) // length
     fitting = usable_sbuf_bytes() - _SPARE_BYTES - columns * length * piece_bytes

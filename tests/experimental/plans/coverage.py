@@ -24,6 +24,7 @@ TABLES = Path(__file__).with_name("tables")
 
 Size = dict[str, Any]
 Branches = dict[str, Any]
+Limits = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,18 @@ class Row:
     branches: Branches
     smallest: Size
     launched: Size
-    limits: dict[str, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
     test: str = ""
 
     @property
     def name(self) -> str:
         """For the identifier of a test."""
-        return "-".join(str(value) for value in self.launched.values())
+        return "-".join(str(value) for value in [*self.launched.values(), *self.limits.values()])
+
+
+def _no_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Of a family whose smallest sizes are cheap."""
+    return iter(())
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class PlanFamily:
         cost: an order of sizes by what it takes to simulate them with data; about the elements that are moved, or the
             multiplications.
         check: launch a size with data and compare all results with float64.
+        shrunk_sizes: sizes, each with fields of :class:`PlanLimits`, that may be launched for a row where they are
+            cheaper than the smallest size of the grid.
     """
 
     name: str
@@ -71,6 +79,7 @@ class PlanFamily:
     branches: Callable[[Size], Branches]
     cost: Callable[[Size], float]
     check: Callable[[Size], None]
+    shrunk_sizes: Callable[[], Iterator[tuple[Size, Limits]]] = _no_sizes
 
     @property
     def table(self) -> Path:
@@ -93,6 +102,16 @@ class PlanFamily:
             combination = key(self.branches(size))
             if combination not in found or self.cost(size) < self.cost(found[combination]):
                 found[combination] = size
+        return found
+
+    def cheapest(self) -> dict[str, tuple[Size, Limits]]:
+        """The cheapest of the shrunk sizes for each combination, with its limits, by the combination's :func:`key`."""
+        found: dict[str, tuple[Size, Limits]] = {}
+        for size, limits in self.shrunk_sizes():
+            with shrunk(PlanLimits(**limits)):
+                combination = key(self.branches(size))
+            if combination not in found or self.cost(size) < self.cost(found[combination][0]):
+                found[combination] = size, limits
         return found
 
     def missing(self, wide: bool) -> dict[str, Size]:
