@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from nkilib.torch._requirement import REQUIREMENT
 from tests.fresh_python import CHECKOUT, run_fresh
 
 if sys.version_info >= (3, 11):
@@ -110,6 +111,12 @@ def test_what_a_package_imports_is_in_the_extra_of_its_name(extra: str) -> None:
     found = set().union(*(imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
     assert extra in found
     assert found - BROUGHT_BY_THE_CALLER <= declared
+
+
+def test_nkilib_torch_needs_the_release_that_its_extra_asks_for() -> None:
+    requirements = [Requirement(text) for text in project()["optional-dependencies"]["torch"]]
+    [bounds] = [requirement.specifier for requirement in requirements if requirement.name == "torch"]
+    assert str(bounds) == ">=" + ".".join(map(str, REQUIREMENT.needed))
 
 
 def test_every_directory_with_code_is_a_package_and_so_is_shipped() -> None:

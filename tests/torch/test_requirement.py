@@ -18,17 +18,17 @@ def pretend(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match=r"^nkilib.torch: needs torch 2.8 or later, .*pip install 'nkilib\[torch\]'"):
+    with pytest.raises(ImportError, match=r"^nkilib.torch: needs torch 2.13 or later, .*pip install 'nkilib\[torch\]'"):
         REQUIREMENT.check()
 
 
 def test_with_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "2.7.1+cpu")
-    with pytest.raises(ImportError, match=r"^nkilib.torch: needs torch 2.8 or later, got 2.7.1\+cpu in here.py; "):
+    pretend(monkeypatch, "2.12.1+cpu")
+    with pytest.raises(ImportError, match=r"^nkilib.torch: needs torch 2.13 or later, got 2.12.1\+cpu in here.py; "):
         REQUIREMENT.check()
 
 
-@pytest.mark.parametrize("version", ["2.8.0a0+git1234", "2.14.1+cpu", "3.0"])
+@pytest.mark.parametrize("version", ["2.13.0a0+git1234", "2.14.1+cpu", "3.0"])
 def test_with_one_that_is_new_enough(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, version)
     REQUIREMENT.check()

@@ -38,5 +38,5 @@ class Requirement:
                 raise
             raise ImportError(f"{needed}, and there is none; {self.remedy}", name=self.framework) from None
         version = str(found.__version__)
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) < self.needed:  # 2.8.0a0+git is of 2.8
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < self.needed:  # 2.13.0a0+git is of 2.13
             raise ImportError(f"{needed}, got {version} in {found.__file__}; {self.remedy}", name=self.framework)
