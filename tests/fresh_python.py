@@ -1,4 +1,8 @@
-"""Run a few lines in a new Python process: only there does it show what an import does to a process."""
+"""Run a few lines in a new Python process: only there does it show what an import does to a process.
+
+Every program that a test starts takes its environment from `with_checkout`, so that it imports this checkout: with no
+installation of nkilib there, and where another checkout is installed.
+"""
 
 import os
 import subprocess
@@ -23,6 +27,17 @@ class Outcome:
     error: str
 
 
+def with_checkout(*without: str, **variables: str) -> dict[str, str]:
+    """The environment of this process, in which nkilib comes from the checkout.
+
+    Args:
+        without: names of variables to leave out.
+        variables: what is added, or replaces others.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return {**kept, "PYTHONPATH": str(CHECKOUT), **variables}
+
+
 def run_fresh(
     code: str,
     backend: str | None = None,
@@ -40,8 +55,8 @@ def run_fresh(
         after: directories on the import path behind `home`, ahead of what is installed.
         options: of the interpreter, such as ``-O``.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in ("NKILIB_BACKEND", "PYTHONPATH")}
-    environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in (*before, home, *after))
+    path = os.pathsep.join(str(directory) for directory in (*before, home, *after))
+    environment = with_checkout("NKILIB_BACKEND", PYTHONPATH=path)
     if backend is not None:
         environment["NKILIB_BACKEND"] = backend
     # -P would keep the working directory off the path, but Python 3.10 lacks it: run where there is nothing to import.

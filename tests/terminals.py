@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import with_checkout
 
 _READ = 4096
 _MOST_S = 60
@@ -71,11 +71,10 @@ def run_unread(*arguments: str, directory: Path) -> Ended:
 def _python(
     *arguments: str, directory: Path, output: int = subprocess.PIPE, errors: int = subprocess.PIPE
 ) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=directory,
-        env={**environment, "PYTHONPATH": str(CHECKOUT), "NKILIB_BACKEND": "auto"},
+        env=with_checkout("PYTHONUNBUFFERED", NKILIB_BACKEND="auto"),
         stdout=output,
         stderr=errors,
         text=True,

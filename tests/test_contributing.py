@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+from tests.fresh_python import CHECKOUT, with_checkout
+
 PAGE = CHECKOUT / "docs" / "contributing.md"
 SECTIONS = ("Adding a loss", "Adding a loss of elements", "Adding an option")
 # The losses are public, and the tests that are named pass.
@@ -79,7 +79,7 @@ def changes_of(section: str) -> list[Change]:
 
 def run(root: Path, *command: str) -> None:
     """Run Python there; it must succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = with_checkout(PYTHONPATH=str(root))
     done = subprocess.run(
         [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True, timeout=600
     )

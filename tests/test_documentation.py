@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.fresh_python import with_checkout
 from tests.neuron import machine
 from tests.warm_python import run_script
 
@@ -66,7 +66,7 @@ def test_commands_of_bash_blocks_work(source: str, tmp_path: Path) -> None:
         program, *arguments = words[len(variables) :]
         assert program in ("make", "python"), f"neither make nor python: {line!r}"
         command = [sys.executable, *arguments] if program == "python" else ["make", "--dry-run", "-C", ROOT, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=_environment() | variables, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp_path, env=with_checkout(**variables), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 
@@ -91,7 +91,3 @@ def test_tests_that_a_page_names_exist() -> None:
             assert any(f"\ndef {function}(" in source for source in sources), f"{page.name} names {module}::{function}"
             named += 1
     assert named > 0
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}

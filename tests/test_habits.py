@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -53,3 +54,31 @@ def test_the_changelog_has_what_is_coming_before_the_versions_and_this_version_a
     assert __version__ in versions
     kinds = set(re.findall(r"^### (.*)$", CHANGELOG, re.MULTILINE))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def calls_without_environment(source: str) -> list[int]:
+    """The lines that start a program and do not say in which environment."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("subprocess.")
+        and "env" not in {keyword.arg for keyword in node.keywords}
+    ]
+
+
+def test_a_program_that_gets_no_environment_is_seen() -> None:
+    source = "import subprocess\nsubprocess.run(['python'], env={})\nsubprocess.Popen(['python'], cwd='/')\n"
+    assert calls_without_environment(source) == [3]
+
+
+def test_programs_that_tests_start_get_an_environment() -> None:
+    """With that of the tests alone, a program would import whichever nkilib is installed, or none."""
+    sources = {file: file.read_text("utf-8") for file in sorted((CHECKOUT / "tests").rglob("*.py"))}
+    found = {
+        str(file.relative_to(CHECKOUT)): calls_without_environment(source)
+        for file, source in sources.items()
+        if "subprocess" in source
+    }
+    assert len(found) > 10
+    assert {file: lines for file, lines in found.items() if lines} == {}

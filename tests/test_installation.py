@@ -15,7 +15,7 @@ from pathlib import Path
 import hatchling.build
 import pytest
 
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import CHECKOUT, with_checkout
 
 # What the package of AWS has where ours has something too. Its first file imports every module beside it.
 THEIRS = {
@@ -125,7 +125,7 @@ def _wheel(directory: Path, name: str, files: Mapping[str, str]) -> Path:
 
 def _new_machine(root: Path) -> Machine:
     """A new environment, which has numpy and ml_dtypes of this one and nothing else of it."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], env=with_checkout(), check=True)
     made = Machine(root)
     # pip is not imported: in the process that does, setuptools, and what of PyTorch takes it, cannot be imported later.
     for name, directory in (("numpy", made.site), ("ml_dtypes", made.site), ("pip", root / "only-pip")):
@@ -242,7 +242,7 @@ def test_the_source_distribution_builds_the_same_wheel(wheels: dict[str, Path], 
     }
     assert not {".venv", ".git", ".mypy_cache"} & {path.name for path in root.iterdir()}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "built"]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    subprocess.run(command, cwd=root, env=with_checkout(), check=True, capture_output=True)
     [wheel] = (tmp_path / "built").iterdir()
     assert zipfile.ZipFile(wheel).namelist() == zipfile.ZipFile(wheels["ours"]).namelist()
 

@@ -12,7 +12,7 @@ import pytest
 from nkilib import __version__
 from nkilib.cli.main import main
 from nkilib.nki import NOT_SIMULATED
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import CHECKOUT, with_checkout
 
 COMMANDS = ("doctor", "profile", "tune", "verify")
 
@@ -71,7 +71,7 @@ def test_where_nothing_can_be_modelled(tmp_path: Path, command: str, variable: s
         value = os.pathsep.join((str(tmp_path), str(CHECKOUT)))
     process = subprocess.run(
         [sys.executable, "-m", "nkilib", command, "--positions", "64", "--vocab", "3000"],
-        env={**os.environ, "NKILIB_BACKEND": "auto", "PYTHONPATH": str(CHECKOUT), variable: value},
+        env=with_checkout(**{"NKILIB_BACKEND": "auto", variable: value}),
         capture_output=True,
         text=True,
         timeout=120,

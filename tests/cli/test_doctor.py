@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nkilib.cli.doctor import Finding, _cores_of_a_launch, _devices
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import CHECKOUT, with_checkout
 
 VARIABLES = (
     "NKILIB_BACKEND",
@@ -28,11 +28,10 @@ STAND_INS = CHECKOUT / "tests" / "cli" / "site"
 
 def doctor(*before: Path, **environment: str) -> tuple[int, dict[str, str]]:
     """Exit code, and what the report says by what was looked at."""
-    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     path = os.pathsep.join(map(str, (*before, STAND_INS, CHECKOUT)))
     process = subprocess.run(
         [sys.executable, "-m", "nkilib", "doctor"],
-        env=kept | {"PYTHONPATH": path} | environment,
+        env=with_checkout(*VARIABLES, **{"PYTHONPATH": path, **environment}),
         capture_output=True,
         text=True,
         timeout=120,

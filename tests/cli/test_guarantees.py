@@ -10,7 +10,7 @@ import pytest
 
 from nkilib.cli.guarantees import as_tables, guarantees
 from nkilib.cli.main import main
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import with_checkout
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
 
@@ -34,7 +34,7 @@ def test_the_doctor_prints_them_without_frameworks() -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['jax'] = None; from nkilib.cli.main import main; "
     code = blocked + "sys.exit(main(('doctor', '--kernels')))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], env=with_checkout(), capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("cross_entropy_backward\n")
@@ -43,6 +43,6 @@ def test_the_doctor_prints_them_without_frameworks() -> None:
 def test_a_choice_of_nki_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKILIB_BACKEND", "nonsense")
     command = [sys.executable, "-m", "nkilib", "doctor", "--kernels"]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=with_checkout(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("python -m nkilib doctor: error: nkilib.nki: NKILIB_BACKEND must be one of")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from examples import vocab_parallel
 from examples._corpus import read_corpus
 from examples._display import make_console
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import CHECKOUT, with_checkout
 
 
 def test_two_processes_lose_what_one_does() -> None:
@@ -23,7 +22,7 @@ def test_two_processes_lose_what_one_does() -> None:
     ended = subprocess.run(
         [*torchrun, "--nproc_per_node", "2", "-m", "examples.vocab_parallel", "--quick", "--steps", "2"],
         cwd=CHECKOUT,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
+        env=with_checkout(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=120,

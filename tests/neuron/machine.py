@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-CHECKOUT: Final = Path(__file__).resolve().parents[2]
+from tests.fresh_python import CHECKOUT, with_checkout
+
 SITE: Final = Path(__file__).resolve().parent / "site"
 """Holds the package `nki`; nothing else puts it on a path."""
 
@@ -26,9 +27,8 @@ def run(*command: str | Path, backend: str = "neuron", before: Path = SITE) -> s
         backend: value of NKILIB_BACKEND.
         before: directories on the import path ahead of the stand-in.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _CHOSEN}
-    environment["NKILIB_BACKEND"] = backend
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, dict.fromkeys((before, SITE, CHECKOUT))))
+    path = os.pathsep.join(map(str, dict.fromkeys((before, SITE, CHECKOUT))))
+    environment = with_checkout(*_CHOSEN, NKILIB_BACKEND=backend, PYTHONPATH=path)
     return subprocess.run(
         [sys.executable, *_REFUSED, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from nkilib import __version__
 from nkilib.simulator.__main__ import main
-from tests.fresh_python import CHECKOUT, run_fresh
+from tests.fresh_python import run_fresh, with_checkout
 
 KERNEL = """
 import numpy as np
@@ -117,10 +116,9 @@ def test_the_installed_compiler_is_never_hidden(tmp_path: Path) -> None:
 
 def command(*arguments: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``python -m nkilib.simulator`` in ``directory``."""
-    kept = {name: value for name, value in os.environ.items() if name != "NEURON_PLATFORM_TARGET_OVERRIDE"}
     return subprocess.run(
         [sys.executable, "-m", "nkilib.simulator", *arguments],
-        env=kept | {"PYTHONPATH": str(CHECKOUT)} | environment,
+        env=with_checkout("NEURON_PLATFORM_TARGET_OVERRIDE", **environment),
         cwd=directory,
         capture_output=True,
         text=True,

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from typing import NoReturn
 
-from tests.fresh_python import CHECKOUT
+from tests.fresh_python import CHECKOUT, with_checkout
 
 
 def run_module(module: str, *arguments: str, timeout: float = 300.0, **environment: str) -> str:
     """What ``python -m module`` prints; ``environment`` is added to this one."""
     process = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), **environment},
+        env=with_checkout(**environment),
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

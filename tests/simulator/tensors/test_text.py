@@ -15,6 +15,7 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator.tensors.registers import VirtualRegister
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import ALL_DTYPES, DType
+from tests.fresh_python import with_checkout
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, run, tensor_of
 
 
@@ -190,7 +191,9 @@ def test_a_breakpoint_stops_in_the_kernel_and_shows_its_tensors(tmp_path: Path, 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(cores=cores))
     commands = "p tile\np copied\nprint(tile)\np tile.array[1, 1] + 10\nuntil 12\nprint(tile)\nc\n"
-    done = subprocess.run([sys.executable, script], input=commands, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, script], env=with_checkout(), input=commands, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "tensor 'tile' [2, 2] float32 in sbuf\n(Pdb) <nisa.dma_copy load>\n" in done.stdout
     assert "(Pdb) tensor 'tile' [2, 2] float32 in sbuf\n[[0. 1.]\n [2. 3.]]\n(Pdb) " in done.stdout

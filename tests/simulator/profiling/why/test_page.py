@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from nkilib.simulator.profiling.why.finding import Finding
+from tests.fresh_python import with_checkout
 
 PAGE = (Path(__file__).parents[4] / "docs" / "performance-model.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("### Why it takes that long") : PAGE.index("## The bound")]
@@ -17,7 +18,9 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
     (_, source), (_, shown) = BLOCK.findall(SECTION)
     (tmp_path / "doubled.py").write_text(source)
-    done = subprocess.run([sys.executable, "doubled.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "doubled.py"], cwd=tmp_path, env=with_checkout(), capture_output=True, text=True, check=True
+    )
     assert " ".join(done.stdout.split()) == " ".join(shown.split())
 
 
