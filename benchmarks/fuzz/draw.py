@@ -69,13 +69,13 @@ class Draw:
             drawn = nearest + int(self.rng.integers(-1, 2))
         return min(max(drawn, least), most)
 
-    def sizes(self, *ranges: tuple[int, int], most: int | None = None) -> tuple[int, ...]:
+    def sizes(self, *ranges: tuple[int, int], most: int | None = None, span: int = _SPAN) -> tuple[int, ...]:
         """A size of each range, whose product is at most ``most``; None for the limit of elements.
 
-        Three of four are no smaller than a share of it: small launches have few branches.
+        Three of four are at least a ``span``-th of it: small launches have few branches.
         """
         most = self.limits.elements if most is None else most
-        least = most // _SPAN if self.chance(0.75) else 1
+        least = most // span if self.chance(0.75) else 1
         found = tuple(low for low, _ in ranges)
         for _ in range(_TRIES):
             drawn = tuple(self.size(*each) for each in ranges)

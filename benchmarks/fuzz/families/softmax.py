@@ -26,7 +26,8 @@ _MODULES = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}
 def drawn(draw: Draw, function: str) -> Call:
     """A call of one of the two."""
     shape, axis = _shape(draw)
-    name, dtype = dtype_of(draw)
+    is_inner = len(shape) == 3 and axis == 1
+    name, dtype = ("fp32", DTYPES["fp32"]) if is_inner and draw.chance(0.4) else dtype_of(draw)
     kind = draw.one_of(("normal", "spread", "masked", "constant"))
     x, layout = laid_out(draw, tensor_of(_values(draw, kind, shape, axis), dtype))
     arguments: dict[str, Any] = {"input": x, "dim": axis - len(shape) if draw.chance(0.3) else axis}
@@ -55,7 +56,13 @@ def drawn(draw: Draw, function: str) -> Call:
 
 
 def _shape(draw: Draw) -> tuple[tuple[int, ...], int]:
-    """A shape of one to four dimensions, and a dimension that is long."""
+    """A shape of one to four dimensions, and a dimension that is long; many with a long dimension inside of it."""
+    if draw.chance(0.4):
+        # As many bytes as a core's memory has, more or less: there plans change.
+        ranges = draw.one_of((((1, 3), (1_000, 30_000), (64, 4_000)), ((1, 1), (6_000, 20_000), (128, 1_300))))
+        if draw.limits.name == "small":
+            ranges = ((1, 3), (20, 700), (10, 300))
+        return draw.sizes(*ranges, most=draw.limits.logits if draw.limits.name != "small" else draw.limits.elements, span=4), 1
     rank = draw.one_of((1, 2, 2, 3, 3, 3, 4))
     axis = int(draw.rng.integers(rank))
     most = draw.limits.logits if draw.chance(0.3) else draw.limits.elements
