@@ -10,13 +10,14 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint sweep bench profile clean
+.PHONY: help demo test lint sweep fuzz bench profile clean
 
 help:
 	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
 	@echo "make test     linters, type checker and tests"
 	@echo "make lint     linters and type checker only"
 	@echo "make sweep    the kernels over real vocabularies and many tunings (long)"
+	@echo "make fuzz     random calls of nkilib.torch against float64; SECONDS=60, SEED, WORKERS, LOG, CALL"
 	@echo "make bench    speed and memory of the simulation and of nkilib.torch, what an instruction and a long profile cost"
 	@echo "make profile  the kernels beside the bound of the hardware (modelled, not measured)"
 	@echo "make clean    remove the virtual environment and caches"
@@ -40,6 +41,12 @@ lint: $(VENV)/.installed-test
 
 sweep: $(VENV)/.installed-cli
 	$(RUN) -m benchmarks.sweep
+
+# For so many seconds, as many processes as cores; CALL=N with SEED=M runs call N of that seed alone.
+SECONDS ?= 60
+fuzz: $(VENV)/.installed-cli,torch
+	$(RUN) -m benchmarks.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(WORKERS),--workers $(WORKERS)) \
+	  $(if $(CALL),--call $(CALL)) $(if $(LOG),--log $(LOG))
 
 bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.bench

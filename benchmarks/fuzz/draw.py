@@ -62,7 +62,7 @@ class Draw:
     def size(self, least: int, most: int) -> int:
         """Log-uniform; half of the sizes are moved to the nearest edge, or one beside it."""
         most = max(least, most)
-        drawn = int(round(exp(self.rng.uniform(log(least), log(most + 0.5)))))
+        drawn = round(exp(self.rng.uniform(log(least), log(most + 0.5))))
         if self.chance(0.5):
             edges = [*_EDGES, *(2**power for power in range(1, 20))]
             nearest = min(edges, key=lambda edge: abs(log(edge / drawn)))

@@ -59,14 +59,19 @@ def drawn(draw: Draw, function: str) -> Call:
     arguments |= {} if written is None else {"inplace": True}
     module = "CrossEntropyLoss" if function == "cross_entropy" and draw.chance(0.2) else None
     by_target = is_soft and _is_known_to_pytorch(recipe) and draw.chance(0.5) and written is None
-    settings = {"N": positions, "V": vocabulary, "dtype": name, "values": kind, "layout": layout.name, "lies": lies}
+    settings: dict[str, Any] = {
+        "N": positions,
+        "V": vocabulary,
+        "dtype": name,
+        "values": kind,
+        "layout": layout.name,
+        "lies": lies,
+    }
     settings |= {"class_dim": layout.class_dim, "soft": is_soft, **recipe.settings, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     settings |= {"tilings": _tilings(positions, vocabulary, dtype, settings["target"])}
     results = _results_with_upstream(draw, function, recipe, is_soft)
-    truth = _Truth(
-        layout.rows(array_of(x)), targets, recipe, layout, names[0], numpy_dtype(dtype), function, by_target
-    )
+    truth = _Truth(layout.rows(array_of(x)), targets, recipe, layout, names[0], numpy_dtype(dtype), function, by_target)
     differentiated = (names[0], *(("target",) if by_target else ()))
     return Call(
         function,

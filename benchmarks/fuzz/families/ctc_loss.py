@@ -51,7 +51,12 @@ def drawn(draw: Draw, function: str) -> Call:
         "reduction": reduction,
         "zero_infinity": zero_infinity,
     }
-    settings = {"shape": (steps, sequences, classes), "longest": longest, "dtype": name, "reduction": reduction}
+    settings: dict[str, Any] = {
+        "shape": (steps, sequences, classes),
+        "longest": longest,
+        "dtype": name,
+        "reduction": reduction,
+    }
     settings |= {"zero_infinity": zero_infinity, "is_flat": is_flat, "is_single": is_single, "module": module}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     truth = _Truth(array_of(x), labels, of_inputs, of_targets, arguments, is_single, numpy_dtype(dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     labels = _labels(draw, shape[:-1]) if draw.chance(0.5) else None
     module = "DistillationLoss" if written is None and draw.chance(0.25) else None
-    settings = {"shape": shape, "dtype": name, "teacher": other_name, "spread": spread, **options}
+    settings: dict[str, Any] = {"shape": shape, "dtype": name, "teacher": other_name, "spread": spread, **options}
     settings |= {"labels": labels is not None, "layout": layout, "inplace": written is not None, "module": module}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     arguments = {"student_logits": student, "teacher_logits": teacher, **options}

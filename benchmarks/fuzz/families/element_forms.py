@@ -88,9 +88,7 @@ def _weighted(draw: Draw, shape: Shape, truth: ElementwiseTruth, divides: bool, 
         return Form(_pair(draw, shape), truth, options)
     tensors = {**_pair(draw, shape), "weight": _positive(draw, shape)}
     differentiated = ("input", "target", "weight")
-    return Form(
-        tensors, WeightedTruth(truth), options, differentiated, divides_by_weight=divides, may_broadcast=()
-    )
+    return Form(tensors, WeightedTruth(truth), options, differentiated, divides_by_weight=divides, may_broadcast=())
 
 
 def _mse(draw: Draw, shape: Shape) -> Form:

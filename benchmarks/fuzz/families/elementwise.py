@@ -60,7 +60,13 @@ def drawn(draw: Draw, function: str) -> Call:
     module = MODULES[function] if draw.chance(0.2) else None
     if "weight" in names and module in _NO_WEIGHT:
         module = None
-    settings = {"shape": shape, "dtype": name, "reduction": reduction, **form.options, "layouts": layouts}
+    settings: dict[str, Any] = {
+        "shape": shape,
+        "dtype": name,
+        "reduction": reduction,
+        **form.options,
+        "layouts": layouts,
+    }
     settings |= {"shapes": {each: tuple(tensor.shape) for each, tensor in tensors.items()}}
     settings |= {"dtypes": {each: str(dtype) for each, dtype in dtypes.items()}, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}

@@ -53,7 +53,14 @@ def drawn(draw: Draw, function: str) -> Call:
         arguments["linear_bias"] = tensor_of(bias, dtype if draw.chance(0.5) else torch.float32)
     wanted = _wanted(draw, "linear_bias" in arguments)
     form = _form(draw, function, arguments, wanted, dtype)
-    settings = {"N": positions, "D": features, "V": classes, "dtype": name, "values": kind, "form": form}
+    settings: dict[str, Any] = {
+        "N": positions,
+        "D": features,
+        "V": classes,
+        "dtype": name,
+        "values": kind,
+        "form": form,
+    }
     settings |= {"wanted": wanted, "transposed": is_transposed, "bias": "linear_bias" in arguments, "shape": shape}
     settings |= {**recipe.settings, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     settings["tilings"] = _tilings(settings, is_plain=set(recipe.given) <= {"reduction", "return_outputs"})
@@ -108,9 +115,7 @@ def _recipe(draw: Draw, classes: int, ignored: int) -> Recipe:
     return Recipe(loss, given["reduction"], normalizer, given["return_outputs"], given)
 
 
-def _tensors(
-    draw: Draw, positions: int, features: int, classes: int, targets: Array
-) -> tuple[dict[str, Array], str]:
+def _tensors(draw: Draw, positions: int, features: int, classes: int, targets: Array) -> tuple[dict[str, Array], str]:
     """Hidden states and weights: of usual logits, of a large spread, or of confident targets."""
     kind = draw.one_of(("normal", "normal", "spread", "confident"))
     spread = {"normal": 1.0, "spread": 8.0, "confident": 1.0}[kind]
@@ -130,9 +135,7 @@ def _wanted(draw: Draw, has_bias: bool) -> tuple[str, ...]:
     return tuple(name for name in names if draw.chance(0.5)) or (names[1],)
 
 
-def _form(
-    draw: Draw, function: str, arguments: dict[str, Any], wanted: tuple[str, ...], dtype: torch.dtype
-) -> str:
+def _form(draw: Draw, function: str, arguments: dict[str, Any], wanted: tuple[str, ...], dtype: torch.dtype) -> str:
     """Two launches, one with a memory limit, or a float32 sum of dW that the backward adds to."""
     classes, features = arguments["linear_weight"].shape
     if draw.chance(0.2) and "linear_weight" in wanted:
@@ -147,9 +150,12 @@ def _form(
 
 def _tilings(settings: dict[str, Any], is_plain: bool) -> dict[str, Any]:
     """What is chosen by default for such a launch."""
-    sizes = (settings["N"], settings["D"], settings["V"], {"bf16": "bfloat16", "fp16": "float16"}.get(
-        settings["dtype"], "float32"
-    ))
+    sizes = (
+        settings["N"],
+        settings["D"],
+        settings["V"],
+        {"bf16": "bfloat16", "fp16": "float16"}.get(settings["dtype"], "float32"),
+    )
     directions = ("forward_backward",) if settings["form"] == "one launch" else ("forward", "backward")
     extended = not (is_plain and not settings["bias"] and settings["form"] != "summed")
     try:
@@ -213,9 +219,10 @@ class _Truth:
         scale = self._recipe.loss.lse_square_scale
         square = np.where(self._valid, scale * np.square(exact.lse), 0.0)
         off = scale * (2.0 * np.abs(exact.lse) + bounds["lse"]) * bounds["lse"] + 2.0 * UNIT * square
-        plain = replace(self._problem, options=replace(
-            self._recipe.loss, class_weight=None, label_smoothing=0.0, lse_square_scale=0.0
-        ))
+        plain = replace(
+            self._problem,
+            options=replace(self._recipe.loss, class_weight=None, label_smoothing=0.0, lse_square_scale=0.0),
+        )
         of_logprob = np.where(self._valid, linear_forward_bounds(plain)["loss"], 0.0) + SMALLEST_NORMAL
         logprob = -linear_forward_reference(plain).loss
         return {

@@ -42,7 +42,13 @@ def drawn(draw: Draw, function: str) -> Call:
     arguments |= {} if weight is None else {"weight": tensor_of(weight)}
     arguments |= {} if written is None else {"inplace": True}
     module = "NLLLoss" if draw.chance(0.2) else None
-    settings = {"shape": shape, "dtype": name, "reduction": reduction, "ignore_index": ignored, "layout": layout}
+    settings: dict[str, Any] = {
+        "shape": shape,
+        "dtype": name,
+        "reduction": reduction,
+        "ignore_index": ignored,
+        "layout": layout,
+    }
     settings |= {"weight": weight is not None, "inplace": written is not None, "module": module}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     given, of_input = array_of(x).reshape((1, *shape) if len(shape) == 1 else shape), numpy_dtype(dtype)
@@ -64,6 +70,4 @@ def drawn(draw: Draw, function: str) -> Call:
             "grad_input": Expected(exact.reshape(shape), of_exact.reshape(shape), of_input),
         }
 
-    return Call(
-        function, arguments, ("input",), truth, settings, settings["upstream"], written=written, module=module
-    )
+    return Call(function, arguments, ("input",), truth, settings, settings["upstream"], written=written, module=module)

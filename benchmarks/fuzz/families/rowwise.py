@@ -58,7 +58,13 @@ def drawn(draw: Draw, function: str) -> Call:
     if module == "MultiLabelSoftMarginLoss":  # whose weight is a buffer
         differentiated = tuple(each for each in differentiated if each != "weight")
     arguments = {**tensors, **form.options, "reduction": reduction} | ({} if written is None else {"inplace": True})
-    settings = {"shape": (rows, columns), "dtype": name, "reduction": reduction, **form.options, "layouts": layouts}
+    settings: dict[str, Any] = {
+        "shape": (rows, columns),
+        "dtype": name,
+        "reduction": reduction,
+        **form.options,
+        "layouts": layouts,
+    }
     settings |= {"dtypes": {each: str(dtype) for each, dtype in dtypes.items()}, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     given = {each: array_of(tensor) for each, tensor in tensors.items()}

@@ -39,7 +39,14 @@ def drawn(draw: Draw, function: str) -> Call:
         arguments = {"dim": arguments["dim"], "input": x}
         if function == "softmax" and len(shape) in (3, 4) and axis == len(shape) - 3:
             module, arguments = "Softmax2d", {"input": x}
-    settings = {"shape": shape, "dim": axis, "dtype": name, "values": kind, "layout": layout, "module": module}
+    settings: dict[str, Any] = {
+        "shape": shape,
+        "dim": axis,
+        "dtype": name,
+        "values": kind,
+        "layout": layout,
+        "module": module,
+    }
     settings |= {"result": str(result), "upstream": draw.one_of(UPSTREAMS[1:]), **machine(draw)}
     exact, off = _FORWARD[function]
     exact_gradient, off_gradient = _BACKWARD[function]
@@ -62,7 +69,9 @@ def _shape(draw: Draw) -> tuple[tuple[int, ...], int]:
         ranges = draw.one_of((((1, 3), (1_000, 30_000), (64, 4_000)), ((1, 1), (6_000, 20_000), (128, 1_300))))
         if draw.limits.name == "small":
             ranges = ((1, 3), (20, 700), (10, 300))
-        return draw.sizes(*ranges, most=draw.limits.logits if draw.limits.name != "small" else draw.limits.elements, span=4), 1
+        return draw.sizes(
+            *ranges, most=draw.limits.logits if draw.limits.name != "small" else draw.limits.elements, span=4
+        ), 1
     rank = draw.one_of((1, 2, 2, 3, 3, 3, 4))
     axis = int(draw.rng.integers(rank))
     most = draw.limits.logits if draw.chance(0.3) else draw.limits.elements

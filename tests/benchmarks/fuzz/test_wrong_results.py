@@ -82,9 +82,7 @@ def test_a_wrong_loss_of_every_function_is_seen(function: str, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", STRIPES)
 @pytest.mark.parametrize("name", ["grad_input", "grad_linear_weight"])
-def test_one_wrong_stripe_of_a_linear_gradient_is_seen(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_wrong_stripe_of_a_linear_gradient_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_sizes", lambda draw: (300, 320, 400))
     monkeypatch.setattr(linear, "_wanted", lambda draw, has_bias: ("input", "linear_weight"))
     monkeypatch.setattr(linear, "_form", lambda *arguments: "two launches")
