@@ -24,7 +24,9 @@ def drawn(draw: Draw, function: str) -> Call:
     """A call."""
     positions, vocabulary = draw.sizes((1, 1_500), (2, 160_000))
     split = draw.one_of([size for size in (1, 2, 3) if positions % size == 0])
-    shape = (vocabulary,) if positions == 1 and draw.chance(0.5) else (split, positions // split, vocabulary)
+    shape: tuple[int, ...] = (
+        (vocabulary,) if positions == 1 and draw.chance(0.5) else (split, positions // split, vocabulary)
+    )
     shape = shape[1:] if shape[0] == 1 and len(shape) == 3 else shape
     (name, dtype), (other_name, other) = dtype_of(draw), dtype_of(draw)
     spread = draw.one_of((1.0, 3.0, 10.0))
@@ -76,9 +78,9 @@ class _Truth:
         self, student: Array, teacher: Array, labels: Array | None, options: dict[str, Any], dtype: np.dtype[Any]
     ) -> None:
         self._shape, self._dtype = student.shape, dtype
-        self._rows = [each.reshape(-1, each.shape[-1]) for each in (student, teacher)]
+        self._student, self._teacher = (each.reshape(-1, each.shape[-1]) for each in (student, teacher))
         self._options = options
-        self._counts = np.ones(len(self._rows[0]), bool) if labels is None else labels.reshape(-1) != _IGNORED
+        self._counts = np.ones(len(self._student), bool) if labels is None else labels.reshape(-1) != _IGNORED
         beta = options["beta"]
         self._beta = (0.0 if options["direction"] == "forward" else 1.0) if beta is None else beta
 
@@ -100,8 +102,12 @@ class _Truth:
 
     def _loss(self) -> Expected:
         temperature, factor = self._options["temperature"], self._factor()
-        value = factor * np.where(self._counts, distillation_reference(*self._rows, None, self._beta, temperature), 0.0)
-        error = factor * distillation_bound(*self._rows, self._beta, temperature) + UNIT * np.abs(value)
+        value = factor * np.where(
+            self._counts, distillation_reference(self._student, self._teacher, None, self._beta, temperature), 0.0
+        )
+        error = factor * distillation_bound(self._student, self._teacher, self._beta, temperature) + UNIT * np.abs(
+            value
+        )
         if self._options["reduction"] == "none":
             return Expected(value.reshape(self._shape[:-1]), error.reshape(self._shape[:-1]), np.float32)
         total, off = summed(value, error)
@@ -110,12 +116,12 @@ class _Truth:
 
     def _gradient(self, upstream: Array) -> Expected:
         temperature = self._options["temperature"]
-        each = np.broadcast_to(self._factor() / self._divisor() * upstream.reshape(-1), len(self._rows[0]))
+        each = np.broadcast_to(self._factor() / self._divisor() * upstream.reshape(-1), len(self._student))
         each = np.where(self._counts, each, 0.0)
-        exact = distillation_gradient_reference(*self._rows, each, None, self._beta, temperature)
-        rows = [row.astype(np.float64) for row in self._rows]  # whose type no result is rounded to here
-        # The upstream gradient of a position is a quotient and a product of float32 numbers.
-        float32 = [rows[0].astype(np.float32), rows[1]]
-        error = distillation_gradient_bound(*float32, each, exact, self._beta, temperature) + 2.0 * UNIT * np.abs(exact)
+        exact = distillation_gradient_reference(self._student, self._teacher, each, None, self._beta, temperature)
+        # Rounding to the type is granted last; the upstream gradient is a quotient and a product of float32 numbers.
+        float32 = self._student.astype(np.float32)
+        error = distillation_gradient_bound(float32, self._teacher, each, exact, self._beta, temperature)
+        error = error + 2.0 * UNIT * np.abs(exact)
         error = stored(exact, error, self._dtype)
         return Expected(exact.reshape(self._shape), error.reshape(self._shape), self._dtype)

@@ -83,7 +83,7 @@ def _sizes(draw: Draw) -> tuple[int, int, int]:
     limits = draw.limits
     several = ((500, 2_100), (600, 6_000), (500, 4_000))
     usual, any_size = ((64, 3_000), (300, 12_000), (64, 6_400)), ((1, 3_000), (1, 40_000), (16, 16_384))
-    kinds = (several, several, usual, usual, any_size)
+    kinds: tuple[tuple[tuple[int, int], ...], ...] = (several, several, usual, usual, any_size)
     if limits.name == "small":
         kinds = (((1, 700), (1, 2_000), (16, 700)),)
     *rest, (least, most) = draw.one_of(kinds)

@@ -15,6 +15,7 @@ from benchmarks.fuzz.__main__ import main, parse_arguments
 from benchmarks.fuzz.call import Call
 from benchmarks.fuzz.draw import LIMITS, MIDDLE, SMALL, Draw
 from benchmarks.fuzz.registry import EXCLUDED, FUZZED
+from tests.fresh_python import run_fresh
 
 QUICK = ["--seed", "5", "--workers", "1", "--limits", "small", "--function", "nll_loss"]
 
@@ -113,6 +114,12 @@ def test_arguments_that_do_not_fit_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_arguments(arguments)
     assert ended.value.code == 2
+
+
+def test_it_runs_under_a_pytorch_that_graphs_do_not() -> None:
+    code = "import torch; torch.__version__ = '2.11.0'; from benchmarks.fuzz.__main__ import main; "
+    outcome = run_fresh(code + "main(['--seed', '5', '--call', '0', '--limits', 'small', '--function', 'nll_loss'])")
+    assert outcome.error == "" and json.loads(outcome.output)["failures"] == []
 
 
 def test_the_defaults() -> None:
