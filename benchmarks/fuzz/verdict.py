@@ -54,10 +54,10 @@ def _judge(name: str, actual: Array, expected: Expected, verdict: Verdict) -> No
     error = np.broadcast_to(np.asarray(expected.error, np.float64), actual.shape)
     with np.errstate(all="ignore"):
         ratios = _ratios(actual.astype(np.float64), expected.value.astype(np.float64), error, actual.dtype)
-        sizes = np.where(np.isfinite(expected.value), np.abs(expected.value), 0.0) / error
+        is_telling = np.isfinite(expected.value) & (np.abs(expected.value) >= TELLING * error)
     worst = float(ratios.max(initial=0.0))
     verdict.shares[name] = worst
-    if np.nanmax(sizes, initial=0.0) < TELLING and np.any(expected.value):
+    if not is_telling.any() and np.any(expected.value):
         verdict.blunt.append(name)
     if worst > 1.0:
         wrong = np.argwhere(ratios > 1.0)

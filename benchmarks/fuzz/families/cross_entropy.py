@@ -43,7 +43,7 @@ def drawn(draw: Draw, function: str) -> Call:
     name, dtype = dtype_of(draw)
     is_soft = function != _SCORES and draw.chance(0.15)
     targets, ignored = drawn_targets(draw, positions, vocabulary)
-    recipe = _recipe(draw, function, vocabulary, -100 if is_soft else ignored, is_soft)
+    recipe = _recipe(draw, function, positions, vocabulary, -100 if is_soft else ignored, is_soft)
     values, kind = _logits(draw, positions, vocabulary, targets, recipe, is_soft)
     if is_soft:
         targets = _probabilities(draw, positions, vocabulary)
@@ -124,7 +124,7 @@ class _Layout:
         return np.ascontiguousarray(moved.reshape(-1, moved.shape[-1]))
 
 
-def _recipe(draw: Draw, function: str, vocabulary: int, ignored: int, is_soft: bool) -> Recipe:
+def _recipe(draw: Draw, function: str, positions: int, vocabulary: int, ignored: int, is_soft: bool) -> Recipe:
     given: dict[str, Any] = {}
     if ignored != -100:
         given["ignore_index"] = ignored
@@ -133,8 +133,12 @@ def _recipe(draw: Draw, function: str, vocabulary: int, ignored: int, is_soft: b
     if draw.chance(0.25):
         given["temperature"] = draw.one_of((0.7, 2.0))
     given["exact_maximum"] = draw.one_of((None, None, True))
+    # The forms of the loss that have a kernel without the maximum.
+    may_be_shifted = not is_soft and "logit_softcap" not in given and min(positions, vocabulary) > 1
     if function == _SCORES:
         given["entropy"] = draw.chance(0.7)
+        if may_be_shifted and draw.chance(0.3):
+            given["exact_maximum"] = False
         loss = ExtendedLoss(None, ignored, 0.0, given.get("logit_softcap"), 0.0, given.get("temperature", 1.0))
         return Recipe(loss, "none", given=given)
     given["reduction"] = draw.one_of(REDUCTIONS)
@@ -150,6 +154,9 @@ def _recipe(draw: Draw, function: str, vocabulary: int, ignored: int, is_soft: b
         normalizer = 37.0
         given["normalizer"] = tensor_of(np.array(normalizer))
     given["return_outputs"] = draw.chance(0.3)
+    is_plain = "label_smoothing" not in given and not given["return_outputs"]
+    if function != _PARALLEL and may_be_shifted and is_plain and draw.chance(0.4):
+        given["exact_maximum"] = False
     smoothing, square = given.get("label_smoothing", 0.0), given.get("lse_square_scale", 0.0)
     cap, temperature = given.get("logit_softcap"), given.get("temperature", 1.0)
     loss = ExtendedLoss(weight, ignored, smoothing, cap, square, temperature)
