@@ -104,29 +104,29 @@ class Call:
         for name in self.added_to:
             given[name] = self.arguments[name].clone()
         with self._environment(), simulator.recording() as record:
-            found = _named(self._function()(**given))
-            upstream = self._backward_inputs(draw, found)
-            values = {name: array_of(each) for name, each in found.items()}
-            gradients = self._gradients(found, upstream, leaves)
+            outcomes = _named(self._function()(**given))
+            upstream = self._backward_inputs(draw, outcomes)
+            values = {name: array_of(each) for name, each in outcomes.items()}
+            gradients = self._gradients(outcomes, upstream, leaves)
         values.update(gradients)
         values.update({result: array_of(given[name]) for name, result in self.added_to.items()})
         issued = sum(record.instruction_counts.values())
         return Results(values, {name: array_of(each) for name, each in upstream.items()}, issued)
 
-    def _backward_inputs(self, draw: Draw, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _backward_inputs(self, draw: Draw, outcomes: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not self.differentiated and not self.added_to:
             return {}
-        names = self.results if len(found) > 1 else tuple(found)
-        return {name: upstream_like(draw, self.upstream, found[name]) for name in names}
+        names = self.results if len(outcomes) > 1 else tuple(outcomes)
+        return {name: upstream_like(draw, self.upstream, outcomes[name]) for name in names}
 
     def _gradients(
-        self, found: Mapping[str, Tensor], upstream: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+        self, outcomes: Mapping[str, Tensor], upstream: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
     ) -> dict[str, Array]:
         if not upstream:
             return {}
         for name in self.differentiated:
             leaves[name].grad = None
-        torch.autograd.backward([found[name] for name in upstream], list(upstream.values()))
+        torch.autograd.backward([outcomes[name] for name in upstream], list(upstream.values()))
         taken = [name for name in self.differentiated if leaves[name].grad is not None]
         return {f"grad_{name}": array_of(_present(leaves[name].grad)) for name in taken}
 

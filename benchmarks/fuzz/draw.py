@@ -76,11 +76,11 @@ class Draw:
         """
         most = self.limits.elements if most is None else most
         least = most // span if self.chance(0.75) else 1
-        found = tuple(low for low, _ in ranges)
+        best = tuple(low for low, _ in ranges)
         for _ in range(_TRIES):
             drawn = tuple(self.size(*each) for each in ranges)
-            if prod(found) < prod(drawn) <= most:
-                found = drawn
-            if prod(found) >= least:
+            if prod(best) < prod(drawn) <= most:
+                best = drawn
+            if prod(best) >= least:
                 break
-        return found
+        return best

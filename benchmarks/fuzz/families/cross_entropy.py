@@ -234,13 +234,13 @@ class _Truth:
             self._divisor, self._of_divisor = divisor_of(recipe, weights, off)
             loss_error = np.where(self._valid, self._bounds["loss"], 0.0) + SMALLEST_NORMAL
             loss = reduced(self._exact.loss, loss_error, recipe, self._divisor, self._of_divisor, shape)
-            found = self._scores() if self._function == _SCORES else {"loss": loss}
+            computed = self._scores() if self._function == _SCORES else {"loss": loss}
             if recipe.return_outputs:
-                found |= self._outputs(is_soft)
-            found[f"grad_{self._name}"] = self._gradient(results)
+                computed |= self._outputs(is_soft)
+            computed[f"grad_{self._name}"] = self._gradient(results)
             if self._by_target:
-                found["grad_target"] = self._gradient_of_target(results)
-        return found
+                computed["grad_target"] = self._gradient_of_target(results)
+        return computed
 
     def _logprob(self) -> tuple[Array, Array]:
         """Of positions: the loss without weights, smoothing and square, negated."""
@@ -263,7 +263,7 @@ class _Truth:
         lse, scale = self._exact.lse, self._recipe.loss.lse_square_scale
         square = np.where(self._valid, scale * np.square(lse), 0.0)
         off = scale * (2.0 * np.abs(lse) + self._bounds["lse"]) * self._bounds["lse"] + 2.0 * UNIT * square
-        found = {
+        computed = {
             "lse": self._of_positions(lse, self._bounds["lse"]),
             "entropy": self._of_positions(self._exact.entropy, self._bounds["entropy"]),
             "z_loss": reduced(
@@ -281,8 +281,8 @@ class _Truth:
             ),
         }
         if not is_soft:
-            found["logprob"] = self._of_positions(*self._logprob())
-        return found
+            computed["logprob"] = self._of_positions(*self._logprob())
+        return computed
 
     def _of_loss(self, results: Results, name: str) -> Array:
         """The upstream gradient of each position's part of a reduced result."""

@@ -80,14 +80,14 @@ class _Truth:
 
     def __call__(self, results: Results) -> dict[str, Expected]:
         of_inputs, of_targets = self._lengths
-        found = ctc_loss_reference(self._log_probs, self._labels, of_inputs, of_targets, self._blank)
+        computed = ctc_loss_reference(self._log_probs, self._labels, of_inputs, of_targets, self._blank)
         of_loss = self._dtype if self._reduction == "none" else np.dtype(np.float32)
-        loss = reduced(found.losses, of_targets, self._reduction, self._zero_infinity)
-        error = ctc_loss_bound(found, of_inputs, of_targets, self._reduction, of_loss)
+        loss = reduced(computed.losses, of_targets, self._reduction, self._zero_infinity)
+        error = ctc_loss_bound(computed, of_inputs, of_targets, self._reduction, of_loss)
         upstream = results.upstream["loss"].astype(np.float64).reshape(-1)
         factors = upstream * reduction_factors(of_targets, self._reduction)
-        exact = ctc_loss_gradient_reference(self._log_probs, found, of_inputs, factors, self._zero_infinity)
-        of_exact = ctc_loss_gradient_bound(self._log_probs, found, of_inputs, factors, exact)
+        exact = ctc_loss_gradient_reference(self._log_probs, computed, of_inputs, factors, self._zero_infinity)
+        of_exact = ctc_loss_gradient_bound(self._log_probs, computed, of_inputs, factors, exact)
         one = self._reduction != "none" or self._is_single
         shape = self._log_probs.shape if not self._is_single else self._log_probs[:, 0].shape
         return {

@@ -114,16 +114,16 @@ class _Truth:
             weight = self._tensors.get("weight")
             is_weighted = self._form.divides_by_weight and self._reduction == "mean" and weight is not None
             divisor, relative = self._divisor(is_weighted)
-            found = {"loss": self._loss(divisor, relative)}
+            computed = {"loss": self._loss(divisor, relative)}
             upstream = results.upstream["loss"].astype(np.float64) / divisor
             exact = derived.gradients(self._form.truth, self._tensors, upstream, "sum")
             for name in self._form.differentiated:
                 value, error = exact[name]
                 error = error + (relative + 2.0 * UNIT) * np.abs(value)
                 if is_weighted and name == "weight":
-                    value, error = self._of_weights(Exact(value, error), upstream, found["loss"])
-                found[f"grad_{name}"] = self._gradient(name, value, error)
-        return found
+                    value, error = self._of_weights(Exact(value, error), upstream, computed["loss"])
+                computed[f"grad_{name}"] = self._gradient(name, value, error)
+        return computed
 
     def _divisor(self, is_weighted: bool) -> tuple[float, float]:
         """What the sum of the losses is divided by, and how far that may be off, as a share of it."""

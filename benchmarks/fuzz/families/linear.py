@@ -203,10 +203,10 @@ class _Truth:
             self._divisor, self._of_divisor = divisor_of(
                 self._recipe, self._exact.position_weight, self._bounds["position_weight"]
             )
-            found = {"loss": self._reduced(self._exact.loss, self._bounds["loss"])}
+            computed = {"loss": self._reduced(self._exact.loss, self._bounds["loss"])}
             if self._recipe.return_outputs:
-                found |= self._outputs(results)
-            return found | self._gradients(results)
+                computed |= self._outputs(results)
+            return computed | self._gradients(results)
 
     def _reduced(self, values: Array, errors: Array) -> Expected:
         errors = np.where(self._valid, errors, 0.0) + SMALLEST_NORMAL
@@ -265,21 +265,21 @@ class _Truth:
         exact = linear_backward_reference(self._problem, upstream)
         bounds = linear_gradient_bounds(self._problem, upstream)
         further = self._of_lse(upstream, of_square)
-        found = {}
+        computed = {}
         for name in self._wanted:
             value, error = (getattr(each, _GRADIENTS[name]) for each in (exact, bounds))
             error = error + getattr(further, _GRADIENTS[name])
             error = error + (self._of_divisor + 4.0 * UNIT) * np.abs(value)
-            found[name] = self._stored(name, value, error)
+            computed[name] = self._stored(name, value, error)
         if self._summed is not None:
-            dropped = found.pop("linear_weight")
+            dropped = computed.pop("linear_weight")
             before = array_of(self._summed).astype(np.float64)
             total = before + dropped.value
             error = dropped.error + UNIT * np.abs(total)
-            return {f"grad_{name}": each for name, each in found.items()} | {
+            return {f"grad_{name}": each for name, each in computed.items()} | {
                 "grad_weight_sum": Expected(total, error, np.float32)
             }
-        return {f"grad_{name}": each for name, each in found.items()}
+        return {f"grad_{name}": each for name, each in computed.items()}
 
     def _stored(self, name: str, value: Array, error: Array) -> Expected:
         dtype = self._bias_dtype if name == "linear_bias" else self._dtype

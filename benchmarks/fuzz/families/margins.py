@@ -57,12 +57,12 @@ def _one_target(
     reduction = arguments["reduction"]
 
     def truth(results: Results) -> dict[str, Expected]:
-        found = MultiMarginTruth.of(given, targets, weight, p, margin)
+        computed = MultiMarginTruth.of(given, targets, weight, p, margin)
         upstream = _upstream(results, reduction, rows)
-        loss = _loss(found.losses(), of_one.loss_bounds(given, found, margin), reduction, dtype, single)
+        loss = _loss(computed.losses(), of_one.loss_bounds(given, computed, margin), reduction, dtype, single)
         if reduction != "none":
-            loss = _total(found.losses(), of_one.sum_bound(given, found, margin), reduction)
-        exact, error = found.gradient(upstream), of_one.gradient_bounds(given, found, margin, upstream)
+            loss = _total(computed.losses(), of_one.sum_bound(given, computed, margin), reduction)
+        exact, error = computed.gradient(upstream), of_one.gradient_bounds(given, computed, margin, upstream)
         shape = (classes,) if single else given.shape
         return {"loss": loss, "grad_input": Expected(exact.reshape(shape), error.reshape(shape), dtype)}
 
@@ -84,12 +84,12 @@ def _several_targets(
     reduction = arguments["reduction"]
 
     def truth(results: Results) -> dict[str, Expected]:
-        found = MultilabelMarginTruth.of(given, targets)
+        computed = MultilabelMarginTruth.of(given, targets)
         upstream = _upstream(results, reduction, rows)
-        loss = _loss(found.losses(), of_several.loss_bounds(given, found), reduction, dtype, single)
+        loss = _loss(computed.losses(), of_several.loss_bounds(given, computed), reduction, dtype, single)
         if reduction != "none":
-            loss = _total(found.losses(), of_several.sum_bound(given, found), reduction)
-        exact, error = found.gradient(upstream), of_several.gradient_bounds(given, found, upstream)
+            loss = _total(computed.losses(), of_several.sum_bound(given, computed), reduction)
+        exact, error = computed.gradient(upstream), of_several.gradient_bounds(given, computed, upstream)
         shape = (classes,) if single else given.shape
         return {"loss": loss, "grad_input": Expected(exact.reshape(shape), error.reshape(shape), dtype)}
 

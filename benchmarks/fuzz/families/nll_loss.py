@@ -55,14 +55,14 @@ def drawn(draw: Draw, function: str) -> Call:
     indices = target.reshape((1,) if len(shape) == 1 else of_target)
 
     def truth(results: Results) -> dict[str, Expected]:
-        found = nll_loss_reference(given, indices, weight, ignored)
+        computed = nll_loss_reference(given, indices, weight, ignored)
         of_loss = of_input if reduction == "none" else np.dtype(np.float32)
-        loss = np.asarray(found.reduced(reduction))
-        error = np.asarray(nll_loss_bound(found, given.shape, reduction, of_loss))
+        loss = np.asarray(computed.reduced(reduction))
+        error = np.asarray(nll_loss_bound(computed, given.shape, reduction, of_loss))
         upstream = results.upstream["loss"].astype(np.float64)
         upstream = upstream.reshape(indices.shape) if reduction == "none" else upstream
-        upstream = upstream / found.weights.sum() if reduction == "mean" else upstream
-        exact = nll_loss_gradient_reference(given, indices, found.weights, upstream)
+        upstream = upstream / computed.weights.sum() if reduction == "mean" else upstream
+        exact = nll_loss_gradient_reference(given, indices, computed.weights, upstream)
         of_exact = nll_loss_gradient_bound(exact, of_input)
         of_value = of_target if reduction == "none" else ()
         return {

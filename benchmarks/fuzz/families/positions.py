@@ -79,9 +79,9 @@ def confident(logits: Array, targets: Array) -> Array:
     exact[rows, classes] = -np.inf
     most = exact.max(axis=1, keepdims=True, initial=-1e30)
     others = np.log(np.exp(exact - most).sum(axis=1) + 1e-30) + most[:, 0]
-    found = logits.copy()
-    found[rows, classes] = np.maximum(others, -1e4) + np.log(999.0)
-    return found
+    computed = logits.copy()
+    computed[rows, classes] = np.maximum(others, -1e4) + np.log(999.0)
+    return computed
 
 
 def reduced(

@@ -76,18 +76,18 @@ def drawn(draw: Draw, function: str) -> Call:
         with np.errstate(all="ignore"):
             if reduction == "none":
                 loss = derived.losses(form.truth, given, of_loss)
-                found = {"loss": Expected(loss.value, loss.error, of_loss)}
+                computed = {"loss": Expected(loss.value, loss.error, of_loss)}
             else:
                 loss = derived.reduced(form.truth, given, reduction)
-                found = {"loss": Expected(loss.value.reshape(()), loss.error.reshape(()), of_loss)}
+                computed = {"loss": Expected(loss.value.reshape(()), loss.error.reshape(()), of_loss)}
             upstream = results.upstream["loss"].astype(np.float64).reshape(-1)
             exact = derived.gradients(form.truth, given, upstream, reduction)
             for each in differentiated:
                 value, error = exact[each]
                 shape = tuple(tensors[each].shape)
                 further = error + 2.0 * UNIT * np.abs(value)
-                found[f"grad_{each}"] = Expected(value.reshape(shape), further.reshape(shape), given[each].dtype)
-        return found
+                computed[f"grad_{each}"] = Expected(value.reshape(shape), further.reshape(shape), given[each].dtype)
+        return computed
 
     return Call(
         function, arguments, differentiated, truth, settings, settings["upstream"], written=written, module=module

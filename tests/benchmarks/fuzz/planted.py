@@ -14,16 +14,16 @@ STRIPE: Final = 128
 
 def not_a_number(values: Array) -> Array:
     """One element in the middle."""
-    found = values.copy()
-    found.reshape(-1)[found.size // 2] = np.nan
-    return found
+    wrong = values.copy()
+    wrong.reshape(-1)[wrong.size // 2] = np.nan
+    return wrong
 
 
 def transposed(values: Array) -> Array:
     """The elements in the order of the transposed matrix; of one dimension, from back to front."""
     rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
-    found = rows[:, ::-1] if min(rows.shape) == 1 else rows.T
-    return np.ascontiguousarray(found).reshape(values.shape)
+    wrong = rows[:, ::-1] if min(rows.shape) == 1 else rows.T
+    return np.ascontiguousarray(wrong).reshape(values.shape)
 
 
 WRONG: Final[dict[str, Callable[[Array], Array]]] = {
@@ -36,23 +36,23 @@ WRONG: Final[dict[str, Callable[[Array], Array]]] = {
 
 def wrong_rows(values: Array) -> Array:
     """One stripe of 128 rows is that of the rows before."""
-    found = values.copy()
-    found[STRIPE : 2 * STRIPE] = values[:STRIPE]
-    return found
+    wrong = values.copy()
+    wrong[STRIPE : 2 * STRIPE] = values[:STRIPE]
+    return wrong
 
 
 def wrong_columns(values: Array) -> Array:
     """The same of columns."""
-    found = values.copy()
-    found[..., STRIPE : 2 * STRIPE] = values[..., :STRIPE]
-    return found
+    wrong = values.copy()
+    wrong[..., STRIPE : 2 * STRIPE] = values[..., :STRIPE]
+    return wrong
 
 
 def missing_rows(values: Array) -> Array:
     """One stripe of 128 rows was never written."""
-    found = values.copy()
-    found[STRIPE : 2 * STRIPE] = 0
-    return found
+    wrong = values.copy()
+    wrong[STRIPE : 2 * STRIPE] = 0
+    return wrong
 
 
 STRIPES: Final = {"wrong rows": wrong_rows, "wrong columns": wrong_columns, "missing rows": missing_rows}

@@ -53,31 +53,31 @@ def ran(function: str, number: int) -> Ran:
 def telling(function: str) -> tuple[Ran, str]:
     """The first call of which a bound is small beside the first gradient, which is no vector of a few elements."""
     for number in range(TRIES):
-        found = ran(function, number)
-        verdict = judged(found.values, found.expected)
+        sample = ran(function, number)
+        verdict = judged(sample.values, sample.expected)
         assert not verdict.complaints, verdict.complaints
-        name = next(each for each in found.values if each.startswith("grad_"))
-        values = found.values[name].astype(np.float64)
+        name = next(each for each in sample.values if each.startswith("grad_"))
+        values = sample.values[name].astype(np.float64)
         is_large = values.size >= FEWEST and np.isfinite(values).all() and min(values.reshape(len(values), -1).shape)
         if is_large and not verdict.blunt and (values != 0.0).mean() > 0.01 and np.ptp(values) > 0.0:
-            return found, name
+            return sample, name
     raise AssertionError(f"no call of {function} is telling")
 
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("function", FUZZED)
 def test_a_wrong_gradient_of_every_function_is_seen(function: str, kind: str) -> None:
-    found, name = telling(function)
-    verdict = found.with_wrong(name, WRONG[kind](found.values[name]))
+    sample, name = telling(function)
+    verdict = sample.with_wrong(name, WRONG[kind](sample.values[name]))
     assert verdict.complaints and verdict.worst > 1.0
 
 
 @pytest.mark.parametrize("kind", ["zeros", "flipped", "NaN"])
 @pytest.mark.parametrize("function", FUZZED)
 def test_a_wrong_loss_of_every_function_is_seen(function: str, kind: str) -> None:
-    found, _ = telling(function)
+    sample, _ = telling(function)
     name = "logprob" if function == "token_scores" else "loss"
-    assert found.with_wrong(name, WRONG[kind](found.values[name])).complaints
+    assert sample.with_wrong(name, WRONG[kind](sample.values[name])).complaints
 
 
 @pytest.mark.parametrize("kind", STRIPES)
@@ -93,8 +93,8 @@ def test_one_wrong_stripe_of_a_linear_gradient_is_seen(name: str, kind: str, mon
 def test_one_wrong_stripe_of_a_gradient_of_logits_is_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draw, "sizes", lambda *arguments, **keywords: (300, 400))
     monkeypatch.setattr(cross_entropy._Layout, "drawn", lambda *arguments: cross_entropy._Layout("[N, V]", (300,), -1))
-    found = ran("cross_entropy", 2)
-    _check_stripe(found, "grad_input", kind)
+    sample = ran("cross_entropy", 2)
+    _check_stripe(sample, "grad_input", kind)
 
 
 @pytest.mark.parametrize("kind", STRIPES)
@@ -104,9 +104,9 @@ def test_one_wrong_stripe_of_a_softmax_is_seen(name: str, kind: str, monkeypatch
     _check_stripe(ran("softmax", 3), name, kind)
 
 
-def _check_stripe(found: Ran, name: str, kind: str) -> None:
-    assert not judged(found.values, found.expected).complaints
-    assert found.with_wrong(name, STRIPES[kind](found.values[name])).complaints
+def _check_stripe(sample: Ran, name: str, kind: str) -> None:
+    assert not judged(sample.values, sample.expected).complaints
+    assert sample.with_wrong(name, STRIPES[kind](sample.values[name])).complaints
 
 
 EXACT: Mapping[str, Expected] = {"loss": Expected(np.array([1.0, -2.0]), np.array([0.1, 0.1]), np.float32)}
