@@ -49,7 +49,7 @@ class Setting:
 def settings() -> list[Setting]:
     """All of them, for this machine: one thing changes at a time, but for the last setting, which changes all."""
     features, groups = numpy_features(), numpy_groups()
-    found = [Setting("unchanged"), _of_torch("default", "SSE42"), _of_torch("avx2", "AVX2")]
+    found = [Setting("unchanged"), _of_torch("default"), _of_torch("avx2", "AVX2")]
     found.append(_of_numpy("numpy-no-avx512", [name for name in groups if _is_avx512(name)]))
     found.append(_of_numpy("numpy-baseline", groups))
     found += [_of_openblas(core, needed, features) for core, needed in _CORES.items()]
@@ -76,8 +76,8 @@ def plainest(found: Sequence[Setting]) -> Setting:
     )
 
 
-def _of_torch(capability: str, needed: str) -> Setting:
-    lacks = "" if numpy_features().get(needed, False) else f"a CPU with {needed}"
+def _of_torch(capability: str, needed: str | None = None) -> Setting:
+    lacks = "" if needed is None or numpy_features().get(needed, False) else f"a CPU with {needed}"
     return Setting(f"torch-{capability}", {_ATEN: capability}, Machine(torch=capability.upper()), lacks)
 
 

@@ -52,7 +52,7 @@ def test_the_plainest_setting_changes_all_that_this_machine_has() -> None:
     plainest = named(PLAINEST)
     assert plainest.machine.torch == "DEFAULT" and plainest.machine.threads == 1
     assert list(plainest.machine.numpy_off) == numpy_groups()
-    assert plainest.machine.openblas == (None if openblas_core() is None else "Nehalem")
+    assert plainest.machine.openblas == (None if named("openblas-nehalem").lacks else "Nehalem")
     assert not plainest.lacks
 
 

@@ -10,20 +10,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from nkilib.torch import CrossEntropyLoss, cross_entropy
-from tests.torch.opinfo import DTYPES, Budget, Checked, Difference, module_samples, op_samples
+from tests.torch.opinfo import DTYPES, Checked, Difference, module_samples, op_samples
+from tests.torch.reduced import SUMS
 
 _IS_ROUNDED = Difference(
     "losses are float32 whatever the type of the logits",
     lambda sample: sample.dtype != torch.float32,
     result_dtype=torch.float32,
 )
-# A sum adds the roundings of its terms, of which there are up to 200.
-_SUMS = Budget(of_float32=200.0)
 _NAME = "nn.functional.cross_entropy"
 
 
 def _checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
-    return Checked(ours, theirs, values=_SUMS, differences=[_IS_ROUNDED] if dtype != torch.float32 else [])
+    return Checked(ours, theirs, values=SUMS, differences=[_IS_ROUNDED] if dtype != torch.float32 else [])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
