@@ -181,7 +181,7 @@ def row_plan(
         if chunk_size is None:
             piece_size = min(piece_size, div_ceil(columns, least))
         return RowPlan(row_size, parts, width, piece_size, 1, 1, min(_MOST_BATCHES, on_chip // columns))
-    rows_of_piece = max(1, piece_size // columns)
+    rows_of_piece = max(1, min(piece_size, on_chip) // columns)
     pieces_on_chip = on_chip // (rows_of_piece * columns)
     pieces = max(1, min(most_pieces, pieces_on_chip // _LEAST_BATCHES)) if parts == 1 else 1
     rows_each = 1 if parts > 1 else rows_of_piece * pieces

@@ -79,7 +79,7 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     most_pieces = _PIECES_OF_LOGS if has_many_logs else MOST_PIECES
     function = f"{kind.value}_forward"
     plan = row_plan(function, row_size, streams, chunk_size, most_pieces)
-    if _keeps_float32(plan, kind) and x_dtype != nl.float32:
+    if forward_keeps_float32(plan, kind) and x_dtype != nl.float32:
         kept = Streams(of_x + _FLOAT32_BYTES, scratch + _FLOAT32_BYTES, _FLOAT32_BYTES)
         if kind is Kind.SOFTMAX and plan.is_short and not plan.is_tiny:
             return row_plan(function, row_size, kept, chunk_size, 1, _KEPT_PIECE_BYTES)
@@ -87,7 +87,7 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     return plan
 
 
-def _keeps_float32(plan: RowPlan, kind: Kind) -> bool:
+def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
     """Whether what the second pass takes is computed by the first one, in float32."""
     is_single = plan.parts == 1 and plan.chunks == 1
     return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
@@ -135,7 +135,7 @@ class _Forward:
         count = min(plan.batches_on_chip, len(batches))
         size = max(batch.each for batch in batches) * plan.columns
         of_piece = max(piece.size for batch in batches for piece in batch.pieces)
-        keeps = _keeps_float32(plan, kind)
+        keeps = forward_keeps_float32(plan, kind)
         x_buffers_sbuf = buffers(count, size, x_hbm.dtype)
         kept_buffers_sbuf = []
         if keeps:

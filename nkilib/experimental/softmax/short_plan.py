@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
@@ -178,6 +179,11 @@ def plan_short(
     columns = (piece if chunk_size is None else min(piece, chunk_size)) // length
     fitting = usable_sbuf_bytes() - _SPARE_BYTES - columns * length * piece_bytes
     most = fitting // (LEAST_BUFFERS * window_bytes * length)
+    require(  # smaller limits alone are too small
+        most > 0,
+        f"softmax over short columns: {LEAST_BUFFERS} windows of a column of {length} elements must fit in a partition "
+        f"of SBUF beside a piece, which leaves {fitting} bytes; give a smaller chunk_size",
+    )
     bands = _bands(outer, inner, most, cores, dtypes)
     cuts = [(band, *cut) for band in bands for cut in _cuts(band.units, cores, core)]
     windows = [Window(number, *cut) for number, cut in enumerate(cuts)]

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from tests.experimental.plans import softmax_columns, softmax_rows, softmax_short
 from tests.experimental.plans.coverage import PlanFamily
 
-FAMILIES: dict[str, PlanFamily] = {family.name: family for family in ()}
+FAMILIES: dict[str, PlanFamily] = {
+    family.name: family
+    for family in (
+        *softmax_columns.FAMILIES,
+        *softmax_short.FAMILIES,
+        *softmax_rows.FAMILIES,
+    )
+}

@@ -17,7 +17,7 @@ from nkilib.experimental.softmax.column_loads import Load, LoadKey, LoadRing, lo
 from nkilib.experimental.softmax.column_loop import ColumnLoop
 from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
 from nkilib.experimental.softmax.column_plan import OWN_TILES, Layout
-from nkilib.experimental.softmax.column_steps import Group, Phase, Schedule
+from nkilib.experimental.softmax.column_steps import Group, Phase, Schedule, Step
 
 # Tiles between the halves of a pass, as the arithmetic has them where it keeps nothing.
 _COPIES = 3
@@ -100,6 +100,7 @@ class DryResults:
         overwritten: the source whose tiles results take; None if they have their own.
         own: tiles of parts, in turn.
         written: items in the tile of a part.
+        views: of these tiles.
         stored: parts, and how often.
     """
 
@@ -148,6 +149,7 @@ class DryArithmetic:
         loop: of the core.
         kept: tiles from the first pass to the second.
         begun, made: tiles between the halves of the first pass, and of the second one.
+        waiting: what was written for a later phase and not read yet.
         gathered, combined: items of which the first pass is done; stages of groups, by window and turn.
         issued: everything that was issued, in its order.
     """
@@ -208,18 +210,40 @@ class DryArithmetic:
                 read(view, wanted)
 
 
-def dry_run(loop: ColumnLoop, pipeline: Any = Pipeline, schedule: Any = Schedule.make) -> list[Any]:
-    """Issue everything that a core issues, without data.
+@dataclass
+class WatchedSchedule(Schedule):
+    """A schedule that counts the steps from which an item was left out."""
 
-    Returns:
-        Loads, phases and stages in the order in which they are issued.
+    waits: int = 0
+
+    def take(self, step: Step) -> None:
+        """As it comes."""
+        self.waits += step.items.keys() != self.next().items.keys()
+        super().take(step)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a core issued.
+
+    Attributes:
+        issued: loads, phases and stages in the order in which they were issued.
+        waits: steps from which an item was left out, since its load had no place yet.
+    """
+
+    issued: list[Any]
+    waits: int
+
+
+def dry_run(loop: ColumnLoop) -> DryRun:
+    """Issue everything that a core issues, without data.
 
     Raises:
         AssertionError: something is read that is not there, or a part is not stored once.
     """
     plan = loop.plan
     if not plan.windows:
-        return []
+        return DryRun([], 0)
     arithmetic = DryArithmetic(loop, Tiles.make(loop.kept))
     sources = []
     for number, phases in enumerate(loop.phases):
@@ -236,11 +260,12 @@ def dry_run(loop: ColumnLoop, pipeline: Any = Pipeline, schedule: Any = Schedule
         sources.append(DrySource(ring, banks))
     results = DryResults(sources[0] if loop.overwrites else None, Tiles.make(OWN_TILES))
     readers = [Reader(source, phases) for source, phases in zip(sources, loop.phases, strict=True)]
-    steps = schedule(plan.windows, plan.parts, loop.whole_windows, loop.stages)
-    pipeline(steps, readers, arithmetic, results, loop.overwrites).run()
+    unwatched = Schedule.make(plan.windows, plan.parts, loop.whole_windows, loop.stages)
+    schedule = WatchedSchedule(unwatched.groups, unwatched.stages)
+    Pipeline(schedule, readers, arithmetic, results, loop.overwrites).run()
     parts = {(window.number, part.number): 1 for window in plan.windows for part in plan.parts}
     assert dict(results.stored) == parts
-    return arithmetic.issued
+    return DryRun(arithmetic.issued, schedule.waits)
 
 
 def _banks(loop: ColumnLoop, phases: tuple[Phase, ...]) -> dict[int, Tiles]:

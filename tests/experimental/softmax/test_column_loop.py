@@ -1,0 +1,141 @@
+"""The loop over columns at many sizes, without data; and with data where an item waits for a place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.experimental.softmax.column_loads import LoadRing
+from nkilib.experimental.softmax.column_loop import ColumnLoop
+from nkilib.experimental.softmax.column_pipeline import Pipeline
+from nkilib.experimental.softmax.column_plan import Sizes, is_short
+from nkilib.experimental.softmax.columns import forward_loop
+from nkilib.experimental.softmax.columns_backward import backward_loop
+from nkilib.experimental.softmax.kind import BackwardTypes, Kind
+from nkilib.nki import nl
+from tests.experimental.plans.softmax_columns import loop_of
+from tests.experimental.plans.softmax_launches import TYPES, Launched, check
+from tests.experimental.softmax.dry_columns import dry_run
+
+BFLOAT16, FLOAT32, WIDENED, MIXED = TYPES
+
+# An item waits: the last window is narrower, so its first pass comes to a part before the second pass over the window
+# before has freed a place. Columns in parts on chip, or read twice; turned, or transposed.
+WAITING = [
+    (Launched("log_softmax_forward", 1, 6000, 520, FLOAT32, 1), None),
+    (Launched("softmax_backward", 1, 5000, 520, FLOAT32, 1), None),
+    (Launched("log_softmax_backward", 1, 8000, 520, MIXED, 1), None),
+    (Launched("log_softmax_forward", 1, 2100, 520, WIDENED, 1), 72),
+    (Launched("log_softmax_forward", 2, 2100, 600, MIXED, 2), 100),
+    (Launched("softmax_forward", 1, 4100, 300, FLOAT32, 1), 110),
+    (Launched("softmax_forward", 1, 4100, 384, WIDENED, 1), 90),
+    (Launched("softmax_backward", 1, 5200, 520, WIDENED, 1), 110),
+    (Launched("log_softmax_backward", 1, 4100, 520, MIXED, 1), 110),
+]
+_TYPES = (nl.bfloat16, nl.float16, nl.float32)
+
+
+@pytest.mark.parametrize(
+    ("launched", "kilobytes"),
+    WAITING,
+    ids=lambda value: "-".join(map(str, value or ())) if isinstance(value, tuple) else str(value),
+)
+def test_a_launch_whose_items_wait_is_right(launched: Launched, kilobytes: int | None) -> None:
+    with shrunk(PlanLimits(sbuf_bytes=None if kilobytes is None else kilobytes * 1024)):
+        loops = [loop_of(launched, core) for core in range(launched.cores)]
+        assert all(loop.plan.has_parts for loop in loops)
+        assert max(dry_run(loop).waits for loop in loops) > 0
+        check(launched.size)
+
+
+def test_most_launches_wait_for_nothing() -> None:
+    for size in ((1, 8192, 200), (3, 300, 700), (2, 2000, 40)):
+        loop = loop_of(Launched("log_softmax_forward", *size, FLOAT32, 1), 0)
+        assert dry_run(loop).waits == 0
+
+
+def _loops(seed: int, count: int, most: int) -> Iterator[tuple[str, ColumnLoop]]:
+    """Loops of random sizes, types, segments and cores, with what they are of; a size that is refused is none."""
+    draw = random.Random(seed)
+    found = 0
+    while found < count:
+        shape = Sizes(
+            draw.choice((1, 1, 2, 3, int(2 ** draw.uniform(0, 8)))),
+            int(2 ** draw.uniform(6, 18)),
+            int(2 ** draw.uniform(1, 13)),
+        )
+        kind, cores, is_forward = draw.choice([*Kind]), draw.choice((1, 2)), draw.random() < 0.5
+        dtypes = BackwardTypes(*(draw.choice(_TYPES) for _ in range(3)))
+        chunk_size = int(2 ** draw.uniform(5, 10)) if draw.random() < 0.2 else None
+        if shape.inner < 2 or shape.outer * shape.length * shape.inner > most or is_short(shape[1], dtypes, chunk_size):
+            continue
+        core = draw.randrange(cores)
+        try:
+            if is_forward:
+                loop = forward_loop(shape, kind, dtypes.grad, dtypes.grad_x, chunk_size, cores, core)
+            else:
+                loop = backward_loop(shape, kind, dtypes, chunk_size, cores, core)
+        except AssertionError as refused:
+            assert "must fit in SBUF" in str(refused)
+            continue
+        found += 1
+        yield f"{shape} {kind} forward={is_forward} {dtypes} {chunk_size} core {core} of {cores}", loop
+
+
+def _fewest_tiles(loop: ColumnLoop) -> ColumnLoop:
+    """The same loop with as few tiles as its passes need: of columns that stay on chip those of one window."""
+    plan = loop.plan
+    return replace(loop, plan=replace(plan, buffers=1 if plan.is_read_twice else len(plan.parts)))
+
+
+def _assert_runs(loops: Iterator[tuple[str, ColumnLoop]]) -> int:
+    """Every loop runs with its own tiles and with the fewest; returns how many of them wait."""
+    waiting = 0
+    for what, loop in loops:
+        for each in (loop, _fewest_tiles(loop)):
+            try:
+                waiting += dry_run(each).waits > 0
+            except Exception as error:
+                raise AssertionError(f"{what}, with {each.plan.buffers} tiles: {error!r}") from error
+    return waiting
+
+
+def test_every_loop_of_a_sample_of_sizes_runs() -> None:
+    assert _assert_runs(_loops(seed=3, count=60, most=2_000_000)) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(8))
+def test_every_loop_of_many_sizes_runs(seed: int) -> None:
+    assert _assert_runs(_loops(seed=100 + seed, count=600, most=20_000_000)) > 0
+
+
+def _waiting_loop() -> ColumnLoop:
+    return loop_of(WAITING[0][0], 0)
+
+
+def test_a_dry_run_notices_an_item_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pipeline, "_on_chip", lambda self, step: (self._look_ahead(step), step)[1])
+    with pytest.raises(KeyError):
+        dry_run(_waiting_loop())
+
+
+def test_a_dry_run_notices_a_load_that_takes_the_place_of_what_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadRing, "_has_place", lambda self: True)
+    with pytest.raises(AssertionError):
+        dry_run(_waiting_loop())
+
+
+def test_a_dry_run_notices_a_place_that_is_free_before_its_results_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nkilib.experimental.softmax.column_pipeline import Reader
+
+    ends = Reader.ends
+    monkeypatch.setattr(Reader, "ends", lambda self, item, visit, is_overwritten: ends(self, item, visit, False))
+    loop = _waiting_loop()
+    assert loop.overwrites
+    with pytest.raises(AssertionError, match="was written where"):
+        dry_run(loop)
