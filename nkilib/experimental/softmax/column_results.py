@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.column_geometry import TURN, Item
 from nkilib.experimental.softmax.column_loads import Load
 from nkilib.experimental.softmax.column_sources import PsumBanks, copy_natural, of_columns
@@ -59,7 +60,8 @@ class TurnedResults:
         """For segments of at most ``longest`` elements."""
         shape = (nl.tile_size.pmax, longest)
         pieces = [nl.ndarray(shape, dtype=result_hbm.dtype, buffer=nl.sbuf) for _ in range(_PIECES)]
-        banks = PsumBanks.make(2, max(longest, TURN), result_hbm.dtype)  # a line has up to 128 columns
+        # A line has up to 128 columns, and the last line of a segment may be one of few partitions.
+        banks = PsumBanks.make(2, div_ceil(longest, TURN) * TURN, result_hbm.dtype)
         return cls(result_hbm, pieces, banks, tile, scalar_share)
 
     def piece(self, item: Item) -> nl.NkiTensor:
