@@ -124,8 +124,8 @@ class Grid:
 def cost(size: Size) -> float:
     """Elements of all tensors; so few that they would show little come after all others."""
     launched = Launched.of(size)
-    shows_little = launched.elements < 400 or launched.length < 5 or launched.outer * launched.inner < 2
-    return launched.elements * (2.0 if launched.is_forward else 3.0) + (1e9 if shows_little else 0.0)
+    shows_little = (launched.elements < 400) + (launched.length < 5) + (launched.outer * launched.inner < 2)
+    return launched.elements * (2.0 if launched.is_forward else 3.0) + 1e9 * shows_little
 
 
 def check(size: Size) -> None:
