@@ -212,13 +212,13 @@ class DryArithmetic:
 
 @dataclass
 class WatchedSchedule(Schedule):
-    """A schedule that counts the steps from which an item was left out."""
+    """A schedule that counts the steps from which the item of a phase was left out."""
 
-    waits: int = 0
+    waits: Counter[Phase] = field(default_factory=Counter)
 
     def take(self, step: Step) -> None:
         """As it comes."""
-        self.waits += step.items.keys() != self.next().items.keys()
+        self.waits.update(self.next().items.keys() - step.items.keys())
         super().take(step)
 
 
@@ -228,11 +228,11 @@ class DryRun:
 
     Attributes:
         issued: loads, phases and stages in the order in which they were issued.
-        waits: steps from which an item was left out, since its load had no place yet.
+        waits: steps from which the item of a phase was left out, since a load had no place yet.
     """
 
     issued: list[Any]
-    waits: int
+    waits: Counter[Phase]
 
 
 def dry_run(loop: ColumnLoop) -> DryRun:
@@ -243,7 +243,7 @@ def dry_run(loop: ColumnLoop) -> DryRun:
     """
     plan = loop.plan
     if not plan.windows:
-        return DryRun([], 0)
+        return DryRun([], Counter())
     arithmetic = DryArithmetic(loop, Tiles.make(loop.kept))
     sources = []
     for number, phases in enumerate(loop.phases):

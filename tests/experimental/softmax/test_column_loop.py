@@ -13,6 +13,7 @@ from nkilib.experimental.softmax.column_loads import LoadRing
 from nkilib.experimental.softmax.column_loop import ColumnLoop
 from nkilib.experimental.softmax.column_pipeline import Pipeline
 from nkilib.experimental.softmax.column_plan import Sizes, is_short
+from nkilib.experimental.softmax.column_steps import Phase
 from nkilib.experimental.softmax.columns import forward_loop
 from nkilib.experimental.softmax.columns_backward import backward_loop
 from nkilib.experimental.softmax.kind import BackwardTypes, Kind
@@ -23,39 +24,48 @@ from tests.experimental.softmax.dry_columns import dry_run
 
 BFLOAT16, FLOAT32, WIDENED, MIXED = TYPES
 
-# An item waits: the last window is narrower, so its first pass comes to a part before the second pass over the window
-# before has freed a place. Columns in parts on chip, or read twice; turned, or transposed.
-WAITING = [
-    (Launched("log_softmax_forward", 1, 6000, 520, FLOAT32, 1), None),
-    (Launched("softmax_backward", 1, 5000, 520, FLOAT32, 1), None),
-    (Launched("log_softmax_backward", 1, 8000, 520, MIXED, 1), None),
-    (Launched("log_softmax_forward", 1, 2100, 520, WIDENED, 1), 72),
-    (Launched("log_softmax_forward", 2, 2100, 600, MIXED, 2), 100),
-    (Launched("softmax_forward", 1, 4100, 300, FLOAT32, 1), 110),
-    (Launched("softmax_forward", 1, 4100, 384, WIDENED, 1), 90),
-    (Launched("softmax_backward", 1, 5200, 520, WIDENED, 1), 110),
-    (Launched("log_softmax_backward", 1, 4100, 520, MIXED, 1), 110),
-]
+# Kilobytes of SBUF, None for all, and the phases in which an item waits. A narrower window comes to a part before the
+# second pass over the window before has freed a place; and where a wider window follows on it, its second pass before
+# the first one over that. Columns in parts on chip, or read twice; turned, or transposed.
+_FIRST = {Phase.BEGIN}
+_FIRST_HALVES = {Phase.BEGIN, Phase.GATHER}
+WAITING = {
+    "forward": (Launched("log_softmax_forward", 1, 6000, 520, FLOAT32, 1), None, _FIRST),
+    "forward transposed": (Launched("log_softmax_forward", 1, 2100, 520, WIDENED, 1), 72, _FIRST),
+    "forward on two cores": (Launched("log_softmax_forward", 2, 2100, 600, MIXED, 2), 100, _FIRST),
+    "forward of three passes": (Launched("softmax_forward", 1, 4100, 300, FLOAT32, 1), 110, _FIRST),
+    "forward of three passes transposed": (Launched("softmax_forward", 1, 4100, 384, WIDENED, 1), 90, _FIRST),
+    "second pass of the forward": (
+        Launched("softmax_forward", 2, 8000, 520, WIDENED, 1),
+        72,
+        {Phase.BEGIN, Phase.PREPARE},
+    ),
+    "backward": (Launched("softmax_backward", 1, 5000, 520, FLOAT32, 1), None, _FIRST),
+    "backward transposed": (Launched("softmax_backward", 1, 5200, 520, WIDENED, 1), 110, _FIRST_HALVES),
+    "backward of logs": (Launched("log_softmax_backward", 1, 8000, 520, MIXED, 1), None, _FIRST_HALVES),
+    "backward of logs read twice": (Launched("log_softmax_backward", 1, 4100, 520, MIXED, 1), 110, _FIRST_HALVES),
+    "second pass of the backward": (
+        Launched("log_softmax_backward", 2, 10000, 520, MIXED, 1),
+        105,
+        set(Phase),
+    ),
+}
 _TYPES = (nl.bfloat16, nl.float16, nl.float32)
 
 
-@pytest.mark.parametrize(
-    ("launched", "kilobytes"),
-    WAITING,
-    ids=lambda value: "-".join(map(str, value or ())) if isinstance(value, tuple) else str(value),
-)
-def test_a_launch_whose_items_wait_is_right(launched: Launched, kilobytes: int | None) -> None:
+@pytest.mark.parametrize(("launched", "kilobytes", "phases"), WAITING.values(), ids=WAITING)
+def test_a_launch_whose_items_wait_is_right(launched: Launched, kilobytes: int | None, phases: set[Phase]) -> None:
     with shrunk(PlanLimits(sbuf_bytes=None if kilobytes is None else kilobytes * 1024)):
         loops = [loop_of(launched, core) for core in range(launched.cores)]
         assert all(loop.plan.has_parts for loop in loops)
-        assert max(dry_run(loop).waits for loop in loops) > 0
+        assert {phase for loop in loops for phase in dry_run(loop).waits} == phases
         check(launched.size)
 
 
 def test_most_launches_wait_for_nothing() -> None:
     for size in ((1, 8192, 200), (3, 300, 700), (2, 2000, 40)):
         loop = loop_of(Launched("log_softmax_forward", *size, FLOAT32, 1), 0)
-        assert dry_run(loop).waits == 0
+        assert not dry_run(loop).waits
 
 
 def _loops(seed: int, count: int, most: int) -> Iterator[tuple[str, ColumnLoop]]:
@@ -98,7 +108,7 @@ def _assert_runs(loops: Iterator[tuple[str, ColumnLoop]]) -> int:
     for what, loop in loops:
         for each in (loop, _fewest_tiles(loop)):
             try:
-                waiting += dry_run(each).waits > 0
+                waiting += bool(dry_run(each).waits)
             except Exception as error:
                 raise AssertionError(f"{what}, with {each.plan.buffers} tiles: {error!r}") from error
     return waiting
@@ -115,7 +125,7 @@ def test_every_loop_of_many_sizes_runs(seed: int) -> None:
 
 
 def _waiting_loop() -> ColumnLoop:
-    return loop_of(WAITING[0][0], 0)
+    return loop_of(WAITING["forward"][0], 0)
 
 
 def test_a_dry_run_notices_an_item_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
