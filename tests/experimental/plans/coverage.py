@@ -105,17 +105,11 @@ class PlanFamily:
         return found
 
     def cheapest(self) -> dict[str, tuple[Size, Limits]]:
-        """The cheapest of the shrunk sizes for each combination, with its limits, by the combination's :func:`key`.
-
-        A size that the kernel refuses, since its limits have no room for it, is passed over.
-        """
+        """The cheapest of the shrunk sizes for each combination, with its limits, by the combination's :func:`key`."""
         found: dict[str, tuple[Size, Limits]] = {}
         for size, limits in self.shrunk_sizes():
             with shrunk(PlanLimits(**limits)):
-                try:
-                    combination = key(self.branches(size))
-                except AssertionError:
-                    continue
+                combination = key(self.branches(size))
             if combination not in found or self.cost(size) < self.cost(found[combination][0]):
                 found[combination] = size, limits
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nkilib.core.plan_limits import limited_shift_columns
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.recomputation import BATCHES_MAX, ROWS_MAX
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
@@ -62,7 +63,8 @@ def _obstacle(launch: Launch, options: Options) -> str:
 def _pays(launch: Launch, options: Options) -> bool:
     is_short = launch.dtype == launch.logits_hbm.dtype and launch.dtype in (nl.bfloat16, nl.float16)
     columns = launch.vocab_size - launch.chunk_size
-    is_long = launch.chunk_size >= _CHUNK_BESIDE_ENTROPY and columns >= _COLUMNS_BESIDE_ENTROPY
+    is_long = launch.chunk_size >= limited_shift_columns(_CHUNK_BESIDE_ENTROPY)
+    is_long = is_long and columns >= limited_shift_columns(_COLUMNS_BESIDE_ENTROPY)
     if options.wanted.entropy and not is_long:
         return False
     return is_short and shift_pays(len(launch.batches_of(0)), launch.vocab_size, launch.chunk_size)
@@ -74,4 +76,5 @@ def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
     Of 16-bit types: loads of float32 take longer than either pass.
     """
     columns = vocab_size - chunk_size // 2
-    return columns >= _COLUMNS_OF_ROW and batches * columns >= _COLUMNS_OF_BATCHES
+    least, least_of_batches = limited_shift_columns(_COLUMNS_OF_ROW), limited_shift_columns(_COLUMNS_OF_BATCHES)
+    return columns >= least and batches * columns >= least_of_batches

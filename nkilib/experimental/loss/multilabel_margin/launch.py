@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
@@ -82,7 +83,7 @@ class Launch:
             bytes_of_class: that a block takes in a partition.
         """
         blocks = self.blocks()
-        fitting = max(1, (_TILE_BYTES // self.classes - _SHARED_BYTES) // bytes_of_class)
+        fitting = max(1, (limited_sbuf_bytes(_TILE_BYTES) // self.classes - _SHARED_BYTES) // bytes_of_class)
         size = div_ceil(len(blocks), div_ceil(len(blocks), fitting))
         return [blocks[start : start + size] for start in range(0, len(blocks), size)]
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from nkilib.core.cores import positions_of_core
 from nkilib.core.host.sizes import checked_size, dtype_name
+from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.core.rows.checks import BATCH_BYTES_MAX, FREE_AXIS_MAX
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.rows.recomputation import BATCHES_MAX
@@ -188,12 +189,21 @@ def choose_tiling(
             f'choose_tiling: target must be "trn2" or "trn3", got {target!r}; the kernels need trn2 or newer, because '
             f"gather and scatter with a vector offset do"
         )
-    return _chosen(positions, entries, name, direction, target, bool(extended))
+    return _chosen(positions, entries, name, direction, target, bool(extended), limits_in_force())
 
 
 @lru_cache(maxsize=1024)
-def _chosen(num_positions: int, vocab_size: int, dtype: str, direction: str, target: str, extended: bool) -> Tiling:
+def _chosen(
+    num_positions: int,
+    vocab_size: int,
+    dtype: str,
+    direction: str,
+    target: str,
+    extended: bool,
+    limits: PlanLimits,  # for the cache alone: what is read below obeys them
+) -> Tiling:
     machine = _MACHINES[target]
+    machine = machine._replace(sbuf_bytes=limited_sbuf_bytes(machine.sbuf_bytes))
     tiles = (_EXTENDED_TILES if extended else _PLAIN_TILES)[direction]
     estimate = _backward_ns
     if direction == "forward":
@@ -213,7 +223,8 @@ def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) 
     fitting = (machine.sbuf_bytes - tiles.small) // (itemsize + tiles.most)
     largest = min(vocab_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // POSITIONS_PER_BATCH // itemsize)
     equal = (div_ceil(vocab_size, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1))
-    return {size for size in (*equal, *_ROUND_SIZES) if size <= largest}
+    # A partition of a generation has room for a round size; a smaller one of a test may not.
+    return {size for size in (*equal, *_ROUND_SIZES) if size <= largest} or {largest}
 
 
 class _Launch(NamedTuple):

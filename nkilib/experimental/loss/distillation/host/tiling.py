@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 
 # Columns of a chunk at most: more gain nothing.
@@ -63,7 +64,7 @@ def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
         Form.MIXTURE: (2 * IN_FLIGHT + _LEAST_GROUP + 1) * bytes_of_pair + (2 * _LEAST_GROUP + 4) * _FLOAT32_BYTES + 2,
         Form.MIXTURE_GRADIENT: _bytes_of_group(_LEAST_GROUP, bytes_of_pair),
     }[form]
-    return min(vocab_size, MOST_COLUMNS, _CHUNK_BYTES // of_column)
+    return min(vocab_size, MOST_COLUMNS, limited_sbuf_bytes(_CHUNK_BYTES) // of_column)
 
 
 class MixturePlan(NamedTuple):
@@ -90,15 +91,15 @@ class MixturePlan(NamedTuple):
 
 def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> MixturePlan:
     """Rows are kept where they fit, beside groups of at least two chunks."""
-    chunks = div_ceil(vocab_size, chunk_size)
+    chunks, kept_bytes = div_ceil(vocab_size, chunk_size), limited_sbuf_bytes(_KEPT_BYTES)
 
     def fits(keeps_rows: bool, group: int) -> bool:
         scratch = (2 * group + 1) * _FLOAT32_BYTES + 2
         if keeps_rows:
             of_column = (chunks + SPARE_CHUNKS) * bytes_of_pair + scratch
-            return chunk_size <= KEPT_COLUMNS and of_column * chunk_size <= _KEPT_BYTES
+            return chunk_size <= KEPT_COLUMNS and of_column * chunk_size <= kept_bytes
         of_column = (2 * IN_FLIGHT + group + 1) * bytes_of_pair + scratch + 3 * _FLOAT32_BYTES
-        return of_column * chunk_size <= _KEPT_BYTES
+        return of_column * chunk_size <= kept_bytes
 
     plans = [
         MixturePlan(keeps_rows, group)
@@ -114,7 +115,7 @@ def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
     fitting = [
         group
         for group in range(_LEAST_GROUP, _MOST_GROUP + 1)
-        if _bytes_of_group(group, bytes_of_pair) * chunk_size <= _CHUNK_BYTES
+        if _bytes_of_group(group, bytes_of_pair) * chunk_size <= limited_sbuf_bytes(_CHUNK_BYTES)
     ]
     return max(fitting, default=_LEAST_GROUP)
 

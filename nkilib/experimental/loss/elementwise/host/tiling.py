@@ -6,6 +6,7 @@ from itertools import product
 from typing import NamedTuple
 
 from nkilib.core.partial_sums import LEAF
+from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.matrix import num_matrix_tiles
 from nkilib.experimental.loss.elementwise.sizes import (
@@ -58,7 +59,9 @@ def choose_elementwise_tiling(
         row_columns: elements of a row, where a weight is one of rows or of columns; None: there is no such weight.
     """
     scratch_bytes = _scratch_bytes(scratch_tiles, piece_columns(scratch_tiles))
-    fitting = (_CHIP_BYTES - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
+    most_bytes = limited_sbuf_bytes(_MOST_BYTES)
+    chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
+    fitting = (chip_bytes - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
     spread = div_ceil(div_ceil(elements, PARTITIONS * _FEWEST_TILES), RUN_COLUMNS) * RUN_COLUMNS
     columns = max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread))
     # Whole pieces: the last one of a tile would be short, and instructions of few columns cost more of an element.
@@ -68,7 +71,7 @@ def choose_elementwise_tiling(
     shorter = range(chosen.columns, 0, -RUN_COLUMNS)
     for tiling in (ElementwiseTiling(*each) for each in product(shorter, (BUFFERS, _FEWEST_BUFFERS))):
         tiles = num_tiles(elements, tiling.columns, row_columns)
-        if partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, LONG_RUN_COLUMNS) <= _MOST_BYTES:
+        if partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, LONG_RUN_COLUMNS) <= most_bytes:
             return tiling
     return chosen
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 
 # Bytes of a partition that buffers of a stream take at most, and what they take with scratch at most: statistics have
-# the rest.
-_STREAM_BYTES, _BYTES = 112 * 1024, 160 * 1024
+# the rest, which is left for them where a partition has fewer bytes, too.
+_STREAM_BYTES, _BYTES, _REST_BYTES = 112 * 1024, 160 * 1024, 40 * 1024
 # Columns of a tile at most, and what those of a long row are a multiple of: whole runs of a sum.
 _MOST_COLUMNS, _ROUND = 8192, 512
 # Rows of at most so many columns are taken several at a time by a partition: an instruction a row would be mostly
@@ -66,7 +67,8 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
         bytes_of_element: of one element of all tensors that are read or written.
         scratch_tiles: float32 tiles that a piece takes.
     """
-    stream_bytes = min(_STREAM_BYTES, _BYTES - scratch_bytes(scratch_tiles, PIECE_COLUMNS))
+    most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
+    stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, PIECE_COLUMNS))
     fitting = min(_MOST_COLUMNS, max(_ROUND, stream_bytes // (BUFFERS * bytes_of_element) // _ROUND * _ROUND))
     if columns <= SHORT_COLUMNS:
         spread = div_ceil(rows, _PARTITIONS * _FEWEST_TILES)

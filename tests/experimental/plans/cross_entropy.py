@@ -1,0 +1,207 @@
+"""Plans of the cross-entropy kernels, plain and with options, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from nkilib.core.rows.batches import batch_groups
+from nkilib.core.rows.statistics import most_batches_of_group
+from nkilib.core.rows.stream import num_chunks
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss import choose_tiling
+from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, extended_forward_reference
+from nkilib.experimental.loss.cross_entropy.maximum import with_form
+from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted
+from nkilib.nki import nl
+from nkilib.simulator import spec
+from tests.experimental.loss.cross_entropy import extended_checks, loss_checks
+from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
+from tests.experimental.plans.on_core import TYPES, count_class, cut_class, on_core
+
+_POSITIONS = (1, 2, 3, 64, 128, 129, 256, 257, 300, 512, 1000, 1024, 2048, 4096, 4097, 8192, 32768, 65536, 131072)
+_VOCABULARIES = (
+    *(2, 100, 1000, 2048, 4096, 5000, 8192, 10000, 16000, 30522, 32000, 32128, 50257, 50304, 65536, 100277),
+    *(128256, 129280, 151936, 202048, 256000, 262144),
+)
+_SAMPLED_POSITIONS = (1, 2, 129, 257, 1024, 4097, 32768)
+_SAMPLED_VOCABULARIES = (2, 5000, 32128, 50257, 128256, 262144)
+_SHRUNK_POSITIONS = (1, 2, 4, 255, 256, 257, 300, 512, 513, 600, 1025, 2049)
+_SHRUNK_VOCABULARIES = (2, 60, 100, 250, 500, 700, 1000, 1400, 2000, 2100, 3000, 5000)
+# What is asked for of the extended kernels.
+OPTIONS: dict[str, LossOptions] = {
+    "recipe": LossOptions(ignore_index=3, label_smoothing=0.1, logit_softcap=20.0, lse_square_scale=1e-3),
+    "probabilities": LossOptions(label_smoothing=0.1, logit_softcap=20.0),
+    "entropy": LossOptions(ignore_index=3),
+}
+_WEIGHTED = ("recipe", "probabilities")
+
+
+def _options_of(size: Size) -> Options:
+    """Of a launch, before its form is chosen."""
+    name, vocabulary = size["options"], size["vocabulary"]
+    classes = Classes(0, vocabulary, vocabulary)
+    if name == "plain":
+        return Options(classes, is_plain=True)
+    wanted = Wanted(entropy=name == "entropy")
+    return Options(classes, False, name in _WEIGHTED, name == "probabilities", OPTIONS[name], wanted)
+
+
+def tiling_of(size: Size) -> dict[str, int]:
+    """The chooser's."""
+    shape = size["positions"], size["vocabulary"]
+    chosen = choose_tiling(*shape, size["dtype"], size["direction"], extended=size["options"] != "plain")
+    return dict(chosen._asdict())
+
+
+def _launch_of(size: Size) -> Launch:
+    dtype = getattr(nl, size["dtype"])
+    logits = spec((size["positions"], size["vocabulary"]), dtype)
+    return Launch("plan", logits, spec((size["positions"],), nl.int32), None, **tiling_of(size), dtype=dtype)
+
+
+def branches(size: Size) -> Branches:
+    """Of the plan of the first core, and whether the second one has rows."""
+    cores, is_forward = size["cores"], size["direction"] == "forward"
+    launch, options = _launch_of(size), _options_of(size)
+    with on_core(0, cores):
+        if is_forward:
+            options = with_form(launch, options, None)
+        batches = launch.batches()
+        plan = options.forward_plan if is_forward else options.backward_plan
+        sbuf = launch.divided(plan, batches)
+    first_size = div_ceil(sbuf.chunk_size, 2) if options.with_shift else sbuf.chunk_size
+    chunks = num_chunks(launch.vocab_size, first_size, sbuf.chunk_size)
+    found: Branches = {
+        "direction": size["direction"],
+        "options": size["options"],
+        "chunk_buffers": sbuf.chunk_buffers,
+    }
+    if is_forward:
+        found["shift"] = options.with_shift
+    if size["options"] != "plain":
+        found["chunks"] = count_class(chunks)
+        found["turns"] = sbuf.turns if plan.num_scratch else 0
+        return found
+    found["chunks"] = cut_class(chunks, (launch.vocab_size - first_size) % sbuf.chunk_size != 0)
+    groups = len(batch_groups(batches, most_batches_of_group(chunks))) if is_forward else min(2, len(batches))
+    found["groups"] = count_class(groups)
+    found["cores"] = "one" if cores == 1 else "two" if launch.num_positions > 1 else "two, one without rows"
+    return found
+
+
+def _sizes(
+    positions: tuple[int, ...], vocabularies: tuple[int, ...], dtypes: tuple[str, ...], names: tuple[str, ...]
+) -> Iterator[Size]:
+    names_and_cores = [(name, cores) for name in names for cores in ((1, 2) if name == "plain" else (2,))]
+    grid = product(("forward", "backward"), names_and_cores, dtypes, positions, vocabularies)
+    for direction, (name, cores), dtype, rows, classes in grid:
+        yield {
+            "direction": direction,
+            "options": name,
+            "cores": cores,
+            "dtype": dtype,
+            "positions": rows,
+            "vocabulary": classes,
+        }
+
+
+def sizes(wide: bool) -> Iterator[Size]:
+    """Of language models."""
+    names = ("plain", *OPTIONS)
+    if wide:
+        return _sizes(_POSITIONS, _VOCABULARIES, tuple(TYPES), names)
+    return _sizes(_SAMPLED_POSITIONS, _SAMPLED_VOCABULARIES, ("bfloat16", "float32"), names)
+
+
+def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Few elements in partitions of a few kilobytes, where the usual ones would take long chunks."""
+    for names, small_bytes in (("plain",), 8192), (tuple(OPTIONS), 12288):
+        for kilobytes, shift in product((1, 2, 3, 4, 6, 8, 12, 20), ({}, {"shift_columns": 400})):
+            limits = {"sbuf_bytes": small_bytes + kilobytes * 1024, **shift}
+            for size in _sizes(_SHRUNK_POSITIONS, _SHRUNK_VOCABULARIES, ("bfloat16", "float32"), names):
+                if cost(size) <= 1.3e6:
+                    yield size, limits
+
+
+def cost(size: Size) -> float:
+    """Elements, and what a row costs by itself."""
+    return float(size["positions"] * (size["vocabulary"] + 100))
+
+
+def logits_of(size: Size) -> Any:
+    """Normal noise; some rows have their maximum in the last chunk, so that under a shift they are computed anew."""
+    draw = np.random.default_rng(size["positions"] + size["vocabulary"])
+    logits = 3.0 * draw.standard_normal((size["positions"], size["vocabulary"]), np.float32)
+    logits[1::5, -1] += 50.0
+    return logits.astype(TYPES[size["dtype"]])
+
+
+def targets_of(size: Size) -> Any:
+    """Classes."""
+    return np.random.default_rng(5).integers(0, size["vocabulary"], size["positions"]).astype(np.int32)
+
+
+def check(size: Size) -> None:
+    """A launch with the chooser's tiling, within the derived bounds."""
+    check_with_tiling(size, **tiling_of(size))
+
+
+def check_with_tiling(size: Size, **tiling: Any) -> Any:
+    """A launch with any tiling; returns the main result."""
+    logits, targets, dtype = logits_of(size), targets_of(size), TYPES[size["dtype"]]
+    if size["options"] != "plain":
+        return _check_extended(size, logits, targets, tiling)
+    if size["direction"] == "forward":
+        return loss_checks.check_forward(logits, targets, dtype, np.dtype(np.float32), cores=size["cores"], **tiling)[0]
+    lse = np.log(np.exp(logits.astype(np.float64)).sum(axis=1)).astype(np.float32)
+    return loss_checks.check_backward(logits, targets, lse, dtype, reduction="sum", cores=size["cores"], **tiling)
+
+
+def _check_extended(size: Size, logits: Any, targets: Any, tiling: dict[str, int]) -> Any:
+    name, dtype = size["options"], TYPES[size["dtype"]]
+    options = _extended_loss(name, size["vocabulary"])
+    launch = extended_checks.Launch(dtype, size["cores"], tiling["positions_per_batch"], tiling["chunk_size"])
+    if name == "probabilities":
+        targets = _probabilities(logits.shape)
+    if size["direction"] == "forward":
+        more = {"with_entropy": name == "entropy"}
+        if "exact_maximum" in tiling:
+            more["exact_maximum"] = tiling["exact_maximum"]
+        return extended_checks.check_forward(logits, targets, options, launch, **more)["loss"]
+    truth = extended_forward_reference(logits, targets, dtype, options)
+    draw = np.random.default_rng(7)
+    upstream = extended_checks.Upstream(
+        *(draw.standard_normal(len(logits)).astype(np.float32) for _ in range(2)),
+        entropy=draw.standard_normal(len(logits)).astype(np.float32) if name == "entropy" else None,
+    )
+    further = {"entropy_hbm": truth.entropy.astype(np.float32)} if name == "entropy" else {}
+    lse = truth.lse.astype(np.float32)
+    return extended_checks.check_backward(logits, targets, lse, upstream, options, launch, **further)
+
+
+def _extended_loss(name: str, classes: int) -> ExtendedLoss:
+    recipe = OPTIONS[name]
+    weight = np.random.default_rng(8).uniform(0.5, 2.0, classes).astype(np.float32) if name in _WEIGHTED else None
+    named = {key: getattr(recipe, key) for key in ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")}
+    return replace(ExtendedLoss(weight), **named)
+
+
+def _probabilities(shape: tuple[int, int]) -> Any:
+    positive = np.random.default_rng(9).uniform(0.0, 1.0, shape)
+    return (positive / positive.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+FAMILY = PlanFamily(
+    name="cross_entropy",
+    test="tests/experimental/plans/test_losses.py::test_cross_entropy",
+    sizes=sizes,
+    branches=branches,
+    cost=cost,
+    check=check,
+    shrunk_sizes=shrunk_sizes,
+)
