@@ -13,3 +13,7 @@ FAMILIES: dict[str, PlanFamily] = {
         *softmax_rows.FAMILIES,
     )
 }
+from tests.experimental.plans import cross_entropy
+from tests.experimental.plans.coverage import PlanFamily
+
+FAMILIES: dict[str, PlanFamily] = {family.name: family for family in (cross_entropy.FAMILY,)}
