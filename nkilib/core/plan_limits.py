@@ -23,12 +23,14 @@ class PlanLimits:
         sbuf_bytes: bytes of a partition of SBUF that a plan may use.
         program_instructions: instructions that the program of a launch may have.
         resident_features: features up to which W^T of a block of classes stays in SBUF in the linear backward.
+        piece_columns: columns of a piece of losses of elements: what instructions take at a time.
         shift_columns: columns, of a row and of all batches, from which a cross-entropy takes a shift for the maximum.
     """
 
     sbuf_bytes: int | None = None
     program_instructions: int | None = None
     resident_features: int | None = None
+    piece_columns: int | None = None
     shift_columns: int | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +89,11 @@ def limited_instructions(usual: int) -> int:
 def limited_resident_features(usual: int) -> int:
     """The usual number of features, or the limit in force where that is less."""
     return _least(usual, limits_in_force().resident_features)
+
+
+def limited_piece_columns(usual: int) -> int:
+    """The usual columns of a piece, or the limit in force where that is less."""
+    return _least(usual, limits_in_force().piece_columns)
 
 
 def limited_shift_columns(usual: int) -> int:

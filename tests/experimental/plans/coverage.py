@@ -105,11 +105,17 @@ class PlanFamily:
         return found
 
     def cheapest(self) -> dict[str, tuple[Size, Limits]]:
-        """The cheapest of the shrunk sizes for each combination, with its limits, by the combination's :func:`key`."""
+        """The cheapest of the shrunk sizes for each combination, with its limits, by the combination's :func:`key`.
+
+        A size that the kernel refuses, since its limits have no room for it, is passed over.
+        """
         found: dict[str, tuple[Size, Limits]] = {}
         for size, limits in self.shrunk_sizes():
             with shrunk(PlanLimits(**limits)):
-                combination = key(self.branches(size))
+                try:
+                    combination = key(self.branches(size))
+                except AssertionError:
+                    continue
             if combination not in found or self.cost(size) < self.cost(found[combination][0]):
                 found[combination] = size, limits
         return found

@@ -14,6 +14,7 @@ FAMILIES: dict[str, PlanFamily] = {
     )
 }
 from tests.experimental.plans import cross_entropy
+from tests.experimental.plans import cross_entropy, elementwise
 from tests.experimental.plans.coverage import PlanFamily
 
-FAMILIES: dict[str, PlanFamily] = {family.name: family for family in (cross_entropy.FAMILY,)}
+FAMILIES: dict[str, PlanFamily] = {family.name: family for family in (cross_entropy.FAMILY, elementwise.FAMILY)}

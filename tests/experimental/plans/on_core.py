@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
 
-from nkilib.nki import nl
+from nkilib.experimental.loss.bounds import error_over_bound
+from nkilib.nki import nisa, nl
+from nkilib.simulator import spec
 
 TYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 
@@ -20,8 +23,39 @@ def on_core(core: int, cores: int) -> Iterator[None]:
     with (
         patch.object(nl, "program_id", lambda axis=0: core),
         patch.object(nl, "num_programs", lambda axes=0: cores),
+        patch.object(nisa, "get_nc_version", lambda: nisa.nc_version.gen3),
     ):
         yield
+
+
+class _Reached(Exception):
+    """A function is about to be called with these arguments."""
+
+
+def arguments_of(where: str, kernel: Any, **given: Any) -> tuple[Any, ...]:
+    """What a kernel calls the function ``where``, by its full name, with: after it has checked and planned a launch.
+
+    Tensors are :func:`nkilib.simulator.spec`; nothing is computed. To be called under :func:`on_core`.
+    """
+
+    def stop(*arguments: Any) -> None:
+        raise _Reached(arguments)
+
+    def allocated(shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
+        return spec(tuple(shape), dtype)
+
+    with patch(where, stop), patch.object(nl, "ndarray", allocated):
+        try:
+            kernel.__wrapped__(**given)
+        except _Reached as reached:
+            return tuple(reached.args[0])
+    raise AssertionError(f"the kernel did not call {where}")
+
+
+def assert_within(what: str, came: Any, exact: Any, bound: Any) -> None:
+    """Every number is as far from the truth as its bound at most."""
+    worst = error_over_bound(np.asarray(came), np.asarray(exact), np.asarray(bound)).max()
+    assert worst <= 1.0, f"{what}: the worst error is {worst:.3g} times its bound"
 
 
 def count_class(count: int) -> str:

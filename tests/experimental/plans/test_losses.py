@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.experimental.plans import cross_entropy
+from tests.experimental.plans import cross_entropy, elementwise
 from tests.experimental.plans.coverage import PlanFamily, Row
 
-_FAMILIES = (cross_entropy.FAMILY,)
+_FAMILIES = (cross_entropy.FAMILY, elementwise.FAMILY)
 every_family = pytest.mark.parametrize("family", _FAMILIES, ids=lambda family: family.name)
 
 
@@ -25,6 +25,11 @@ def _rows_of(family: PlanFamily) -> Callable[..., object]:
 @_rows_of(cross_entropy.FAMILY)
 def test_cross_entropy(row: Row) -> None:
     cross_entropy.FAMILY.launch(row)
+
+
+@_rows_of(elementwise.FAMILY)
+def test_elementwise(row: Row) -> None:
+    elementwise.FAMILY.launch(row)
 
 
 @every_family

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from nkilib.core.plan_limits import limited_piece_columns
+
 PARTITIONS: Final = 128
 # Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a
 # partition. A loss of many tiles takes smaller pieces, so that tensors have room.
@@ -26,8 +28,8 @@ SUM_TURNS: Final = 3
 def piece_columns(scratch_tiles: int) -> int:
     """Columns of a piece of a loss that takes so many float32 tiles."""
     if scratch_tiles <= _TILES_OF_LARGE_PIECES:
-        return PIECE_COLUMNS
-    return PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4
+        return limited_piece_columns(PIECE_COLUMNS)
+    return limited_piece_columns(PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4)
 
 
 def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
