@@ -23,7 +23,7 @@ class PlanLimits:
         sbuf_bytes: bytes of a partition of SBUF that a plan may use.
         program_instructions: instructions that the program of a launch may have.
         resident_features: features up to which W^T of a block of classes stays in SBUF in the linear backward.
-        piece_columns: columns of a piece of losses of elements: what instructions take at a time.
+        piece_columns: columns of a piece of losses of elements and of rows: what instructions take at a time.
         shift_columns: columns, of a row and of all batches, from which a cross-entropy takes a shift for the maximum.
     """
 

@@ -155,7 +155,7 @@ def _sizes(shapes: tuple[tuple[int, int], ...], dtypes: tuple[str, ...]) -> Iter
 
 
 def sizes(wide: bool) -> Iterator[Size]:
-    """From one element to a hundred million."""
+    """From one element to a hundred million: only beyond that are there two buffers."""
     return _sizes(_SHAPES, ("bfloat16", "float32")) if wide else _sizes(_SAMPLED_SHAPES, ("bfloat16",))
 
 

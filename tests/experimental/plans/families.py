@@ -16,5 +16,6 @@ FAMILIES: dict[str, PlanFamily] = {
 from tests.experimental.plans import cross_entropy
 from tests.experimental.plans import cross_entropy, elementwise
 from tests.experimental.plans.coverage import PlanFamily
+from tests.experimental.plans.losses import LOSSES
 
-FAMILIES: dict[str, PlanFamily] = {family.name: family for family in (cross_entropy.FAMILY, elementwise.FAMILY)}
+FAMILIES: dict[str, PlanFamily] = {family.name: family for family in (*LOSSES,)}

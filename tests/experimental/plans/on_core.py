@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,7 @@ def on_core(core: int, cores: int) -> Iterator[None]:
 
 
 class _Reached(Exception):
-    """A function is about to be called with these arguments."""
+    """A function is called, with these arguments or with this result."""
 
 
 def arguments_of(where: str, kernel: Any, **given: Any) -> tuple[Any, ...]:
@@ -41,6 +42,20 @@ def arguments_of(where: str, kernel: Any, **given: Any) -> tuple[Any, ...]:
     def stop(*arguments: Any) -> None:
         raise _Reached(arguments)
 
+    return tuple(_reached(where, stop, kernel, given))
+
+
+def result_of(where: str, kernel: Any, **given: Any) -> Any:
+    """What the function ``where`` gives the kernel, as :func:`arguments_of` what it gets."""
+    function = pkgutil.resolve_name(where)
+
+    def stop(*arguments: Any, **named: Any) -> None:
+        raise _Reached(function(*arguments, **named))
+
+    return _reached(where, stop, kernel, given)
+
+
+def _reached(where: str, stop: Any, kernel: Any, given: dict[str, Any]) -> Any:
     def allocated(shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
         return spec(tuple(shape), dtype)
 
@@ -48,7 +63,7 @@ def arguments_of(where: str, kernel: Any, **given: Any) -> tuple[Any, ...]:
         try:
             kernel.__wrapped__(**given)
         except _Reached as reached:
-            return tuple(reached.args[0])
+            return reached.args[0]
     raise AssertionError(f"the kernel did not call {where}")
 
 

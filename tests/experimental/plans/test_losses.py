@@ -5,31 +5,61 @@ Linear cross-entropy and softmax have files of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests.experimental.plans import cross_entropy, elementwise
 from tests.experimental.plans.coverage import PlanFamily, Row
+from tests.experimental.plans.losses import LOSSES
 
-_FAMILIES = (cross_entropy.FAMILY, elementwise.FAMILY)
-every_family = pytest.mark.parametrize("family", _FAMILIES, ids=lambda family: family.name)
+_OF_NAME = {family.name: family for family in LOSSES}
+every_family = pytest.mark.parametrize("family", LOSSES, ids=lambda family: family.name)
 
 
-def _rows_of(family: PlanFamily) -> Callable[..., object]:
+def _rows_of(name: str) -> Any:
     """The rows of a family's table as parameters of a test."""
-    rows = family.rows() if family.table.exists() else []
+    rows = _OF_NAME[name].rows()
     return pytest.mark.parametrize("row", rows, ids=[row.name for row in rows])
 
 
-@_rows_of(cross_entropy.FAMILY)
+@_rows_of("cross_entropy")
 def test_cross_entropy(row: Row) -> None:
-    cross_entropy.FAMILY.launch(row)
+    _OF_NAME["cross_entropy"].launch(row)
 
 
-@_rows_of(elementwise.FAMILY)
+@_rows_of("elementwise")
 def test_elementwise(row: Row) -> None:
-    elementwise.FAMILY.launch(row)
+    _OF_NAME["elementwise"].launch(row)
+
+
+@_rows_of("rowwise")
+def test_rowwise(row: Row) -> None:
+    _OF_NAME["rowwise"].launch(row)
+
+
+@_rows_of("distillation")
+def test_distillation(row: Row) -> None:
+    _OF_NAME["distillation"].launch(row)
+
+
+@_rows_of("nll_loss")
+def test_nll_loss(row: Row) -> None:
+    _OF_NAME["nll_loss"].launch(row)
+
+
+@_rows_of("multi_margin_loss")
+def test_multi_margin_loss(row: Row) -> None:
+    _OF_NAME["multi_margin_loss"].launch(row)
+
+
+@_rows_of("multilabel_margin_loss")
+def test_multilabel_margin_loss(row: Row) -> None:
+    _OF_NAME["multilabel_margin_loss"].launch(row)
+
+
+@_rows_of("ctc_loss")
+def test_ctc_loss(row: Row) -> None:
+    _OF_NAME["ctc_loss"].launch(row)
 
 
 @every_family

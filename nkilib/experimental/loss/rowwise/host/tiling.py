@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from nkilib.core.plan_limits import limited_sbuf_bytes
+from nkilib.core.plan_limits import limited_piece_columns, limited_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 
 # Bytes of a partition that buffers of a stream take at most, and what they take with scratch at most: statistics have
@@ -54,9 +54,10 @@ class RowwiseTiling(NamedTuple):
 
 def width_of_piece(columns: int, each: int) -> int:
     """Elements of a partition that instructions take at a time; of several rows, whole ones."""
+    most = limited_piece_columns(PIECE_COLUMNS)
     if each == 1:
-        return min(columns, PIECE_COLUMNS)
-    return min(each, max(1, PIECE_COLUMNS // columns)) * columns
+        return min(columns, most)
+    return min(each, max(1, most // columns)) * columns
 
 
 def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratch_tiles: int) -> RowwiseTiling:
@@ -68,7 +69,7 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
         scratch_tiles: float32 tiles that a piece takes.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
-    stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, PIECE_COLUMNS))
+    stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, limited_piece_columns(PIECE_COLUMNS)))
     fitting = min(_MOST_COLUMNS, max(_ROUND, stream_bytes // (BUFFERS * bytes_of_element) // _ROUND * _ROUND))
     if columns <= SHORT_COLUMNS:
         spread = div_ceil(rows, _PARTITIONS * _FEWEST_TILES)

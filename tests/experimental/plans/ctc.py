@@ -1,0 +1,150 @@
+"""Plans of connectionist temporal classification, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
+from nkilib.experimental.loss.ctc.backward import _TILES as BACKWARD_TILES
+from nkilib.experimental.loss.ctc.alphas import _TILES as FORWARD_TILES
+from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
+from nkilib.experimental.loss.ctc.host.bounds import ctc_loss_bound, ctc_loss_gradient_bound
+from nkilib.experimental.loss.ctc.host.reference import (
+    ctc_loss_gradient_reference,
+    reduced,
+    reduction_factors,
+)
+from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, kept_bytes, kept_turns, runs
+from nkilib.experimental.loss.ctc.plan import BatchShape, Plan
+from nkilib.experimental.loss.ctc.turns import run_turns
+from nkilib.experimental.loss.ctc.validation import fitting_plan
+from nkilib.nki import nl
+from tests.experimental.loss.ctc.test_ctc_loss import batch_of
+from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
+from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core
+
+_STEPS = (1, 2, 32, 33, 64, 100, 150, 300, 512, 1000, 1500, 4000)
+_SEQUENCES = (1, 2, 3, 16, 32, 64, 100, 128, 256, 257, 300)
+_CLASSES = (2, 29, 128, 1000, 5000)
+_LABELS = (0, 1, 20, 40, 62, 100, 130, 200, 300, 500)
+_SAMPLED = ((1, 33, 300, 1500), (1, 2, 64, 256, 257), (29, 1000, 5000), (0, 20, 100, 300))
+_SHRUNK = ((2, 9, 12, 20, 33, 60, 100, 150), (1, 2, 3, 66, 130, 257, 300), (3, 5, 600), (0, 3, 70, 100, 130, 200, 300))
+
+
+def plan_of(size: Size) -> Plan:
+    """The plan that the kernel makes."""
+    shape = BatchShape(size["steps"], size["sequences"], size["classes"])
+    return fitting_plan("plan", shape, size["labels"], getattr(nl, size["dtype"]), size["direction"] == "backward")
+
+
+def _has_loop(plan: Plan, is_forward: bool) -> bool:
+    """Whether turns are iterations of a loop of the device, found by going through them."""
+    loops: list[int] = []
+    per_trip = FORWARD_TILES if is_forward else max(BACKWARD_TILES, kept_turns(plan.blocks))
+    with patch.object(nl, "fori_loop", lambda start, end, body, step: loops.append(end)):
+        run_turns(plan, is_forward, per_trip, lambda turn: None)
+    return bool(loops)
+
+
+def branches(size: Size) -> Branches:
+    """Of the plan of the first core, and whether the second one has sequences."""
+    plan, is_forward = plan_of(size), size["direction"] == "forward"
+    with on_core(0, size["cores"]):
+        groups = plan.own_groups()
+    found: Branches = {"direction": size["direction"], "cores": "one" if size["cores"] == 1 else "two"}
+    if size["cores"] == 1 or plan.groups == 1:
+        if size["cores"] > 1:
+            found["cores"] = "two, one without sequences"
+        return {**found, "groups": cut_class(plan.groups, plan.sequences % plan.rows != 0)}
+    found["groups"] = cut_class(plan.groups, plan.sequences % plan.rows != 0)
+    if len(groups) > 1:
+        return found
+    del found["groups"]
+    if not is_forward and kept_bytes(plan.group(0)) == 0:  # how classes are cut does not depend on how time is
+        banks = count_class(div_ceil(plan.classes, BANK_COLUMNS))
+        classes = "several pieces" if plan.classes > PIECE_COLUMNS else f"{banks} of a bank"
+        return {**found, "keeps_one_hot": False, "classes": classes, "runs": count_class(len(runs(plan.pairs)))}
+    found["blocks"] = plan.blocks
+    found["chunks"] = cut_class(plan.chunks, plan.steps % plan.chunk != 0)
+    found["has_loop"] = _has_loop(plan, is_forward)
+    return found
+
+
+def _sizes(
+    steps: tuple[int, ...], sequences: tuple[int, ...], classes: tuple[int, ...], labels: tuple[int, ...]
+) -> Iterator[Size]:
+    grid = product(("forward", "backward"), ("bfloat16", "float32"), steps, sequences, classes, labels)
+    for direction, dtype, of_steps, of_sequences, of_classes, of_labels in grid:
+        for cores in (1, 2):
+            yield {
+                "direction": direction,
+                "dtype": dtype,
+                "steps": of_steps,
+                "sequences": of_sequences,
+                "classes": of_classes,
+                "labels": of_labels,
+                "cores": cores,
+            }
+
+
+def sizes(wide: bool) -> Iterator[Size]:
+    """Of speech, of characters and of word pieces."""
+    return _sizes(_STEPS, _SEQUENCES, _CLASSES, _LABELS) if wide else _sizes(*_SAMPLED)
+
+
+def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Chunks of few steps."""
+    for kilobytes in (16, 20, 24, 32, 48, 64, 96):
+        for size in _sizes(*_SHRUNK):
+            if cost(size) <= 2e6:
+                yield size, {"sbuf_bytes": kilobytes * 1024}
+
+
+def cost(size: Size) -> float:
+    """Log-probabilities and states, and the instructions of a step."""
+    of_step = size["sequences"] * (size["classes"] + 4 * size["labels"] + 8)
+    return float(size["steps"] * (of_step + 3000) + 1000 * size["sequences"])
+
+
+def check(size: Size) -> None:
+    """A launch, within the derived bounds."""
+    check_launch(size)
+
+
+def check_launch(size: Size) -> Any:
+    """Losses, or the gradient, which it returns."""
+    made = batch_of(size["steps"], size["sequences"], size["classes"], size["labels"])
+    batch = made._replace(log_probs=made.log_probs.astype(TYPES[size["dtype"]]))
+    truth, lengths, cores = batch.truth, (batch.input_lengths, batch.target_lengths), size["cores"]
+    loss, nll, alpha = ctc_loss_forward[cores](*batch, reduction="none", dtype=nl.float32)
+    exact = reduced(truth.losses, batch.target_lengths, "none", False)
+    assert_within(f"losses of {size}", loss, exact, ctc_loss_bound(truth, *lengths, "none"))
+    mean, *_ = ctc_loss_forward[cores](*batch, zero_infinity=True)
+    exact = reduced(truth.losses, batch.target_lengths, "mean", True)
+    assert_within(f"mean of {size}", mean, exact, ctc_loss_bound(truth, *lengths, "mean"))
+    if size["direction"] == "forward":
+        return loss
+    upstream = np.linspace(-1.5, 2.0, size["sequences"]).astype(np.float32)
+    gradient = ctc_loss_backward[cores](*batch, nll, alpha, upstream, reduction="none", zero_infinity=True)
+    factors = reduction_factors(batch.target_lengths, "none") * upstream.astype(np.float64)
+    exact = ctc_loss_gradient_reference(batch.log_probs, truth, batch.input_lengths, factors, True)
+    bound = ctc_loss_gradient_bound(batch.log_probs, truth, batch.input_lengths, factors, exact)
+    assert_within(f"gradient of {size}", gradient, exact, bound)
+    return gradient
+
+
+FAMILY = PlanFamily(
+    name="ctc_loss",
+    test="tests/experimental/plans/test_losses.py::test_ctc_loss",
+    sizes=sizes,
+    branches=branches,
+    cost=cost,
+    check=check,
+    shrunk_sizes=shrunk_sizes,
+)

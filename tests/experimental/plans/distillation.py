@@ -1,0 +1,153 @@
+"""Plans of distillation, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from nkilib.core.rows.batches import GROUP_BATCHES_MAX
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, kernels
+from nkilib.experimental.loss.distillation.host.bounds import distillation_bound, distillation_gradient_bound
+from nkilib.experimental.loss.distillation.host.reference import (
+    distillation_gradient_reference,
+    distillation_reference,
+)
+from nkilib.experimental.loss.distillation.host.tiling import gradient_group, mixture_plan
+from nkilib.experimental.loss.distillation.options import Launch
+from nkilib.nki import nl
+from nkilib.simulator import spec
+from tests.experimental.loss.distillation.inputs import pair, upstream
+from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
+from tests.experimental.plans.on_core import assert_within, count_class, cut_class, on_core, result_of
+
+_POSITIONS = (1, 2, 129, 256, 257, 300, 1024, 4096, 5000, 32768, 65536, 65537, 131072)
+_VOCABULARIES = (2, 100, 512, 513, 1000, 1409, 4096, 5000, 8192, 19712, 19713, 32000, 32128, 40832, 40833, 50257)
+_LONG_VOCABULARIES = (65536, 100277, 128256, 151936, 202048, 262144)
+_SAMPLED = ((1, 2, 257, 5000, 65537), (100, 1000, 5000, 32000, 50257, 128256))
+_SHRUNK_POSITIONS = (1, 2, 256, 257, 300, 4097, 4400)
+_SHRUNK_VOCABULARIES = (2, 100, 512, 513, 600, 700, 1000, 1100, 1400, 2000, 2600)
+# Divergences either way have one plan; their mixture has another one.
+_BETAS = {"divergence": (0.0, 1.0), "mixture": (0.5,)}
+_SAVED = ("moment_hbm", "student_shift_hbm", "student_sum_hbm", "teacher_shift_hbm", "teacher_sum_hbm")
+
+
+def launch_of(size: Size) -> Launch:
+    """The plan that the kernel makes."""
+    shape, dtype = (size["positions"], size["vocabulary"]), size["dtype"]
+    given: dict[str, Any] = {"student_hbm": spec(shape, dtype), "teacher_hbm": spec(shape, dtype)}
+    given["beta"] = _BETAS[size["kernel"]][0]
+    kernel = distillation_forward
+    if size["direction"] == "backward":
+        kernel = distillation_backward
+        given |= {name: spec(shape[:1], nl.float32) for name in (*_SAVED, "grad_loss_hbm")}
+    found: Launch = result_of(f"{kernels.__name__}._launch", kernel, **given)
+    return found
+
+
+def branches(size: Size) -> Branches:
+    """Of the plan of the first core, and whether the second one has rows."""
+    with on_core(0, size["cores"]):
+        launch = launch_of(size)
+        parts, batches = len(launch.parts()), len(launch.batches())
+    chunk_size, vocabulary = launch.tiling.chunk_size, size["vocabulary"]
+    found: Branches = {"direction": size["direction"], "kernel": size["kernel"]}
+    found["cores"] = "one" if size["cores"] == 1 else "two" if size["positions"] > 1 else "two, one without rows"
+    if parts > 1:
+        return {**found, "parts": "several"}
+    chunks = div_ceil(vocabulary, chunk_size)
+    if size["direction"] == "forward":
+        found["has_samples"] = launch.has_samples
+    if size["cores"] == 1 or size["positions"] == 1:
+        return found
+    found["batches"] = count_class(batches)
+    if not launch.is_mixed:
+        found["chunks"] = cut_class(chunks, vocabulary % chunk_size != 0)
+        if size["direction"] == "forward":
+            found["batches"] = count_class(div_ceil(batches, GROUP_BATCHES_MAX)) + " group of " + found["batches"]
+        return found
+    found["chunks"] = count_class(chunks)
+    if size["direction"] == "forward":
+        plan = mixture_plan(vocabulary, chunk_size, launch.bytes_of_pair)
+        group, found["keeps_rows"] = plan.group, plan.keeps_rows
+    else:
+        group = gradient_group(chunk_size, launch.bytes_of_pair)
+    found["group"] = {2: "least", 8: "most"}.get(group, "between")
+    found["chunks_by_group"] = "less than one" if batches * chunks < group else cut_class(2, batches * chunks % group != 0)
+    return found
+
+
+def _sizes(positions: tuple[int, ...], vocabularies: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Size]:
+    for direction, kernel, dtype, rows, classes in product(
+        ("forward", "backward"), _BETAS, dtypes, positions, vocabularies
+    ):
+        for cores in (1, 2):
+            yield {
+                "direction": direction,
+                "kernel": kernel,
+                "dtype": dtype,
+                "positions": rows,
+                "vocabulary": classes,
+                "cores": cores,
+            }
+
+
+def sizes(wide: bool) -> Iterator[Size]:
+    """Of language models."""
+    if wide:
+        return _sizes(_POSITIONS, _VOCABULARIES + _LONG_VOCABULARIES, ("bfloat16", "float32"))
+    return _sizes(*_SAMPLED, ("bfloat16", "float32"))
+
+
+def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Chunks of few columns."""
+    for kilobytes in (6, 8, 10, 12, 16, 20, 28, 40):
+        for size in _sizes(_SHRUNK_POSITIONS, _SHRUNK_VOCABULARIES, ("bfloat16", "float32")):
+            if cost(size) <= 1.2e6:
+                yield size, {"sbuf_bytes": kilobytes * 1024}
+
+
+def cost(size: Size) -> float:
+    """Elements, and what a row costs by itself."""
+    return float(size["positions"] * (size["vocabulary"] + 100))
+
+
+def check(size: Size) -> None:
+    """A launch with the chooser's tiling, within the derived bounds."""
+    check_with_tiling(size)
+
+
+def check_with_tiling(size: Size, **tiling: int) -> Any:
+    """Launches with any tiling; returns losses or gradients. Maxima of some rows come late: they are computed anew."""
+    return [_check(size, beta, tiling) for beta in _BETAS[size["kernel"]]]
+
+
+def _check(size: Size, beta: float, tiling: dict[str, int]) -> Any:
+    student, teacher = pair(size["positions"], (size["positions"], size["vocabulary"]), (size["dtype"],) * 2)
+    student[::5, -1] += 40.0
+    options, cores = {"beta": beta, "temperature": 2.0}, size["cores"]
+    results = distillation_forward[cores](student, teacher, **options, **tiling)
+    exact = distillation_reference(student, teacher, **options)
+    assert_within(f"losses of {size}", results[0], exact, distillation_bound(student, teacher, **options))
+    if size["direction"] == "forward":
+        return results[0]
+    grad_loss = upstream(size["positions"])
+    gradient = distillation_backward[cores](student, teacher, *results[1:], grad_loss, **options, **tiling)
+    exact = distillation_gradient_reference(student, teacher, grad_loss, **options)
+    bound = distillation_gradient_bound(student, teacher, grad_loss, exact, **options)
+    assert_within(f"gradient of {size}", gradient, exact, bound)
+    return gradient
+
+
+FAMILY = PlanFamily(
+    name="distillation",
+    test="tests/experimental/plans/test_losses.py::test_distillation",
+    sizes=sizes,
+    branches=branches,
+    cost=cost,
+    check=check,
+    shrunk_sizes=shrunk_sizes,
+)

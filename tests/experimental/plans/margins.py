@@ -1,0 +1,182 @@
+"""Plans of the margins between classes: of one target a row, and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from nkilib.core.host.rounding import UNIT, rounding
+from nkilib.core.rows.stream import num_chunks
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss import (
+    multi_margin_loss_backward,
+    multi_margin_loss_forward,
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
+from nkilib.experimental.loss.indexed.positions import Shape, blocks_of
+from nkilib.experimental.loss.multi_margin.host import bounds as multi_margin_bounds
+from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
+from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS, choose_multi_margin_tiling
+from nkilib.experimental.loss.multilabel_margin import backward as multilabel_backward
+from nkilib.experimental.loss.multilabel_margin import forward as multilabel_forward
+from nkilib.experimental.loss.multilabel_margin.host import bounds as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginTruth
+from nkilib.experimental.loss.multilabel_margin.launch import Launch
+from nkilib.simulator import spec
+from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
+from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core
+
+_ROWS = (1, 2, 3, 128, 255, 256, 257, 512, 513, 700, 1000, 4096, 5000, 20000, 131072)
+_CLASSES = (1, 2, 10, 100, 1000, 2048, 4096, 4097, 5000, 8192, 10000, 32000, 128256, 262144)
+_LABELS = (1, 2, 20, 100, 500, 1000, 2000, 4096)
+_SAMPLED_ROWS = (1, 2, 257, 1000, 131072)
+_SAMPLED_CLASSES = (2, 100, 1000, 4096)
+_MARGIN = 0.75
+
+
+def multi_margin_branches(size: Size) -> Branches:
+    """Of both cores together: blocks do not depend on them. Forward and backward have one plan, and so have both p."""
+    shape = Shape(size["rows"], size["classes"], 1)
+    blocks, chunk_size = blocks_of(shape), choose_multi_margin_tiling(size["classes"]).chunk_size
+    own = len(blocks[:: size["cores"]])
+    found: Branches = {"cores": "one" if size["cores"] == 1 else "two", "own_blocks": count_class(own)}
+    if size["cores"] == 1:
+        return found
+    if len(blocks) == 1:
+        found["cores"] = "two, one without rows"
+    first_size = div_ceil(chunk_size, 2)
+    chunks = num_chunks(size["classes"], first_size, chunk_size)
+    found["chunks"] = cut_class(chunks, (size["classes"] - first_size) % chunk_size != 0)
+    found["turns_of_buffers"] = count_class(div_ceil(chunks * own, BUFFERS))
+    found["ends"] = blocks[-1].rows < blocks[0].rows
+    return found
+
+
+def multilabel_branches(size: Size) -> Branches:
+    """Of the first core; of a single row each core takes the same one."""
+    shape = size["rows"], size["classes"]
+    bytes_of_class = {"forward": multilabel_forward, "backward": multilabel_backward}[size["direction"]]._BYTES_OF_CLASS
+    with on_core(0, size["cores"]):
+        groups = Launch("plan", spec(shape, size["dtype"]), spec(shape, "int32"), "mean").groups(bytes_of_class)
+    return {
+        "direction": size["direction"],
+        "cores": "one" if size["cores"] == 1 else "two",
+        "groups": cut_class(len(groups), len(groups[-1]) < len(groups[0])),
+        "blocks_of_group": count_class(len(groups[0])),
+        "is_one_row": size["rows"] == 1,
+    }
+
+
+def _sizes(rows: tuple[int, ...], classes: tuple[int, ...], directions: tuple[str, ...]) -> Iterator[Size]:
+    for direction, of_rows, of_classes, cores in product(directions, rows, classes, (1, 2)):
+        yield {
+            "direction": direction,
+            "dtype": "float32" if of_rows % 2 else "bfloat16",
+            "rows": of_rows,
+            "classes": of_classes,
+            "cores": cores,
+        }
+
+
+def multi_margin_sizes(wide: bool) -> Iterator[Size]:
+    """Of classifiers."""
+    return _sizes(_ROWS, _CLASSES, ("both",)) if wide else _sizes(_SAMPLED_ROWS, _SAMPLED_CLASSES, ("both",))
+
+
+def multilabel_sizes(wide: bool) -> Iterator[Size]:
+    """Of classifiers whose rows are on chip."""
+    directions = ("forward", "backward")
+    return _sizes(_ROWS, _LABELS, directions) if wide else _sizes(_SAMPLED_ROWS, _SAMPLED_CLASSES, directions)
+
+
+def shrunk_multilabel_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Groups of few blocks."""
+    for kilobytes in (2, 4, 8, 16):
+        for size in _sizes((257, 500, 513, 700, 1100, 1300), (5, 20), ("forward", "backward")):
+            yield size, {"sbuf_bytes": kilobytes * 1024}
+
+
+def cost(size: Size) -> float:
+    """Elements, and what a row costs by itself."""
+    return float(size["rows"] * (size["classes"] + 30))
+
+
+def check_multi_margin(size: Size) -> None:
+    """Launches with the chooser's tiling, within the derived bounds."""
+    check_multi_margin_with_tiling(size)
+
+
+def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
+    """Launches with any tiling: losses, their mean, and the gradient, of p = 1 and 2; returns all results."""
+    draw = np.random.default_rng(size["classes"])
+    x = draw.standard_normal((size["rows"], size["classes"]), np.float32).astype(TYPES[size["dtype"]])
+    targets = draw.integers(0, size["classes"], size["rows"]).astype(np.int32)
+    weight = draw.uniform(0.5, 2.0, size["classes"]).astype(np.float32)
+    found = []
+    for p in (1, 2):
+        truth = MultiMarginTruth.of(x, targets, weight, p, _MARGIN)
+        given = {"class_weight_hbm": weight, "p": p, "margin": _MARGIN, **tiling}
+        losses = truth.losses()
+        stored = multi_margin_loss_forward[size["cores"]](x, targets, reduction="none", **given)
+        bound = multi_margin_bounds.loss_bounds(x, truth, _MARGIN) + rounding(losses, x.dtype)
+        assert_within(f"losses of {size}, p = {p}", stored, losses, bound)
+        mean = multi_margin_loss_forward[size["cores"]](x, targets, reduction="mean", **given)
+        factor = reduction_factor(len(x), "mean")
+        exact = np.array([factor * losses.sum()])
+        bound = factor * multi_margin_bounds.sum_bound(x, truth, _MARGIN) + UNIT * np.abs(exact)
+        assert_within(f"mean of {size}, p = {p}", mean, exact, bound)
+        upstream = draw.standard_normal(size["rows"]).astype(np.float32)
+        gradient = multi_margin_loss_backward[size["cores"]](x, targets, upstream, reduction="none", **given)
+        of_rows = upstream.astype(np.float64)
+        bound = multi_margin_bounds.gradient_bounds(x, truth, _MARGIN, of_rows)
+        assert_within(f"gradient of {size}, p = {p}", gradient, truth.gradient(of_rows), bound)
+        found += [stored, mean, gradient]
+    return found
+
+
+def check_multilabel(size: Size) -> None:
+    """Launches within the derived bounds: losses and their mean, or the gradient."""
+    draw = np.random.default_rng(size["classes"])
+    x = draw.standard_normal((size["rows"], size["classes"]), np.float32).astype(TYPES[size["dtype"]])
+    targets = draw.integers(0, size["classes"], x.shape).astype(np.int32)
+    targets[np.arange(len(x)), np.minimum(np.arange(len(x)) % 4, size["classes"] - 1)] = -1
+    truth, cores = MultilabelMarginTruth.of(x, targets), size["cores"]
+    if size["direction"] == "backward":
+        upstream = draw.standard_normal(len(x)).astype(np.float32)
+        gradient = multilabel_margin_loss_backward[cores](x, targets, upstream, reduction="none")
+        of_rows = upstream.astype(np.float64)
+        bound = multilabel_bounds.gradient_bounds(x, truth, of_rows)
+        assert_within(f"gradient of {size}", gradient, truth.gradient(of_rows), bound)
+        return
+    losses = truth.losses()
+    stored = multilabel_margin_loss_forward[cores](x, targets, reduction="none")
+    bound = multilabel_bounds.loss_bounds(x, truth) + rounding(losses, x.dtype)
+    assert_within(f"losses of {size}", stored, losses, bound)
+    mean = multilabel_margin_loss_forward[cores](x, targets, reduction="mean")
+    factor = reduction_factor(len(x), "mean")
+    exact = np.array([factor * losses.sum()])
+    bound = factor * multilabel_bounds.sum_bound(x, truth) + UNIT * np.abs(exact)
+    assert_within(f"mean of {size}", mean, exact, bound)
+
+
+MULTI_MARGIN = PlanFamily(
+    name="multi_margin_loss",
+    test="tests/experimental/plans/test_losses.py::test_multi_margin_loss",
+    sizes=multi_margin_sizes,
+    branches=multi_margin_branches,
+    cost=cost,
+    check=check_multi_margin,
+)
+MULTILABEL_MARGIN = PlanFamily(
+    name="multilabel_margin_loss",
+    test="tests/experimental/plans/test_losses.py::test_multilabel_margin_loss",
+    sizes=multilabel_sizes,
+    branches=multilabel_branches,
+    cost=cost,
+    check=check_multilabel,
+    shrunk_sizes=shrunk_multilabel_sizes,
+)

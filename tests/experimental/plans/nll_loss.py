@@ -1,0 +1,138 @@
+"""Plans of the negative log-likelihood: elements at targets are gathered, or the input is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
+from nkilib.experimental.loss.indexed.class_tiles import ClassTiling, is_streamed
+from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
+from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
+from nkilib.experimental.loss.indexed.positions import Shape, batches_of_block, blocks_of
+from nkilib.nki import nl
+from tests.experimental.plans.coverage import Branches, PlanFamily, Size
+from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class
+
+_ROWS = (1, 2, 3, 128, 129, 255, 256, 257, 1000, 4096, 5000, 131072)
+_CLASSES = (2, 3, 10, 21, 100, 256, 257, 1000, 32000, 128256)
+_PLACES = (1, 7, 100, 128, 300, 4096, 65536, 262144)
+_SAMPLED = ((1, 2, 129, 1000, 5000), (2, 21, 256, 1000), (1, 100, 4096))
+_MOST_ELEMENTS = 2**31
+_IGNORED = 1
+# Batches that are gathered together: nkilib.experimental.loss.indexed.forward.
+_TOGETHER = 16
+
+
+def branches(size: Size) -> Branches:
+    """Of both directions: forward and backward have one plan."""
+    shape, dtype = Shape(size["rows"], size["classes"], size["places"]), getattr(nl, size["dtype"])
+    is_stream = is_streamed(shape, dtype)
+    found: Branches = {"way": "streamed" if is_stream else "gathered"}
+    if is_stream:
+        tiling = ClassTiling.of(shape, dtype)
+        tiles = tiling.tiles()
+        found["layout"] = _layout(tiling)
+        found["class_groups"] = cut_class(len(tiling.groups), shape.classes % tiling.classes != 0)
+        found["ends"] = "".join(sorted({_kind_of_tile(tile.flat.rows, tile.flat.columns) for tile in tiles}))
+        units = tiles[-1].part + 1
+    else:
+        blocks = blocks_of(shape)
+        batches = [batch for block in blocks for batch in batches_of_block(shape, block)]
+        found["layout"] = "along rows" if shape.is_along_rows else "along places"
+        found["ends"] = batches[-1].positions < batches[0].positions
+        found["rounds"] = count_class(-(-len(batches) // size["cores"] // _TOGETHER))
+        units = len(blocks)
+    if size["cores"] == 1:  # tiles and blocks do not depend on it
+        return {"cores": "one", "way": found["way"], "layout": found["layout"]}
+    return {**found, "cores": "two" if units > 1 else "two, one without positions"}
+
+
+def _layout(tiling: ClassTiling) -> str:
+    if not tiling.has_whole_rows:
+        return "places of a row"
+    return "whole rows" if tiling.positions > tiling.shape.places else "a row in a partition"
+
+
+def _kind_of_tile(partitions: int, columns: int) -> str:
+    return "w" if partitions == 128 else "1" if partitions == 1 and columns > 1 else "s"
+
+
+def _sizes(rows: tuple[int, ...], classes: tuple[int, ...], places: tuple[int, ...]) -> Iterator[Size]:
+    for dtype, shape in product(("bfloat16", "float32"), product(rows, classes, places)):
+        if prod(shape) <= _MOST_ELEMENTS and shape[0] * shape[2] <= 2**20 and shape[1] * shape[2] <= 2**30:
+            for cores in (1, 2):
+                yield {
+                    "dtype": dtype,
+                    "rows": shape[0],
+                    "classes": shape[1],
+                    "places": shape[2],
+                    "cores": cores,
+                }
+
+
+def sizes(wide: bool) -> Iterator[Size]:
+    """Of classifiers, language models and segmentation."""
+    return _sizes(_ROWS, _CLASSES, _PLACES) if wide else _sizes(*_SAMPLED)
+
+
+def cost(size: Size) -> float:
+    """Elements, and what a position costs by itself."""
+    return float(size["rows"] * size["places"] * (size["classes"] + 30))
+
+
+def check(size: Size) -> None:
+    """Launches the way that is chosen, within the derived bounds."""
+    check_with_tiling(size)
+
+
+def check_with_tiling(size: Size, streamed: bool | None = None) -> tuple[Any, ...]:
+    """Launches either way: losses that are stored, their weighted mean, and the gradients; returns all results."""
+    draw, shape = np.random.default_rng(size["rows"]), (size["rows"], size["classes"], size["places"])
+    x = (-10.0 * draw.random(shape, np.float32)).astype(TYPES[size["dtype"]])
+    targets = draw.integers(0, size["classes"], (shape[0], shape[2])).astype(np.int32)
+    targets[1::7] = _IGNORED
+    weight = draw.uniform(0.5, 2.0, size["classes"]).astype(np.float32)
+    given: dict[str, Any] = {"class_weight_hbm": weight, "ignore_index": _IGNORED}
+    truth = nll_loss_reference(x, targets, weight, _IGNORED)
+    way = is_streamed(Shape(*shape), getattr(nl, size["dtype"])) if streamed is None else streamed
+    found = []
+    for reduction in ("none", "mean"):
+        options = {**given, "reduction": reduction, "streamed": streamed}
+        loss, total = nll_loss_forward[size["cores"]](x, targets, **options)
+        exact = truth.reduced(reduction)
+        bound = nll_loss_bound(truth, shape, reduction, x.dtype, way)
+        assert_within(f"{reduction} of {size}", loss.reshape(exact.shape), exact, bound)
+        weights = np.array([truth.weights.sum()])
+        assert_within(f"total weight of {size}", total, weights, 2.0**-18 * weights)
+        found += [loss, total, _check_gradient(size, x, targets, options, truth)]
+    return tuple(found)
+
+
+def _check_gradient(size: Size, x: Any, targets: Any, options: dict[str, Any], truth: Any) -> Any:
+    draw = np.random.default_rng(4)
+    grad_loss, upstream = draw.standard_normal(targets.shape).astype(np.float32), None
+    if options["reduction"] == "mean":
+        grad_loss, total = np.array([1.25], np.float32), np.array([truth.weights.sum()], np.float32)
+        options = {**options, "total_weight_hbm": total}
+        upstream = grad_loss.astype(np.float64) / total.astype(np.float64)
+    gradient = nll_loss_backward[size["cores"]](x, targets, grad_loss, **options)
+    exact = nll_loss_gradient_reference(
+        x, targets, truth.weights, grad_loss.astype(np.float64) if upstream is None else upstream
+    )
+    assert_within(f"gradient of {size}", gradient, exact, nll_loss_gradient_bound(exact, x.dtype))
+    return gradient
+
+
+FAMILY = PlanFamily(
+    name="nll_loss",
+    test="tests/experimental/plans/test_losses.py::test_nll_loss",
+    sizes=sizes,
+    branches=branches,
+    cost=cost,
+    check=check,
+)

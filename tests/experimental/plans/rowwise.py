@@ -1,0 +1,160 @@
+"""Plans of the losses of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.rowwise import cosine_kernels, multilabel_soft_margin_kernels, triplet_kernels
+from nkilib.experimental.loss.rowwise.geometry import PARTITIONS
+from nkilib.experimental.loss.rowwise.host import truth
+from nkilib.experimental.loss.rowwise.launch import RowLaunch
+from nkilib.nki import nl
+from nkilib.simulator import spec
+from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind
+from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
+from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core, result_of
+
+_OF_NAME: dict[str, RowwiseKind] = {kind.name: kind for kind in KINDS}
+_MODULES = {
+    "triplet_margin_loss": triplet_kernels,
+    "cosine_embedding_loss": cosine_kernels,
+    "multilabel_soft_margin_loss, weighted": multilabel_soft_margin_kernels,
+}
+_ROWS = (1, 2, 3, 100, 255, 256, 300, 1000, 1024, 2048, 4096, 5000, 8192, 20000, 65536, 131072)
+_COLUMNS = (1, 2, 9, 64, 100, 128, 300, 512, 513, 768, 1000, 1024, 2048, 4096, 5000, 8192, 10000, 20000, 32768)
+_SAMPLED_ROWS = (1, 2, 300, 1024, 5000, 131072)
+_SAMPLED_COLUMNS = (1, 64, 300, 512, 1000, 4096, 20000)
+_SHRUNK_ROWS = (1, 2, 3, 100, 129, 255, 256, 300, 512, 1000, 1024, 1100, 2048, 4096, 4200, 5000, 9000)
+_SHRUNK_COLUMNS = (1, 2, 9, 64, 100, 300, 512, 513, 768, 1024, 1100, 2048, 3000, 4096)
+
+
+def _arguments_without_data(size: Size) -> dict[str, Any]:
+    """Of the kernel."""
+    kind, rows = _OF_NAME[size["kind"]], size["rows"]
+    shape, is_forward = (rows, size["columns"]), size["launch"] != "backward"
+    made = kind.made((2, 1))
+    given: dict[str, Any] = {
+        name: value for name, value in kind.options.items() if is_forward or name not in kind.of_forward
+    }
+    for name, each in made.items():
+        if is_forward or name not in kind.of_forward:
+            of_tensor = (rows,) if each.ndim == 1 else (min(each.shape[0], 2) // 2 * rows or 1, shape[1])
+            given[f"{name}_hbm"] = spec(of_tensor, size["dtype"] if each.ndim == 2 else nl.float32)
+    if is_forward:
+        return {**given, "reduction": "mean"}
+    if kind.has_coefficients:
+        numbers = {"triplet_margin_loss": 2, "cosine_embedding_loss": 3}[size["kind"]]
+        given["coefficients_hbm"] = spec((numbers, rows), nl.float32)
+    flags = {f"grad_{name}_wanted": True for name in kind.gradients}
+    return {**given, **flags, "grad_loss_hbm": spec((1,), nl.float32), "reduction": "mean"}
+
+
+def launch_of(size: Size) -> RowLaunch:
+    """The plan that the kernel makes."""
+    kind = _OF_NAME[size["kind"]]
+    kernel = kind.backward if size["launch"] == "backward" else kind.forward
+    given = _arguments_without_data(size)
+    tiling = result_of(f"{_MODULES[size['kind']].__name__}.checked_tiling", kernel, **given)
+    matrices = (given[f"{name}_hbm"] for name in kind.tensors if f"{name}_hbm" in given)
+    return RowLaunch(tuple(each for each in matrices if len(each.shape) == 2), tiling)
+
+
+def branches(size: Size) -> Branches:
+    """Of the plan of the first core, and whether the second one has tiles."""
+    with on_core(0, size["cores"]):
+        launch = launch_of(size)
+        tiles, groups = launch.tiles(), launch.groups()
+    tiling = launch.tiling
+    found: Branches = {"launch": size["launch"], "cores": "one" if size["cores"] == 1 else "two"}
+    if size["cores"] == 1:  # tiles do not depend on it
+        return {**found, "groups": count_class(len(groups))}
+    if len(tiles) == 1:
+        found["cores"] = "two, one without tiles"
+    chunks = div_ceil(launch.columns, tiling.columns)
+    found["has_shared_gradient"] = launch.matrices_hbm[-1].shape[0] == 1 < launch.rows and size["launch"] == "backward"
+    found["chunks"] = cut_class(chunks, launch.columns % tiling.columns != 0)
+    found["rows_of_partition"] = " ".join(sorted({count_class(tile.each) for tile in tiles}))
+    found["groups"] = count_class(len(groups))
+    if len(groups) == 1:
+        found["pieces"] = count_class(div_ceil(tiling.width, tiling.piece_width))
+        found["ends"] = any(tile.partitions < PARTITIONS for tile in tiles)
+    return found
+
+
+def _sizes(rows: tuple[int, ...], columns: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Size]:
+    launches = ("forward", "backward")
+    for kind, launch, dtype, of_rows, of_columns in product(_MODULES, launches, dtypes, rows, columns):
+        for cores in (1, 2):
+            if of_rows * of_columns <= 2**30:
+                yield {
+                    "kind": kind,
+                    "launch": launch,
+                    "dtype": dtype,
+                    "rows": of_rows,
+                    "columns": of_columns,
+                    "cores": cores,
+                }
+
+
+def sizes(wide: bool) -> Iterator[Size]:
+    """Of embeddings and of labels."""
+    if wide:
+        return _sizes(_ROWS, _COLUMNS, ("bfloat16", "float32"))
+    return _sizes(_SAMPLED_ROWS, _SAMPLED_COLUMNS, ("bfloat16",))
+
+
+def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Chunks of few columns."""
+    for kilobytes, piece in product((64, 80, 96, 128), ({"piece_columns": 512}, {})):
+        for size in _sizes(_SHRUNK_ROWS, _SHRUNK_COLUMNS, ("bfloat16", "float32")):
+            if cost(size) <= 2e7:
+                yield size, {"sbuf_bytes": kilobytes * 1024, **piece}
+
+
+def cost(size: Size) -> float:
+    """Elements, of all tensors."""
+    return float(size["rows"] * size["columns"] + 10000) * (1.0 + len(_OF_NAME[size["kind"]].tensors))
+
+
+def check(size: Size) -> None:
+    """A launch with the chooser's tiling, within the derived bounds."""
+    check_with_tiling(size)
+
+
+def check_with_tiling(size: Size, **tiling: int) -> tuple[Any, ...]:
+    """A launch with any tiling; returns its results. A forward stores its losses, and sums them in another launch."""
+    kind, shape = _OF_NAME[size["kind"]], (size["rows"], size["columns"])
+    tensors = kind.made(shape, (TYPES[size["dtype"]],))
+    if size["launch"] == "backward":
+        upstream = np.full((1,), -1.75, np.float32)
+        gradients = truth.gradients(kind.truth, tensors, upstream, "mean")
+        arguments = kind.backward_arguments(tensors, upstream)
+        found = kind.backward[size["cores"]](**arguments, reduction="mean", **tiling)
+        exact = [gradients[name] for name in kind.gradients]
+        found = found if isinstance(found, tuple) else (found,)
+    else:
+        launches = (
+            kind.forward[size["cores"]](**kind.arguments(tensors), reduction=reduction, **tiling)
+            for reduction in ("none", "mean")
+        )
+        found = tuple(each[0] if isinstance(each, tuple) else each for each in launches)
+        exact = [truth.losses(kind.truth, tensors, found[0].dtype), truth.reduced(kind.truth, tensors, "mean")]
+    for number, (came, known) in enumerate(zip(found, exact, strict=True)):
+        assert_within(f"result {number} of {size}", came, known.value, known.error)
+    return found
+
+
+FAMILY = PlanFamily(
+    name="rowwise",
+    test="tests/experimental/plans/test_losses.py::test_rowwise",
+    sizes=sizes,
+    branches=branches,
+    cost=cost,
+    check=check,
+    shrunk_sizes=shrunk_sizes,
+)
