@@ -90,7 +90,8 @@ def branches(size: Size) -> Branches:
     groups = len(batch_groups(batches, most_batches_of_group(chunks))) if is_forward else min(2, len(batches))
     found["groups"] = count_class(groups)
     found["cores"] = "one" if cores == 1 else "two" if launch.num_positions > 1 else "two, one without rows"
-    if cores == 1:  # a core's plan is that of a core of two with as many positions
+    # A core's plan is that of a core of two with as many positions.
+    if cores == 1 or launch.num_positions == 1:
         return {name: value for name, value in found.items() if name != "chunk_buffers"}
     found["chunks"] = cut_class(chunks, (launch.vocab_size - first_size) % sbuf.chunk_size != 0)
     return found

@@ -38,9 +38,10 @@ _SHRUNK = ((2, 9, 12, 20, 33, 60, 100, 150), (1, 2, 3, 66, 130, 257, 300), (3, 5
 
 
 def plan_of(size: Size) -> Plan:
-    """The plan that the kernel makes."""
-    shape = BatchShape(size["steps"], size["sequences"], size["classes"])
-    return fitting_plan("plan", shape, size["labels"], getattr(nl, size["dtype"]), size["direction"] == "backward")
+    """The plan that the kernel makes; of a backward, whose forward fits as well."""
+    shape, dtype = BatchShape(size["steps"], size["sequences"], size["classes"]), getattr(nl, size["dtype"])
+    plans = {way: fitting_plan("plan", shape, size["labels"], dtype, way == "backward") for way in ("forward", "backward")}
+    return plans[size["direction"]]
 
 
 def _has_loop(plan: Plan, is_forward: bool) -> bool:

@@ -123,10 +123,10 @@ def branches(size: Size) -> Branches:
     found["whole_tiles"] = count_class(len(whole))
     if size["launch"] == "summed" and not launch.is_by_rows:
         found["levels"] = levels(len(tiles))
-    if size["cores"] == 1:  # tiles do not depend on it
-        return {name: value for name, value in found.items() if name not in ("layout", "ends")}
-    if len(tiles) == 1:
+    if len(tiles) == 1 and size["cores"] > 1:
         found["cores"] = "two, one without tiles"
+    if size["cores"] == 1 or len(tiles) == 1:  # tiles do not depend on cores
+        return {name: value for name, value in found.items() if name not in ("layout", "ends")}
     longest = max(tile.columns for tile in tiles)
     is_ragged = any(tile.columns > piece and tile.columns % piece for tile in tiles)
     found["pieces"] = cut_class(div_ceil(longest, piece), is_ragged)

@@ -95,9 +95,9 @@ def multilabel_sizes(wide: bool) -> Iterator[Size]:
 
 def shrunk_multilabel_sizes() -> Iterator[tuple[Size, Limits]]:
     """Groups of few blocks."""
-    for kilobytes in (2, 4, 8, 16):
-        for size in _sizes((257, 500, 513, 700, 1100, 1300), (5, 20), ("forward", "backward")):
-            yield size, {"sbuf_bytes": kilobytes * 1024}
+    for sbuf_bytes in (1024, 1536, 2048, 4096, 8192):
+        for size in _sizes((257, 500, 513, 600, 700, 1100, 1200, 1300), (5, 20), ("forward", "backward")):
+            yield size, {"sbuf_bytes": sbuf_bytes}
 
 
 def cost(size: Size) -> float:

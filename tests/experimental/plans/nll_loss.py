@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.indexed.class_tiles import ClassTiling, is_streamed
 from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
@@ -20,10 +21,10 @@ from tests.experimental.plans.on_core import TYPES, assert_within, count_class, 
 
 _ROWS = (1, 2, 3, 128, 129, 255, 256, 257, 1000, 4096, 5000, 131072)
 _CLASSES = (2, 3, 10, 21, 100, 256, 257, 1000, 32000, 128256)
-_PLACES = (1, 7, 100, 128, 300, 4096, 65536, 262144)
+_PLACES = (1, 7, 100, 128, 300, 4096, 8192, 65536, 262144)
 _SAMPLED = ((1, 2, 129, 1000, 5000), (2, 21, 256, 1000), (1, 100, 4096))
 _MOST_ELEMENTS = 2**31
-_IGNORED = 1
+_IGNORED = -100
 # Batches that are gathered together: nkilib.experimental.loss.indexed.forward.
 _TOGETHER = 16
 
@@ -42,14 +43,16 @@ def branches(size: Size) -> Branches:
         units = tiles[-1].part + 1
     else:
         blocks = blocks_of(shape)
-        batches = [batch for block in blocks for batch in batches_of_block(shape, block)]
+        batches = [batch for block in blocks[:: size["cores"]] for batch in batches_of_block(shape, block)]
         found["layout"] = "along rows" if shape.is_along_rows else "along places"
-        found["ends"] = batches[-1].positions < batches[0].positions
-        found["rounds"] = count_class(-(-len(batches) // size["cores"] // _TOGETHER))
+        found["ends"] = len({batch.positions for batch in batches} | {blocks[-1].rows, blocks[0].rows}) > 2
+        found["rounds"] = count_class(div_ceil(len(batches), _TOGETHER))
         units = len(blocks)
     if size["cores"] == 1:  # tiles and blocks do not depend on it
         return {"cores": "one", "way": found["way"], "layout": found["layout"]}
-    return {**found, "cores": "two" if units > 1 else "two, one without positions"}
+    if units == 1:
+        return {"cores": "two, one without positions", "way": found["way"], "layout": found["layout"]}
+    return {**found, "cores": "two"}
 
 
 def _layout(tiling: ClassTiling) -> str:

@@ -74,7 +74,7 @@ def branches(size: Size) -> Branches:
     if size["cores"] == 1:  # tiles do not depend on it
         return {**found, "groups": count_class(len(groups))}
     if len(tiles) == 1:
-        found["cores"] = "two, one without tiles"
+        return {**found, "cores": "two, one without tiles"}
     chunks = div_ceil(launch.columns, tiling.columns)
     found["has_shared_gradient"] = launch.matrices_hbm[-1].shape[0] == 1 < launch.rows and size["launch"] == "backward"
     found["chunks"] = cut_class(chunks, launch.columns % tiling.columns != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.plan_limits import limited_batches
 from nkilib.core.rows.batches import Batch, batches_of_core
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import dtype_bytes
@@ -107,7 +108,7 @@ class Launch:
 
     def parts(self) -> list[Part]:
         """The positions in parts of as many as rows can be collected of, to be computed anew."""
-        most = BATCHES_MAX * POSITIONS * int(nl.num_programs())
+        most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
         return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
 
     def of_part(self, part: Part) -> Launch:
