@@ -138,8 +138,8 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
     return found
 
 
-def check_multilabel(size: Size) -> None:
-    """Launches within the derived bounds: losses and their mean, or the gradient."""
+def check_multilabel(size: Size) -> list[Any]:
+    """Launches within the derived bounds: losses and their mean, or the gradient; returns them."""
     draw = np.random.default_rng(size["classes"])
     x = draw.standard_normal((size["rows"], size["classes"]), np.float32).astype(TYPES[size["dtype"]])
     targets = draw.integers(0, size["classes"], x.shape).astype(np.int32)
@@ -151,7 +151,7 @@ def check_multilabel(size: Size) -> None:
         of_rows = upstream.astype(np.float64)
         bound = multilabel_bounds.gradient_bounds(x, truth, of_rows)
         assert_within(f"gradient of {size}", gradient, truth.gradient(of_rows), bound)
-        return
+        return [gradient]
     losses = truth.losses()
     stored = multilabel_margin_loss_forward[cores](x, targets, reduction="none")
     bound = multilabel_bounds.loss_bounds(x, truth) + rounding(losses, x.dtype)
@@ -161,6 +161,7 @@ def check_multilabel(size: Size) -> None:
     exact = np.array([factor * losses.sum()])
     bound = factor * multilabel_bounds.sum_bound(x, truth) + UNIT * np.abs(exact)
     assert_within(f"mean of {size}", mean, exact, bound)
+    return [stored, mean]
 
 
 MULTI_MARGIN = PlanFamily(
