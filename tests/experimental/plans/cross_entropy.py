@@ -190,7 +190,9 @@ def _check_extended(size: Size, logits: Any, targets: Any, tiling: dict[str, int
 def _extended_loss(name: str, classes: int) -> ExtendedLoss:
     recipe = OPTIONS[name]
     weight = np.random.default_rng(8).uniform(0.5, 2.0, classes).astype(np.float32) if name in _WEIGHTED else None
-    named = {key: getattr(recipe, key) for key in ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")}
+    named = {
+        key: getattr(recipe, key) for key in ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
+    }
     return replace(ExtendedLoss(weight), **named)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
-from nkilib.experimental.loss.ctc.backward import _TILES as BACKWARD_TILES
 from nkilib.experimental.loss.ctc.alphas import _TILES as FORWARD_TILES
+from nkilib.experimental.loss.ctc.backward import _TILES as BACKWARD_TILES
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
 from nkilib.experimental.loss.ctc.host.bounds import ctc_loss_bound, ctc_loss_gradient_bound
 from nkilib.experimental.loss.ctc.host.reference import (
@@ -40,7 +40,9 @@ _SHRUNK = ((2, 9, 12, 20, 33, 60, 100, 150), (1, 2, 3, 66, 130, 257, 300), (3, 5
 def plan_of(size: Size) -> Plan:
     """The plan that the kernel makes; of a backward, whose forward fits as well."""
     shape, dtype = BatchShape(size["steps"], size["sequences"], size["classes"]), getattr(nl, size["dtype"])
-    plans = {way: fitting_plan("plan", shape, size["labels"], dtype, way == "backward") for way in ("forward", "backward")}
+    plans = {
+        way: fitting_plan("plan", shape, size["labels"], dtype, way == "backward") for way in ("forward", "backward")
+    }
     return plans[size["direction"]]
 
 
@@ -118,8 +120,8 @@ def check(size: Size) -> None:
     check_launch(size)
 
 
-def check_launch(size: Size) -> Any:
-    """Losses, or the gradient, which it returns."""
+def check_launch(size: Size) -> tuple[Any, ...]:
+    """Losses and, of a backward, the gradient, which it returns."""
     made = batch_of(size["steps"], size["sequences"], size["classes"], size["labels"])
     batch = made._replace(log_probs=made.log_probs.astype(TYPES[size["dtype"]]))
     truth, lengths, cores = batch.truth, (batch.input_lengths, batch.target_lengths), size["cores"]
@@ -130,14 +132,14 @@ def check_launch(size: Size) -> Any:
     exact = reduced(truth.losses, batch.target_lengths, "mean", True)
     assert_within(f"mean of {size}", mean, exact, ctc_loss_bound(truth, *lengths, "mean"))
     if size["direction"] == "forward":
-        return loss
+        return (loss,)
     upstream = np.linspace(-1.5, 2.0, size["sequences"]).astype(np.float32)
     gradient = ctc_loss_backward[cores](*batch, nll, alpha, upstream, reduction="none", zero_infinity=True)
     factors = reduction_factors(batch.target_lengths, "none") * upstream.astype(np.float64)
     exact = ctc_loss_gradient_reference(batch.log_probs, truth, batch.input_lengths, factors, True)
     bound = ctc_loss_gradient_bound(batch.log_probs, truth, batch.input_lengths, factors, exact)
     assert_within(f"gradient of {size}", gradient, exact, bound)
-    return gradient
+    return loss, gradient
 
 
 FAMILY = PlanFamily(

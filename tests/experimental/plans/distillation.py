@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, kernels
@@ -78,7 +76,9 @@ def branches(size: Size) -> Branches:
     else:
         group = gradient_group(chunk_size, launch.bytes_of_pair)
     found["group"] = {2: "least", 8: "most"}.get(group, "between")
-    found["chunks_by_group"] = "less than one" if batches * chunks < group else cut_class(2, batches * chunks % group != 0)
+    found["chunks_by_group"] = (
+        "less than one" if batches * chunks < group else cut_class(2, batches * chunks % group != 0)
+    )
     return found
 
 

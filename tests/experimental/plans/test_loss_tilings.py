@@ -6,7 +6,6 @@ element stands alone, or sums are taken in one order whatever the tiling is, the
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,25 +30,35 @@ def assert_equal_bits(found: list[list[bytes]]) -> None:
 
 
 # Chunks: one; two, whole and ragged; several; more than the statistics of a batch have columns.
-_CHUNKS = (700, 699, 350, 333, 100, 5)
+_CHUNKS = (700, 350, 333, 100, 5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("options", ["plain", *cross_entropy.OPTIONS])
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ("plain", "bfloat16"),
+        ("plain", "float32"),
+        ("recipe", "float32"),
+        ("probabilities", "bfloat16"),
+        ("entropy", "bfloat16"),
+    ],
+)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_cross_entropy(direction: str, options: str, dtype: str) -> None:
+    """Neither batches nor chunks matter, nor whether a maximum or a shift is taken; batches change no bit."""
     size: Size = {"direction": direction, "options": options, "cores": 2, "dtype": dtype}
     size |= {"positions": 140, "vocabulary": 700}
     has_shift = direction == "forward" and options in ("plain", "entropy")
     for chunk_size in _CHUNKS:
-        forms = (True, False) if has_shift and chunk_size < 700 else (None,)
-        for is_exact in forms:
-            form = {} if is_exact is None else {"exact_maximum": is_exact}
-            of_rows = []
-            for positions in (13, 64, 128):
-                tiling = {"positions_per_batch": positions, "chunk_size": chunk_size, **form}
-                of_rows.append(bits_of(cross_entropy.check_with_tiling(size, **tiling)))
-            assert_equal_bits(of_rows)
+        forms: list[dict[str, bool]] = [{}]
+        if has_shift and chunk_size < 700:
+            forms = [{"exact_maximum": True}, {"exact_maximum": False}]
+        for form in forms:
+            tiling = {"chunk_size": chunk_size, **form}
+            found = bits_of(cross_entropy.check_with_tiling(size, positions_per_batch=64, **tiling))
+            if chunk_size == 333:
+                others = [cross_entropy.check_with_tiling(size, positions_per_batch=n, **tiling) for n in (13, 128)]
+                assert_equal_bits([found, *(bits_of(each) for each in others)])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -73,23 +82,22 @@ _OF_ELEMENTS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(150, 1100), (1, 140_001), (3000, 20)])
+@pytest.mark.parametrize("shape", [(150, 1100), (3000, 20)])
 @pytest.mark.parametrize(("kind", "launch", "weights"), _OF_ELEMENTS)
 def test_losses_of_elements(kind: str, launch: str, weights: str, shape: tuple[int, int]) -> None:
     size: Size = {"kind": kind, "launch": launch, "weights": weights, "dtype": "bfloat16", "cores": 2}
     size |= {"rows": shape[0], "columns": shape[1]}
+    tilings = ((512, 2), (512, 3), (200, 2), (700, 3), (1536, 2), (3072, 3))
     found = [
-        bits_of(elementwise.check_with_tiling(size, columns=columns, buffers=buffers))
-        for columns, buffers in product((200, 512, 700, 1536, 3072), (2, 3))
+        bits_of(elementwise.check_with_tiling(size, columns=columns, buffers=buffers)) for columns, buffers in tilings
     ]
-    if launch in ("stored", "backward"):
-        assert_equal_bits(found)
-    for two, three in zip(found[::2], found[1::2], strict=True):
-        assert_equal_bits([two, three])
+    assert_equal_bits(found if launch in ("stored", "backward") else found[:2])
 
 
 @pytest.mark.parametrize("launch", ["forward", "backward"])
-@pytest.mark.parametrize("kind", ["triplet_margin_loss", "cosine_embedding_loss", "multilabel_soft_margin_loss, weighted"])
+@pytest.mark.parametrize(
+    "kind", ["triplet_margin_loss", "cosine_embedding_loss", "multilabel_soft_margin_loss, weighted"]
+)
 def test_losses_of_rows(kind: str, launch: str) -> None:
     size: Size = {"kind": kind, "launch": launch, "dtype": "float32", "cores": 2}
     long: Size = {**size, "rows": 300, "columns": 700}
@@ -149,16 +157,15 @@ def test_multilabel_margin_loss(direction: str) -> None:
     assert_equal_bits(found)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("steps", "labels"), [(75, 9), (60, 70), (90, 130), (200, 3)])
-def test_ctc_loss(steps: int, labels: int, direction: str) -> None:
-    """In chunks of many and of few time steps, which change no bit."""
-    size: Size = {"direction": direction, "dtype": "float32", "steps": steps, "sequences": 3, "classes": 6, "cores": 2}
-    size["labels"] = labels
+@pytest.mark.parametrize(("steps", "labels", "room"), [(75, 9, (200, 28, 20)), (40, 70, (200, 40, 22))])
+def test_ctc_loss(steps: int, labels: int, room: tuple[int, ...]) -> None:
+    """In chunks of many and of few time steps, which change no bit of losses and gradients."""
+    size: Size = {"direction": "backward", "dtype": "float32", "sequences": 3, "classes": 6, "cores": 2}
+    size |= {"steps": steps, "labels": labels}
     found, chunks = [], set()
-    for kilobytes in (200, 72, 56, 40):
+    for kilobytes in room:
         with shrunk(PlanLimits(sbuf_bytes=kilobytes * KILOBYTE)):
             chunks.add(ctc.plan_of(size).chunk)
             found.append(bits_of(ctc.check_launch(size)))
-    assert len(chunks) > 1
+    assert len(chunks) == len(room)
     assert_equal_bits(found)
