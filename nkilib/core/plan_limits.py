@@ -24,6 +24,7 @@ class PlanLimits:
         program_instructions: instructions that the program of a launch may have.
         resident_features: features up to which W^T of a block of classes stays in SBUF in the linear backward.
         batches: batches of a core of which rows can be collected, to be computed anew.
+        parts: sums that a partition keeps of a streamed input of few classes.
         piece_columns: columns of a piece of losses of elements and of rows: what instructions take at a time.
         shift_columns: columns, of a row and of all batches, from which a cross-entropy takes a shift for the maximum.
     """
@@ -32,6 +33,7 @@ class PlanLimits:
     program_instructions: int | None = None
     resident_features: int | None = None
     batches: int | None = None
+    parts: int | None = None
     piece_columns: int | None = None
     shift_columns: int | None = None
 
@@ -96,6 +98,11 @@ def limited_resident_features(usual: int) -> int:
 def limited_batches(usual: int) -> int:
     """The usual number of batches of a core, or the limit in force where that is less."""
     return _least(usual, limits_in_force().batches)
+
+
+def limited_parts(usual: int) -> int:
+    """The usual number of sums that a partition keeps, or the limit in force where that is less."""
+    return _least(usual, limits_in_force().parts)
 
 
 def limited_piece_columns(usual: int) -> int:

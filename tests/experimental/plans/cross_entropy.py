@@ -76,25 +76,25 @@ def branches(size: Size) -> Branches:
         sbuf = launch.divided(plan, batches)
     first_size = div_ceil(sbuf.chunk_size, 2) if options.with_shift else sbuf.chunk_size
     chunks = num_chunks(launch.vocab_size, first_size, sbuf.chunk_size)
-    found: Branches = {
+    taken: Branches = {
         "direction": size["direction"],
         "options": size["options"],
         "chunk_buffers": sbuf.chunk_buffers,
     }
     if is_forward:
-        found["shift"] = options.with_shift
+        taken["shift"] = options.with_shift
     if size["options"] != "plain":
-        found["chunks"] = count_class(chunks)
-        found["turns"] = sbuf.turns if plan.num_scratch else 0
-        return found
+        taken["chunks"] = count_class(chunks)
+        taken["turns"] = sbuf.turns if plan.num_scratch else 0
+        return taken
     groups = len(batch_groups(batches, most_batches_of_group(chunks))) if is_forward else min(2, len(batches))
-    found["groups"] = count_class(groups)
-    found["cores"] = "one" if cores == 1 else "two" if launch.num_positions > 1 else "two, one without rows"
+    taken["groups"] = count_class(groups)
+    taken["cores"] = "one" if cores == 1 else "two" if launch.num_positions > 1 else "two, one without rows"
     # A core's plan is that of a core of two with as many positions.
     if cores == 1 or launch.num_positions == 1:
-        return {name: value for name, value in found.items() if name != "chunk_buffers"}
-    found["chunks"] = cut_class(chunks, (launch.vocab_size - first_size) % sbuf.chunk_size != 0)
-    return found
+        return {name: value for name, value in taken.items() if name != "chunk_buffers"}
+    taken["chunks"] = cut_class(chunks, (launch.vocab_size - first_size) % sbuf.chunk_size != 0)
+    return taken
 
 
 def _sizes(

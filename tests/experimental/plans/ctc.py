@@ -47,7 +47,7 @@ def plan_of(size: Size) -> Plan:
 
 
 def _has_loop(plan: Plan, is_forward: bool) -> bool:
-    """Whether turns are iterations of a loop of the device, found by going through them."""
+    """Whether turns are iterations of a loop of the device: goes through them."""
     loops: list[int] = []
     per_trip = FORWARD_TILES if is_forward else max(BACKWARD_TILES, kept_turns(plan.blocks))
     with patch.object(nl, "fori_loop", lambda start, end, body, step: loops.append(end)):
@@ -60,23 +60,23 @@ def branches(size: Size) -> Branches:
     plan, is_forward = plan_of(size), size["direction"] == "forward"
     with on_core(0, size["cores"]):
         groups = plan.own_groups()
-    found: Branches = {"direction": size["direction"], "cores": "one" if size["cores"] == 1 else "two"}
+    taken: Branches = {"direction": size["direction"], "cores": "one" if size["cores"] == 1 else "two"}
     if size["cores"] == 1 or plan.groups == 1:
         if size["cores"] > 1:
-            found["cores"] = "two, one without sequences"
-        return {**found, "groups": cut_class(plan.groups, plan.sequences % plan.rows != 0)}
-    found["groups"] = cut_class(plan.groups, plan.sequences % plan.rows != 0)
+            taken["cores"] = "two, one without sequences"
+        return {**taken, "groups": cut_class(plan.groups, plan.sequences % plan.rows != 0)}
+    taken["groups"] = cut_class(plan.groups, plan.sequences % plan.rows != 0)
     if len(groups) > 1:
-        return found
-    del found["groups"]
+        return taken
+    del taken["groups"]
     if not is_forward and kept_bytes(plan.group(0)) == 0:  # how classes are cut does not depend on how time is
         banks = count_class(div_ceil(plan.classes, BANK_COLUMNS))
         classes = "several pieces" if plan.classes > PIECE_COLUMNS else f"{banks} of a bank"
-        return {**found, "keeps_one_hot": False, "classes": classes, "runs": count_class(len(runs(plan.pairs)))}
-    found["blocks"] = plan.blocks
-    found["chunks"] = cut_class(plan.chunks, plan.steps % plan.chunk != 0)
-    found["has_loop"] = _has_loop(plan, is_forward)
-    return found
+        return {**taken, "keeps_one_hot": False, "classes": classes, "runs": count_class(len(runs(plan.pairs)))}
+    taken["blocks"] = plan.blocks
+    taken["chunks"] = cut_class(plan.chunks, plan.steps % plan.chunk != 0)
+    taken["has_loop"] = _has_loop(plan, is_forward)
+    return taken
 
 
 def _sizes(

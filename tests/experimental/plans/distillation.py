@@ -44,8 +44,8 @@ def launch_of(size: Size) -> Launch:
     if size["direction"] == "backward":
         kernel = distillation_backward
         given |= {name: spec(shape[:1], nl.float32) for name in (*_SAVED, "grad_loss_hbm")}
-    found: Launch = result_of(f"{kernels.__name__}._launch", kernel, **given)
-    return found
+    launch: Launch = result_of(f"{kernels.__name__}._launch", kernel, **given)
+    return launch
 
 
 def branches(size: Size) -> Branches:
@@ -54,32 +54,32 @@ def branches(size: Size) -> Branches:
         launch = launch_of(size)
         parts, batches = len(launch.parts()), len(launch.batches())
     chunk_size, vocabulary = launch.tiling.chunk_size, size["vocabulary"]
-    found: Branches = {"direction": size["direction"], "kernel": size["kernel"]}
-    found["cores"] = "one" if size["cores"] == 1 else "two" if size["positions"] > 1 else "two, one without rows"
+    taken: Branches = {"direction": size["direction"], "kernel": size["kernel"]}
+    taken["cores"] = "one" if size["cores"] == 1 else "two" if size["positions"] > 1 else "two, one without rows"
     if parts > 1:
-        found["parts"] = "several"
-        return found
+        taken["parts"] = "several"
+        return taken
     chunks = div_ceil(vocabulary, chunk_size)
     if size["cores"] == 1 or size["positions"] == 1:
-        return found
-    found["batches"] = count_class(batches)
+        return taken
+    taken["batches"] = count_class(batches)
     if not launch.is_mixed:
-        found["chunks"] = cut_class(chunks, vocabulary % chunk_size != 0)
+        taken["chunks"] = cut_class(chunks, vocabulary % chunk_size != 0)
         if size["direction"] == "forward":
-            found["has_samples"] = launch.has_samples
-            found["batches"] = count_class(div_ceil(batches, GROUP_BATCHES_MAX)) + " group of " + found["batches"]
-        return found
-    found["chunks"] = count_class(chunks)
+            taken["has_samples"] = launch.has_samples
+            taken["batches"] = count_class(div_ceil(batches, GROUP_BATCHES_MAX)) + " group of " + taken["batches"]
+        return taken
+    taken["chunks"] = count_class(chunks)
     if size["direction"] == "forward":
         plan = mixture_plan(vocabulary, chunk_size, launch.bytes_of_pair)
-        group, found["keeps_rows"] = plan.group, plan.keeps_rows
+        group, taken["keeps_rows"] = plan.group, plan.keeps_rows
     else:
         group = gradient_group(chunk_size, launch.bytes_of_pair)
-    found["group"] = {2: "least", 8: "most"}.get(group, "between")
-    found["chunks_by_group"] = (
+    taken["group"] = {2: "least", 8: "most"}.get(group, "between")
+    taken["chunks_by_group"] = (
         "less than one" if batches * chunks < group else cut_class(2, batches * chunks % group != 0)
     )
-    return found
+    return taken
 
 
 def _sizes(positions: tuple[int, ...], vocabularies: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Size]:

@@ -76,7 +76,7 @@ def _kernel_of(size: Size) -> Any:
 
 
 def _reduction_of(size: Size) -> str:
-    """Losses and upstream gradients of each element where losses are stored."""
+    """Losses are stored, or their mean is taken."""
     return "none" if size["launch"] == "stored" else "mean"
 
 
@@ -120,30 +120,30 @@ def branches(size: Size) -> Branches:
     with on_core(0, size["cores"]):
         launch = launch_of(size)
     columns, piece = launch.tiling.columns, piece_columns(launch.scratch_tiles)
-    found: Branches = {"launch": size["launch"], "buffers": launch.tiling.buffers}
-    found["cores"] = "one" if size["cores"] == 1 else "two"
+    taken: Branches = {"launch": size["launch"], "buffers": launch.tiling.buffers}
+    taken["cores"] = "one" if size["cores"] == 1 else "two"
     if launch.is_by_rows:
         rows, row_columns = launch.shape
         tiles: Any = matrix_tiles(rows, row_columns, columns)
         whole = [tile for tile in tiles if tile.rows == PARTITIONS and tile.columns == tiles[0].columns]
-        found["layout"] = "some columns of a row" if row_columns > columns else _layout(tiles[0].each)
-        found["ends"] = any(tile.rows < PARTITIONS for tile in tiles)
+        taken["layout"] = "some columns of a row" if row_columns > columns else _layout(tiles[0].each)
+        taken["ends"] = any(tile.rows < PARTITIONS for tile in tiles)
     else:
         tiles = flat_tiles(launch.elements, columns)
         whole = [tile for tile in tiles if tile.rows == PARTITIONS and tile.columns == columns]
-        found["layout"] = "flat"
-        found["ends"] = "".join("s" if tile.rows < PARTITIONS else "l" for tile in tiles[len(whole) :])
-    found["whole_tiles"] = count_class(len(whole))
+        taken["layout"] = "flat"
+        taken["ends"] = "".join("s" if tile.rows < PARTITIONS else "l" for tile in tiles[len(whole) :])
+    taken["whole_tiles"] = count_class(len(whole))
     if size["launch"] == "summed" and not launch.is_by_rows:
-        found["levels"] = levels(len(tiles))
+        taken["levels"] = levels(len(tiles))
     if len(tiles) == 1 and size["cores"] > 1:
-        found["cores"] = "two, one without tiles"
+        taken["cores"] = "two, one without tiles"
     if size["cores"] == 1 or len(tiles) == 1:  # tiles do not depend on cores
-        return {name: value for name, value in found.items() if name not in ("layout", "ends")}
+        return {name: value for name, value in taken.items() if name not in ("layout", "ends")}
     longest = max(tile.columns for tile in tiles)
     is_ragged = any(tile.columns > piece and tile.columns % piece for tile in tiles)
-    found["pieces"] = cut_class(div_ceil(longest, piece), is_ragged)
-    return found
+    taken["pieces"] = cut_class(div_ceil(longest, piece), is_ragged)
+    return taken
 
 
 def _layout(rows: int) -> str:
@@ -195,9 +195,9 @@ def check_with_tiling(size: Size, **tiling: Any) -> tuple[Any, ...]:
     """A launch with any tiling; returns its results. Types alternate, where the plan is of one."""
     kind, reduction, shape = _OF_NAME[size["kind"]], _reduction_of(size), (size["rows"], size["columns"])
     made = kind.made((1, min(_MADE, size["rows"] * size["columns"])), (TYPES[size["dtype"]],))
-    parts = {name: np.resize(each, shape)[_weight_part(size, name)] for name, each in made.items()}
-    given = {name: np.ascontiguousarray(each) for name, each in parts.items()}
-    tensors = {name: np.broadcast_to(each, shape) for name, each in given.items()}
+    parts = {name: np.resize(tensor, shape)[_weight_part(size, name)] for name, tensor in made.items()}
+    given = {name: np.ascontiguousarray(part) for name, part in parts.items()}
+    tensors = {name: np.broadcast_to(tensor, shape) for name, tensor in given.items()}
     arguments = {**kind.arguments(given), **tiling, "reduction": reduction}
     exact: list[Any] = []
     if size["launch"] == "stored":
@@ -209,11 +209,11 @@ def check_with_tiling(size: Size, **tiling: Any) -> tuple[Any, ...]:
         arguments |= {"grad_loss_hbm": upstream, **_flags_of(size)}
         gradients = truth.gradients(kind.truth, tensors, upstream, reduction)
         exact += [gradients[name] for name in _wanted(size)]
-    found = _kernel_of(size)[size["cores"]](**arguments)
-    found = found if isinstance(found, tuple) else (found,)
-    for number, (came, known) in enumerate(zip(found, exact, strict=True)):
+    results = _kernel_of(size)[size["cores"]](**arguments)
+    results = results if isinstance(results, tuple) else (results,)
+    for number, (came, known) in enumerate(zip(results, exact, strict=True)):
         assert_within(f"result {number} of {size}", came, known.value, known.error)
-    return found
+    return results
 
 
 FAMILY = PlanFamily(

@@ -43,17 +43,17 @@ def multi_margin_branches(size: Size) -> Branches:
     shape = Shape(size["rows"], size["classes"], 1)
     blocks, chunk_size = blocks_of(shape), choose_multi_margin_tiling(size["classes"]).chunk_size
     own = len(blocks[:: size["cores"]])
-    found: Branches = {"cores": "one" if size["cores"] == 1 else "two", "own_blocks": count_class(own)}
+    taken: Branches = {"cores": "one" if size["cores"] == 1 else "two", "own_blocks": count_class(own)}
     if size["cores"] == 1:
-        return found
+        return taken
     if len(blocks) == 1:
-        found["cores"] = "two, one without rows"
+        taken["cores"] = "two, one without rows"
     first_size = div_ceil(chunk_size, 2)
     chunks = num_chunks(size["classes"], first_size, chunk_size)
-    found["chunks"] = cut_class(chunks, (size["classes"] - first_size) % chunk_size != 0)
-    found["turns_of_buffers"] = count_class(div_ceil(chunks * own, BUFFERS))
-    found["ends"] = blocks[-1].rows < blocks[0].rows
-    return found
+    taken["chunks"] = cut_class(chunks, (size["classes"] - first_size) % chunk_size != 0)
+    taken["turns_of_buffers"] = count_class(div_ceil(chunks * own, BUFFERS))
+    taken["ends"] = blocks[-1].rows < blocks[0].rows
+    return taken
 
 
 def multilabel_branches(size: Size) -> Branches:
@@ -116,7 +116,7 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
     x = draw.standard_normal((size["rows"], size["classes"]), np.float32).astype(TYPES[size["dtype"]])
     targets = draw.integers(0, size["classes"], size["rows"]).astype(np.int32)
     weight = draw.uniform(0.5, 2.0, size["classes"]).astype(np.float32)
-    found = []
+    results = []
     for p in (1, 2):
         truth = MultiMarginTruth.of(x, targets, weight, p, _MARGIN)
         given = {"class_weight_hbm": weight, "p": p, "margin": _MARGIN, **tiling}
@@ -134,8 +134,8 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
         of_rows = upstream.astype(np.float64)
         bound = multi_margin_bounds.gradient_bounds(x, truth, _MARGIN, of_rows)
         assert_within(f"gradient of {size}, p = {p}", gradient, truth.gradient(of_rows), bound)
-        found += [stored, mean, gradient]
-    return found
+        results += [stored, mean, gradient]
+    return results
 
 
 def check_multilabel(size: Size) -> list[Any]:

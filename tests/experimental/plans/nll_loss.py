@@ -16,7 +16,7 @@ from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_los
 from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
 from nkilib.experimental.loss.indexed.positions import Shape, batches_of_block, blocks_of
 from nkilib.nki import nl
-from tests.experimental.plans.coverage import Branches, PlanFamily, Size
+from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class
 
 _ROWS = (1, 2, 3, 128, 129, 255, 256, 257, 1000, 4096, 5000, 131072)
@@ -33,26 +33,27 @@ def branches(size: Size) -> Branches:
     """Of both directions: forward and backward have one plan."""
     shape, dtype = Shape(size["rows"], size["classes"], size["places"]), getattr(nl, size["dtype"])
     is_stream = is_streamed(shape, dtype)
-    found: Branches = {"way": "streamed" if is_stream else "gathered"}
+    taken: Branches = {"way": "streamed" if is_stream else "gathered"}
     if is_stream:
         tiling = ClassTiling.of(shape, dtype)
         tiles = tiling.tiles()
-        found["layout"] = _layout(tiling)
-        found["class_groups"] = cut_class(len(tiling.groups), shape.classes % tiling.classes != 0)
-        found["ends"] = "".join(sorted({_kind_of_tile(tile.flat.rows, tile.flat.columns) for tile in tiles}))
+        taken["layout"] = _layout(tiling)
+        taken["class_groups"] = cut_class(len(tiling.groups), shape.classes % tiling.classes != 0)
+        taken["ends"] = "".join(sorted({_kind_of_tile(tile.flat.rows, tile.flat.columns) for tile in tiles}))
         units = tiles[-1].part + 1
+        taken["tiles_share_sums"] = units < len(tiles)
     else:
         blocks = blocks_of(shape)
         batches = [batch for block in blocks[:: size["cores"]] for batch in batches_of_block(shape, block)]
-        found["layout"] = "along rows" if shape.is_along_rows else "along places"
-        found["ends"] = len({batch.positions for batch in batches} | {blocks[-1].rows, blocks[0].rows}) > 2
-        found["rounds"] = count_class(div_ceil(len(batches), _TOGETHER))
+        taken["layout"] = "along rows" if shape.is_along_rows else "along places"
+        taken["ends"] = len({batch.positions for batch in batches} | {blocks[-1].rows, blocks[0].rows}) > 2
+        taken["rounds"] = count_class(div_ceil(len(batches), _TOGETHER))
         units = len(blocks)
     if size["cores"] == 1:  # tiles and blocks do not depend on it
-        return {"cores": "one", "way": found["way"], "layout": found["layout"]}
+        return {"cores": "one", "way": taken["way"], "layout": taken["layout"]}
     if units == 1:
-        return {"cores": "two, one without positions", "way": found["way"], "layout": found["layout"]}
-    return {**found, "cores": "two"}
+        return {"cores": "two, one without positions", "way": taken["way"], "layout": taken["layout"]}
+    return {**taken, "cores": "two"}
 
 
 def _layout(tiling: ClassTiling) -> str:
@@ -69,18 +70,24 @@ def _sizes(rows: tuple[int, ...], classes: tuple[int, ...], places: tuple[int, .
     for dtype, shape in product(("bfloat16", "float32"), product(rows, classes, places)):
         if prod(shape) <= _MOST_ELEMENTS and shape[0] * shape[2] <= 2**20 and shape[1] * shape[2] <= 2**30:
             for cores in (1, 2):
-                yield {
-                    "dtype": dtype,
-                    "rows": shape[0],
-                    "classes": shape[1],
-                    "places": shape[2],
-                    "cores": cores,
-                }
+                yield _size(dtype, shape, cores)
+
+
+def _size(dtype: str, shape: tuple[int, ...], cores: int) -> Size:
+    return {"dtype": dtype, "rows": shape[0], "classes": shape[1], "places": shape[2], "cores": cores}
 
 
 def sizes(wide: bool) -> Iterator[Size]:
     """Of classifiers, language models and segmentation."""
-    return _sizes(_ROWS, _CLASSES, _PLACES) if wide else _sizes(*_SAMPLED)
+    yield from _sizes(_ROWS, _CLASSES, _PLACES) if wide else _sizes(*_SAMPLED)
+    # Labels of the words of many sentences: more tiles than a partition keeps sums of.
+    yield from (_size("bfloat16", (5000, 20, places), cores) for places in (2000, 2048) for cores in (1, 2))
+
+
+def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
+    """Few sums."""
+    for places, cores in product((250, 256), (1, 2)):
+        yield _size("bfloat16", (40, 5, places), cores), {"parts": 16}
 
 
 def cost(size: Size) -> float:
@@ -103,7 +110,7 @@ def check_with_tiling(size: Size, streamed: bool | None = None) -> tuple[Any, ..
     given: dict[str, Any] = {"class_weight_hbm": weight, "ignore_index": _IGNORED}
     truth = nll_loss_reference(x, targets, weight, _IGNORED)
     way = is_streamed(Shape(*shape), getattr(nl, size["dtype"])) if streamed is None else streamed
-    found = []
+    results = []
     for reduction in ("none", "mean"):
         options = {**given, "reduction": reduction, "streamed": streamed}
         loss, total = nll_loss_forward[size["cores"]](x, targets, **options)
@@ -112,8 +119,8 @@ def check_with_tiling(size: Size, streamed: bool | None = None) -> tuple[Any, ..
         assert_within(f"{reduction} of {size}", loss.reshape(exact.shape), exact, bound)
         weights = np.array([truth.weights.sum()])
         assert_within(f"total weight of {size}", total, weights, 2.0**-18 * weights)
-        found += [loss, total, _check_gradient(size, x, targets, options, truth)]
-    return tuple(found)
+        results += [loss, total, _check_gradient(size, x, targets, options, truth)]
+    return tuple(results)
 
 
 def _check_gradient(size: Size, x: Any, targets: Any, options: dict[str, Any], truth: Any) -> Any:
@@ -138,4 +145,5 @@ FAMILY = PlanFamily(
     branches=branches,
     cost=cost,
     check=check,
+    shrunk_sizes=shrunk_sizes,
 )

@@ -41,10 +41,10 @@ def _arguments_without_data(size: Size) -> dict[str, Any]:
     given: dict[str, Any] = {
         name: value for name, value in kind.options.items() if is_forward or name not in kind.of_forward
     }
-    for name, each in made.items():
+    for name, tensor in made.items():
         if is_forward or name not in kind.of_forward:
-            of_tensor = (rows,) if each.ndim == 1 else (min(each.shape[0], 2) // 2 * rows or 1, shape[1])
-            given[f"{name}_hbm"] = spec(of_tensor, size["dtype"] if each.ndim == 2 else nl.float32)
+            of_tensor = (rows,) if tensor.ndim == 1 else (rows if tensor.shape[0] > 1 else 1, shape[1])
+            given[f"{name}_hbm"] = spec(of_tensor, size["dtype"] if tensor.ndim == 2 else nl.float32)
     if is_forward:
         return {**given, "reduction": "mean"}
     if kind.has_coefficients:
@@ -61,7 +61,7 @@ def launch_of(size: Size) -> RowLaunch:
     given = _arguments_without_data(size)
     tiling = result_of(f"{_MODULES[size['kind']].__name__}.checked_tiling", kernel, **given)
     matrices = (given[f"{name}_hbm"] for name in kind.tensors if f"{name}_hbm" in given)
-    return RowLaunch(tuple(each for each in matrices if len(each.shape) == 2), tiling)
+    return RowLaunch(tuple(matrix for matrix in matrices if len(matrix.shape) == 2), tiling)
 
 
 def branches(size: Size) -> Branches:
@@ -70,20 +70,20 @@ def branches(size: Size) -> Branches:
         launch = launch_of(size)
         tiles, groups = launch.tiles(), launch.groups()
     tiling = launch.tiling
-    found: Branches = {"launch": size["launch"], "cores": "one" if size["cores"] == 1 else "two"}
+    taken: Branches = {"launch": size["launch"], "cores": "one" if size["cores"] == 1 else "two"}
     if size["cores"] == 1:  # tiles do not depend on it
-        return {**found, "groups": count_class(len(groups))}
+        return {**taken, "groups": count_class(len(groups))}
     if len(tiles) == 1:
-        return {**found, "cores": "two, one without tiles"}
+        return {**taken, "cores": "two, one without tiles"}
     chunks = div_ceil(launch.columns, tiling.columns)
-    found["has_shared_gradient"] = launch.matrices_hbm[-1].shape[0] == 1 < launch.rows and size["launch"] == "backward"
-    found["chunks"] = cut_class(chunks, launch.columns % tiling.columns != 0)
-    found["rows_of_partition"] = " ".join(sorted({count_class(tile.each) for tile in tiles}))
-    found["groups"] = count_class(len(groups))
+    taken["has_shared_gradient"] = launch.matrices_hbm[-1].shape[0] == 1 < launch.rows and size["launch"] == "backward"
+    taken["chunks"] = cut_class(chunks, launch.columns % tiling.columns != 0)
+    taken["rows_of_partition"] = " ".join(sorted({count_class(tile.each) for tile in tiles}))
+    taken["groups"] = count_class(len(groups))
     if len(groups) == 1:
-        found["pieces"] = count_class(div_ceil(tiling.width, tiling.piece_width))
-        found["ends"] = any(tile.partitions < PARTITIONS for tile in tiles)
-    return found
+        taken["pieces"] = count_class(div_ceil(tiling.width, tiling.piece_width))
+        taken["ends"] = any(tile.partitions < PARTITIONS for tile in tiles)
+    return taken
 
 
 def _sizes(rows: tuple[int, ...], columns: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Size]:
@@ -134,19 +134,19 @@ def check_with_tiling(size: Size, **tiling: int) -> tuple[Any, ...]:
         upstream = np.full((1,), -1.75, np.float32)
         gradients = truth.gradients(kind.truth, tensors, upstream, "mean")
         arguments = kind.backward_arguments(tensors, upstream)
-        found = kind.backward[size["cores"]](**arguments, reduction="mean", **tiling)
+        results = kind.backward[size["cores"]](**arguments, reduction="mean", **tiling)
         exact = [gradients[name] for name in kind.gradients]
-        found = found if isinstance(found, tuple) else (found,)
+        results = results if isinstance(results, tuple) else (results,)
     else:
         launches = (
             kind.forward[size["cores"]](**kind.arguments(tensors), reduction=reduction, **tiling)
             for reduction in ("none", "mean")
         )
-        found = tuple(each[0] if isinstance(each, tuple) else each for each in launches)
-        exact = [truth.losses(kind.truth, tensors, found[0].dtype), truth.reduced(kind.truth, tensors, "mean")]
-    for number, (came, known) in enumerate(zip(found, exact, strict=True)):
+        results = tuple(returned[0] if isinstance(returned, tuple) else returned for returned in launches)
+        exact = [truth.losses(kind.truth, tensors, results[0].dtype), truth.reduced(kind.truth, tensors, "mean")]
+    for number, (came, known) in enumerate(zip(results, exact, strict=True)):
         assert_within(f"result {number} of {size}", came, known.value, known.error)
-    return found
+    return results
 
 
 FAMILY = PlanFamily(

@@ -21,12 +21,12 @@ KILOBYTE = 1024
 def bits_of(results: Any) -> list[bytes]:
     """Of each result."""
     every = results if isinstance(results, tuple | list) else (results,)
-    return [np.asarray(each).tobytes() for each in every]
+    return [np.asarray(result).tobytes() for result in every]
 
 
-def assert_equal_bits(found: list[list[bytes]]) -> None:
+def assert_equal_bits(launches: list[list[bytes]]) -> None:
     """Of all launches, of which there are several."""
-    assert len(found) > 1 and all(each == found[0] for each in found)
+    assert len(launches) > 1 and all(launch == launches[0] for launch in launches)
 
 
 # Chunks: one; two, whole and ragged; several; more than the statistics of a batch have columns.
@@ -55,10 +55,10 @@ def test_cross_entropy(direction: str, options: str, dtype: str) -> None:
             forms = [{"exact_maximum": True}, {"exact_maximum": False}]
         for form in forms:
             tiling = {"chunk_size": chunk_size, **form}
-            found = bits_of(cross_entropy.check_with_tiling(size, positions_per_batch=64, **tiling))
+            results = bits_of(cross_entropy.check_with_tiling(size, positions_per_batch=64, **tiling))
             if chunk_size == 333:
                 others = [cross_entropy.check_with_tiling(size, positions_per_batch=n, **tiling) for n in (13, 128)]
-                assert_equal_bits([found, *(bits_of(each) for each in others)])
+                assert_equal_bits([results, *(bits_of(other) for other in others)])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -88,10 +88,10 @@ def test_losses_of_elements(kind: str, launch: str, weights: str, shape: tuple[i
     size: Size = {"kind": kind, "launch": launch, "weights": weights, "dtype": "bfloat16", "cores": 2}
     size |= {"rows": shape[0], "columns": shape[1]}
     tilings = ((512, 2), (512, 3), (200, 2), (700, 3), (1536, 2), (3072, 3))
-    found = [
+    results = [
         bits_of(elementwise.check_with_tiling(size, columns=columns, buffers=buffers)) for columns, buffers in tilings
     ]
-    assert_equal_bits(found if launch in ("stored", "backward") else found[:2])
+    assert_equal_bits(results if launch in ("stored", "backward") else results[:2])
 
 
 @pytest.mark.parametrize("launch", ["forward", "backward"])
@@ -104,10 +104,10 @@ def test_losses_of_rows(kind: str, launch: str) -> None:
     short: Size = {**size, "rows": 1500, "columns": 9}
     tilings = [(long, {"columns": columns, "each": 1}) for columns in (700, 699, 512, 350, 64)]
     tilings += [(long, {"columns": 700, "each": 2}), (short, {"columns": 4, "each": 1})]
-    tilings += [(short, {"columns": 9, "each": each}) for each in (1, 2, 3, 5, 12)]
+    tilings += [(short, {"columns": 9, "each": rows}) for rows in (1, 2, 3, 5, 12)]
     for of_size, tiling in tilings:
         launches = [rowwise.check_with_tiling(of_size, **tiling, buffers=buffers) for buffers in (2, 3)]
-        assert_equal_bits([bits_of(each) for each in launches])
+        assert_equal_bits([bits_of(launch) for launch in launches])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -150,11 +150,11 @@ def test_multi_margin_loss(dtype: str) -> None:
 def test_multilabel_margin_loss(direction: str) -> None:
     """In groups of one block of rows and of several."""
     size: Size = {"direction": direction, "dtype": "float32", "rows": 700, "classes": 20, "cores": 2}
-    found = []
+    results = []
     for limits in (PlanLimits(), PlanLimits(sbuf_bytes=1024), PlanLimits(sbuf_bytes=1536)):
         with shrunk(limits):
-            found.append(bits_of(margins.check_multilabel(size)))
-    assert_equal_bits(found)
+            results.append(bits_of(margins.check_multilabel(size)))
+    assert_equal_bits(results)
 
 
 @pytest.mark.parametrize(("steps", "labels", "room"), [(75, 9, (200, 28, 20)), (40, 70, (200, 40, 22))])
@@ -162,10 +162,10 @@ def test_ctc_loss(steps: int, labels: int, room: tuple[int, ...]) -> None:
     """In chunks of many and of few time steps, which change no bit of losses and gradients."""
     size: Size = {"direction": "backward", "dtype": "float32", "sequences": 3, "classes": 6, "cores": 2}
     size |= {"steps": steps, "labels": labels}
-    found, chunks = [], set()
+    results, chunks = [], set()
     for kilobytes in room:
         with shrunk(PlanLimits(sbuf_bytes=kilobytes * KILOBYTE)):
             chunks.add(ctc.plan_of(size).chunk)
-            found.append(bits_of(ctc.check_launch(size)))
+            results.append(bits_of(ctc.check_launch(size)))
     assert len(chunks) == len(room)
-    assert_equal_bits(found)
+    assert_equal_bits(results)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.plan_limits import limited_parts
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles
@@ -141,7 +142,7 @@ class ClassTiling:
             found = [(None, each) for each in _tiles(shape.rows, self.positions // shape.places)]
         else:
             found = [(row, each) for row in range(shape.rows) for each in _tiles(shape.places, self.positions)]
-        of_part = div_ceil(len(found), PARTS_MAX)
+        of_part = div_ceil(len(found), limited_parts(PARTS_MAX))
         return [
             ClassTile(number // of_part, number % of_part == 0, shape, row, each)
             for number, (row, each) in enumerate(found)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
+from nkilib.core.plan_limits import limited_parts
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.indexed.class_tiles import PARTS_MAX, STREAMED_CLASSES_MAX, ClassTiling
 from nkilib.experimental.loss.indexed.host.reference import Float64Array, NllLosses
@@ -44,8 +45,9 @@ def _additions(shape: Shape, streamed: bool | None) -> int:
         return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))
     tiling = ClassTiling.of(shape, nl.bfloat16)
     tiles = tiling.number_of_tiles
-    of_part = div_ceil(tiles, PARTS_MAX) * tiling.positions
-    return of_part + LEAF * (levels(min(tiles, PARTS_MAX)) + levels(PARTITIONS))
+    most = limited_parts(PARTS_MAX)
+    of_part = div_ceil(tiles, most) * tiling.positions
+    return of_part + LEAF * (levels(min(tiles, most)) + levels(PARTITIONS))
 
 
 def nll_loss_gradient_bound(exact: Float64Array, dtype: npt.DTypeLike) -> Float64Array:

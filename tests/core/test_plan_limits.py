@@ -1,0 +1,47 @@
+"""Smaller limits for plans: obeyed by host code and by every core of a launch, for the block alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force, shrunk
+from nkilib.experimental.loss import choose_tiling, cross_entropy_forward
+from nkilib.nki import nl
+
+
+def test_limits_end_with_the_block_also_after_an_error() -> None:
+    with pytest.raises(KeyError), shrunk(PlanLimits(sbuf_bytes=4096)):
+        assert limited_sbuf_bytes(10_000) == 4096 and limited_sbuf_bytes(100) == 100
+        raise KeyError
+    assert limits_in_force() == PlanLimits() and limited_sbuf_bytes(10_000) == 10_000
+
+
+def test_a_block_inside_another_is_refused() -> None:
+    with shrunk(PlanLimits(sbuf_bytes=4096)):
+        with pytest.raises(RuntimeError, match=r"plan_limits.shrunk: must not be nested"), shrunk(PlanLimits()):
+            pass
+        assert limited_sbuf_bytes(10_000) == 4096
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5])
+def test_a_limit_is_a_positive_integer(value: float) -> None:
+    with pytest.raises(ValueError, match=r"PlanLimits.sbuf_bytes must be a positive int or None, got"):
+        PlanLimits(sbuf_bytes=value)  # type: ignore[arg-type]
+
+
+def test_a_choice_that_is_kept_is_that_of_its_limits() -> None:
+    """Choices are looked up when they are made again."""
+    usual = choose_tiling(256, 30_000, "bfloat16", "backward")
+    with shrunk(PlanLimits(sbuf_bytes=6 * 1024)):
+        assert choose_tiling(256, 30_000, "bfloat16", "backward").chunk_size <= 1024 < usual.chunk_size
+    assert choose_tiling(256, 30_000, "bfloat16", "backward") == usual
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_kernel_refuses_what_the_smaller_partition_has_no_room_for(cores: int) -> None:
+    logits, targets = np.zeros((4, 9000), np.float32), np.zeros(4, np.int32)
+    given = {"chunk_size": 9000, "dtype": nl.float32}
+    cross_entropy_forward[cores](logits, targets, **given)
+    with shrunk(PlanLimits(sbuf_bytes=16 * 1024)), pytest.raises(AssertionError, match="an SBUF partition"):
+        cross_entropy_forward[cores](logits, targets, **given)
