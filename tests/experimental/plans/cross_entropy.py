@@ -18,7 +18,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, 
 from nkilib.experimental.loss.cross_entropy.maximum import with_form
 from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted
 from nkilib.nki import nl
-from nkilib.simulator import spec
+from nkilib.simulator import spec, using
 from tests.experimental.loss.cross_entropy import extended_checks, loss_checks
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, count_class, cut_class, on_core
@@ -54,7 +54,9 @@ def _options_of(size: Size) -> Options:
 def tiling_of(size: Size) -> dict[str, int]:
     """The chooser's."""
     shape = size["positions"], size["vocabulary"]
-    chosen = choose_tiling(*shape, size["dtype"], size["direction"], extended=size["options"] != "plain")
+    chosen = choose_tiling(
+        *shape, size["dtype"], size["direction"], size["target"], extended=size["options"] != "plain"
+    )
     return dict(chosen._asdict())
 
 
@@ -68,7 +70,7 @@ def branches(size: Size) -> Branches:
     """Of the plan of the first core, and whether the second one has rows."""
     cores, is_forward = size["cores"], size["direction"] == "forward"
     launch, options = _launch_of(size), _options_of(size)
-    with on_core(0, cores):
+    with using(target=size["target"]), on_core(0, cores):
         if is_forward:
             options = with_form(launch, options, None)
         batches = launch.batches()
@@ -101,9 +103,10 @@ def _sizes(
     positions: tuple[int, ...], vocabularies: tuple[int, ...], dtypes: tuple[str, ...], names: tuple[str, ...]
 ) -> Iterator[Size]:
     names_and_cores = [(name, cores) for name in names for cores in ((1, 2) if name == "plain" else (2,))]
-    grid = product(("forward", "backward"), names_and_cores, dtypes, positions, vocabularies)
-    for direction, (name, cores), dtype, rows, classes in grid:
+    grid = product(("trn2", "trn3"), ("forward", "backward"), names_and_cores, dtypes, positions, vocabularies)
+    for target, direction, (name, cores), dtype, rows, classes in grid:
         yield {
+            "target": target,
             "direction": direction,
             "options": name,
             "cores": cores,
@@ -151,7 +154,8 @@ def targets_of(size: Size) -> Any:
 
 def check(size: Size) -> None:
     """A launch with the chooser's tiling, within the derived bounds."""
-    check_with_tiling(size, **tiling_of(size))
+    with using(target=size["target"]):
+        check_with_tiling(size, **tiling_of(size))
 
 
 def check_with_tiling(size: Size, **tiling: Any) -> Any:

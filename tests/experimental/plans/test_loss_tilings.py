@@ -46,7 +46,7 @@ _CHUNKS = (700, 350, 333, 100, 5)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_cross_entropy(direction: str, options: str, dtype: str) -> None:
     """Neither batches nor chunks matter, nor whether a maximum or a shift is taken; batches change no bit."""
-    size: Size = {"direction": direction, "options": options, "cores": 2, "dtype": dtype}
+    size: Size = {"target": "trn2", "direction": direction, "options": options, "cores": 2, "dtype": dtype}
     size |= {"positions": 140, "vocabulary": 700}
     has_shift = direction == "forward" and options in ("plain", "entropy")
     for chunk_size in _CHUNKS:
@@ -64,7 +64,7 @@ def test_cross_entropy(direction: str, options: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_each_element_of_a_gradient_of_cross_entropy(dtype: str) -> None:
     """Stands alone, so that chunks change no bit."""
-    size: Size = {"direction": "backward", "options": "plain", "cores": 2, "dtype": dtype}
+    size: Size = {"target": "trn2", "direction": "backward", "options": "plain", "cores": 2, "dtype": dtype}
     size |= {"positions": 140, "vocabulary": 700}
     tilings = [{"positions_per_batch": 64, "chunk_size": chunk_size} for chunk_size in _CHUNKS]
     assert_equal_bits([bits_of(cross_entropy.check_with_tiling(size, **tiling)) for tiling in tilings])
