@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.experimental.plans import softmax_columns, softmax_rows, softmax_short
 from tests.experimental.plans.coverage import PlanFamily
+from tests.experimental.plans.losses import LOSSES
 
 FAMILIES: dict[str, PlanFamily] = {
     family.name: family
@@ -11,11 +12,6 @@ FAMILIES: dict[str, PlanFamily] = {
         *softmax_columns.FAMILIES,
         *softmax_short.FAMILIES,
         *softmax_rows.FAMILIES,
+        *LOSSES,
     )
 }
-from tests.experimental.plans import cross_entropy
-from tests.experimental.plans import cross_entropy, elementwise
-from tests.experimental.plans.coverage import PlanFamily
-from tests.experimental.plans.losses import LOSSES
-
-FAMILIES: dict[str, PlanFamily] = {family.name: family for family in (*LOSSES,)}
