@@ -33,8 +33,6 @@ from tests.torch.transformers.models import (
 )
 
 STEPS = 10
-# AdamW divides by the size of the gradient, so that an ulp of a small one moves a bfloat16 parameter by a whole ulp.
-TRAJECTORY_BUDGET = {torch.float32: LOSS_BUDGET, torch.bfloat16: 5e-3}
 MODELS = pytest.mark.parametrize("make", [llama, qwen2])
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
@@ -80,21 +78,29 @@ def test_the_budgets_see_a_missing_shift_and_padding_that_counts(dtype: torch.dt
 @pytest.mark.parametrize("make", [llama, pytest.param(qwen2, marks=pytest.mark.sweep)], ids=["llama", "qwen"])
 @TYPES
 def test_ten_steps_follow_the_stock_trajectory(make: Make, dtype: torch.dtype) -> None:
-    trajectories = []
-    for model in _pair(make, dtype):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    """Wherever the stock model comes to, ours has its loss and gradients, and a run of its own learns too.
+
+    Two free runs are not compared: AdamW divides by the size of a gradient, so that an ulp of a small one moves a
+    parameter by a whole step, and how far runs come apart depends on the last bits of a machine.
+    """
+    (stock, ours), (_, free) = _pair(make, dtype), _pair(make, dtype)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (stock, free)]
+    histories = []
+    for step in range(STEPS):
+        ours.load_state_dict(stock.state_dict())
         losses = []
-        for step in range(STEPS):
-            optimizer.zero_grad()
+        for model in (stock, ours, free):
+            model.zero_grad()
             loss = model(**padded_batch(seed=step % 2)).loss
             loss.backward()
-            optimizer.step()
             losses.append(loss.item())
-        trajectories.append(losses)
-    stock, ours = trajectories
-    assert stock[-1] < stock[0] - 1.0, "the model learns"
-    for step, (theirs, loss) in enumerate(zip(stock, ours, strict=True)):
-        assert abs(loss - theirs) <= TRAJECTORY_BUDGET[dtype], f"step {step}"
+        assert abs(losses[1] - losses[0]) <= LOSS_BUDGET, f"step {step}"
+        assert difference(ours, stock) <= GRADIENT_BUDGET[dtype], f"step {step}"
+        for optimizer in optimizers:
+            optimizer.step()
+        histories.append(losses)
+    for first, last in zip(histories[0], histories[-1], strict=True):
+        assert last < first - 1.0, "the model learns"
 
 
 def test_micro_batches_with_num_items_are_one_batch() -> None:
