@@ -21,8 +21,8 @@ from tools.machine_settings import PLAINEST, Outcome, Setting, environment_of, m
 
 _CROSS_ENTROPY = "tests/torch/functions/cross_entropy/test_figures.py"
 _ELEMENTWISE = "tests/torch/functions/elementwise/test_losses.py"
-# One test of every kind that failed on some machine, and of what the CPU decides: exp and log of numpy, sums of BLAS,
-# samples that PyTorch draws.
+# Kinds of tests that failed on some machine, but for models, which take long to import; and what the CPU decides:
+# exp and log of numpy, sums of BLAS, samples that PyTorch draws.
 SENSITIVE = (
     "tests/experimental/loss/cross_entropy/host/test_reference.py::test_equals_torch_float64[32128-float32-float32-sum]",
     f"{_CROSS_ENTROPY}::test_error_of_the_loss[65536-32-sum-0]",
