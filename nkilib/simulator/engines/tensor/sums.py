@@ -8,9 +8,9 @@ memory/deferred.py), for the next matmul that adds to the same elements, and is 
 - an instruction changes an operand.
 
 Operands that lie next to each other in their tiles, ``tile[:, k, :]`` for k = 0, 1, ..., have one float32 copy, which
-is kept until they change. The product of each k is summed by itself and added to those before, as in PSUM: one product
-over all k would save up to a tenth of the time, but BLAS sums it in one accumulator, in an order of its own. A sum of 512
-products was off by two to three times as much then, and by how much depended on the CPU.
+is kept until they change. The product of each k is summed by itself and added to those before, as in PSUM. One product
+over all k would save up to a tenth of the time, but BLAS sums it in one accumulator, in an order of its own: a sum of
+512 products was off by two to three times as much then, and by how much depended on the CPU.
 """
 
 from __future__ import annotations
