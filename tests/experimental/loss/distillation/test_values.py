@@ -167,6 +167,21 @@ def test_upstream_gradients_of_any_kind(beta: float) -> None:
     assert not np.any(np.isfinite(np.asarray(gradient[3:], np.float32)))
 
 
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
+def test_a_large_upstream_gradient_of_probabilities_below_the_normal_numbers(beta: float) -> None:
+    student, teacher = pair(14, (4, 300), ("bfloat16", "float32"))
+    student[:, :200] -= 94.0  # probabilities of about 2^-136 to 2^-144
+    results, _ = _launch(student, teacher, beta=beta)
+    grad_loss = np.full(4, 2.0**16, np.float32)
+    gradient = np.asarray(distillation_backward[2](student, teacher, *results[1:], grad_loss, beta=beta), np.float64)
+    exact = distillation_gradient_reference(student, teacher, grad_loss, beta=beta)
+    bound = distillation_gradient_bound(student, teacher, grad_loss, exact, beta=beta)
+    assert 0.0 < np.abs(exact[:, :200]).max() < 1e-30
+    assert np.all(np.abs(gradient - exact) <= bound)
+    for wrong in (np.zeros_like(gradient), -gradient, gradient[::-1]):
+        assert not np.all(np.abs(wrong - exact) <= bound)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_many_short_rows(beta: float) -> None:
     student, teacher = pair(14, (2700, 9), ("bfloat16", "bfloat16"))

@@ -7,7 +7,9 @@ and the sum that it goes into. With p the weighting distribution and q the other
 - KL: u * (a_p + a_q) * (2 + E_p|r|): the first-order terms of E[d - c] and of the log of the ratio of the sums;
 - Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta) beta)|
   more in a: logs that the mixture's are added to and that are taken away again;
-- gradient: u * (a_p + a_q) of each of its terms, plus half a unit in the last place of the result's type.
+- gradient: u * (a_p + a_q) of each of its terms, plus half a unit in the last place of the result's type. A probability
+  below 2^-126 is subnormal in float32, has fewer digits, and may count as 0: 2^-126 of what it is multiplied with, the
+  distances and the upstream gradient.
 
 Sums are off by less than u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the engine's
 accumulator in float32, which for terms of one sign is 8 u on the average and is held by tests at 262,144 classes.
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.host.rounding import UNIT, rounding
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.distillation.host.reference import Array, Distributions, kl
 
 
@@ -44,13 +46,15 @@ def distillation_gradient_bound(
     upstream = np.abs(np.asarray(grad_loss, np.float64))[:, None] / temperature
     sizes = (_size(student, temperature) + _size(teacher, temperature))[:, None]
     if beta == 0.0:
-        terms = both.student + both.teacher
+        terms, factors = both.student + both.teacher, np.full_like(both.student, 2.0)
     else:
         against = both.teacher_log if beta == 1.0 else both.mixture_log(beta)
         with np.errstate(invalid="ignore"):
             distance = np.where(both.student_log == -np.inf, 0.0, np.abs(both.student_log - against))
-        terms = both.student * (2.0 + distance + kl(both.student_log, against)[:, None])
-    return np.asarray(upstream * UNIT * sizes * terms + rounding(exact, np.asarray(student).dtype))
+        factors = 2.0 + distance + kl(both.student_log, against)[:, None]
+        terms = both.student * factors
+    off = upstream * (UNIT * sizes * terms + SMALLEST_NORMAL * factors)
+    return np.asarray(off + rounding(exact, np.asarray(student).dtype))
 
 
 def _size(logits: Any, temperature: float) -> Array:
