@@ -51,11 +51,16 @@ def backward_of_core(
 
 
 def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
-    """Refuse blocks that do not fit SBUF.
+    """Refuse blocks that do not fit SBUF, or PSUM.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
+    require(
+        plan.weight_group[0] > 0,
+        f"{function}: class_block must be at most {plan.most_classes} with weight_layout='dv', whose tiles of dW have "
+        f"all classes of a block in banks of PSUM, got {tiling.class_block}; pass None, or less",
+    )
     require(
         plan.fits,
         f"{function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "

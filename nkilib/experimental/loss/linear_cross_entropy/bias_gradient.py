@@ -9,11 +9,7 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import Block
 from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
 from nkilib.nki import nisa, nl
-
-# Sums of a block that are on their way.
-_PARTS = 2
 
 
 @dataclass(frozen=True)
@@ -22,13 +18,13 @@ class BiasGradient:
 
     Attributes:
         gradient_hbm: [V].
-        parts: float32 [128, tiles of classes], of a block of positions.
+        part_sbuf: float32 [128, tiles of classes], of a block of positions.
         sum_sbuf: likewise, over blocks of positions.
         power: of the gradient.
     """
 
     gradient_hbm: nl.NkiTensor
-    parts: Ring
+    part_sbuf: nl.NkiTensor
     sum_sbuf: nl.NkiTensor
     power: PowerOfTwo | None
 
@@ -36,19 +32,14 @@ class BiasGradient:
     def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
         """Nothing is summed yet."""
         shape = (PARTITIONS, plan.class_tiles)
-        sum_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        return cls(gradient_hbm, Ring.of_sbuf(_PARTS, shape, nl.float32), sum_sbuf, power)
-
-    def restart(self) -> None:
-        """A block begins."""
-        self.parts.restart()
+        part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
+        return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
         """A block of positions, the first or the last one of its classes, or both or neither."""
-        part_sbuf = self.parts.next_tile()
         for tiles in _equal_tiles(block.size):
             rows, start, end = tiles.rows, tiles.start, tiles.end
-            sums_sbuf, total_sbuf = part_sbuf[0:rows, start:end], self.sum_sbuf[0:rows, start:end]
+            sums_sbuf, total_sbuf = self.part_sbuf[0:rows, start:end], self.sum_sbuf[0:rows, start:end]
             nisa.tensor_reduce(
                 dst=sums_sbuf, op=nl.add, data=gradient.classes_first_sbuf[0:rows, start:end, 0:positions], axis=2
             )

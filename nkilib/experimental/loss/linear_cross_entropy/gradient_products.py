@@ -40,7 +40,9 @@ class GradientProducts:
         for number, stripe in enumerate(stripes):
             is_last_stripe = number + 1 == len(stripes)
             weight_groups.begin(stripe)
-            next_weight_sbuf = None if is_last_stripe else self.parts.load_stripe(round_, stripes[number + 1])
+            next_weight_sbuf = None
+            if not is_last_stripe and self._runs_ahead:
+                next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
             for unit in units:
                 if number > 0 or not keeps_logits:
                     self._add_inputs(round_, stripe, unit, weight_sbuf, pending)
@@ -50,10 +52,17 @@ class GradientProducts:
                 if is_last_stripe and unit.number == self._loads_next_at(units):
                     self._load_next(round_)
                 weight_groups.add(unit, loads.piece_of(unit))
+            if not is_last_stripe and not self._runs_ahead:
+                next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
             weight_sbuf = next_weight_sbuf
         if self.parts.input_sum is not None and round_.is_last_of_core:
             self.parts.input_sum.meet(round_.positions, stripes[-1])
             self.parts.input_sum.add(round_.positions, stripes[-1], 0, 1)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """A stripe of W has a buffer beside the one that is multiplied; else it has to wait until that is done with."""
+        return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:
         """The unit of the last stripe: in the memory of its W only when that is done with."""

@@ -290,6 +290,13 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         launched(problem, position_block=4096, class_block=1024)
 
 
+def test_blocks_whose_tiles_of_dw_have_no_banks_are_refused() -> None:
+    problem = problem_of("normal", Sizes(100, 32, 3300, BF16), layout="dv")
+    launched(problem, cores=1, class_block=3072).check()
+    with pytest.raises(AssertionError, match=r"class_block must be at most 3072 with weight_layout='dv'.* got 3200"):
+        launched(problem, cores=1, class_block=3200)
+
+
 @pytest.mark.parametrize("positions", [100, 250, 500])
 def test_operands_that_take_turns_in_sbuf(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """X^T has the memory of X and W while there are logits to compute; blocks of classes follow each other.
@@ -301,6 +308,35 @@ def test_operands_that_take_turns_in_sbuf(positions: int, monkeypatch: pytest.Mo
     turns = BackwardBuffers(tiles_of_piece=2, input_tiles=2, pieces=2, weight_stripes=2, takes_turns=1)
     monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: replace(plan, buffers=turns)))
     launched(problem_of("normal", sizes), cores=1).check()
+
+
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        BackwardBuffers(),
+        BackwardBuffers(weight_stripes=2),
+        BackwardBuffers(input_tiles=2, pieces=3),
+        BackwardBuffers(tiles_of_piece=2, input_results=3),
+        BackwardBuffers(input_tiles=2, takes_turns=1),
+    ],
+    ids=str,
+)
+def test_few_buffers(buffers: BackwardBuffers, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short, what streams waits until its buffer is done with: the next stripe of W among it."""
+    sizes = Sizes(300, 600, 300, BF16)
+    of_launch = BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2, layout == "vd", has_bias=True)
+    plan = replace(BackwardPlan.of(of_launch, 256, 256), buffers=buffers)
+    monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: plan))
+    launched(with_options(problem_of("normal", sizes, layout=layout), "bias"), cores=1).check()
+
+
+def test_one_stripe_of_the_weight_at_a_time() -> None:
+    """A tiling that fits, but leaves no room for a second stripe of W beside the one that is multiplied."""
+    plan = BackwardPlan.of(BackwardSizes(129, 520, 2560, 4), 256, 2560)
+    assert plan.fits and plan.buffers.weight_stripes == 1
+    problem = problem_of("normal", Sizes(129, 520, 2560, FP32))
+    launched(problem, cores=1, position_block=256, class_block=2560).check()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
@@ -99,6 +100,17 @@ def test_more_features_than_a_stripe_and_classes_than_banks() -> None:
     for layout in ("vd", "dv"):
         problem = problem_of("normal", Sizes(260, 1100, 1000, BF16), layout=layout)
         launched(problem, position_block=384, class_block=1024, cores=1).check()
+
+
+@pytest.mark.parametrize("layout", ["vd", "dv"])
+@pytest.mark.parametrize("buffers", [BackwardBuffers(), BackwardBuffers(weight_stripes=2, tiles_of_piece=2)], ids=str)
+def test_few_buffers(buffers: BackwardBuffers, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short, what streams waits until its buffer is done with: the next stripe of W among it."""
+    sizes = Sizes(300, 600, 300, BF16)
+    of_launch = BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2, layout == "vd", keeps_logits=True)
+    plan = replace(BackwardPlan.of(of_launch, 256, 256), buffers=buffers)
+    monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: plan))
+    launched(problem_of("normal", sizes, layout=layout), cores=1).check()
 
 
 def test_the_scale_may_come_from_the_device() -> None:
