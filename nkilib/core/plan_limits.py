@@ -27,6 +27,10 @@ class PlanLimits:
         parts: sums that a partition keeps of a streamed input of few classes.
         piece_columns: columns of a piece of losses of elements and of rows: what instructions take at a time.
         shift_columns: columns, of a row and of all batches, from which a cross-entropy takes a shift for the maximum.
+        shared_classes: classes that both cores work on at the end of the linear forward, however long a swap takes. Of
+            few features its plan has none, as their products would not outlast the swap.
+        weight_tiles: tiles of dW whose sums grow at a time in the linear backward.
+        piece_tiles: tiles of positions of X that the linear backward loads at a time.
     """
 
     sbuf_bytes: int | None = None
@@ -36,6 +40,9 @@ class PlanLimits:
     parts: int | None = None
     piece_columns: int | None = None
     shift_columns: int | None = None
+    shared_classes: int | None = None
+    weight_tiles: int | None = None
+    piece_tiles: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -113,6 +120,16 @@ def limited_piece_columns(usual: int) -> int:
 def limited_shift_columns(usual: int) -> int:
     """The usual number of columns from which a shift pays, or the limit in force where that is less."""
     return _least(usual, limits_in_force().shift_columns)
+
+
+def limited_weight_tiles(usual: int) -> int:
+    """The usual number of tiles of dW, or the limit in force where that is less."""
+    return _least(usual, limits_in_force().weight_tiles)
+
+
+def limited_piece_tiles(usual: int) -> int:
+    """The usual number of tiles of positions of a piece, or the limit in force where that is less."""
+    return _least(usual, limits_in_force().piece_tiles)
 
 
 def _least(usual: int, limit: int | None) -> int:

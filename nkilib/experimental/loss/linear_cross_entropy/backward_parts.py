@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, weight_tiles
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
 from nkilib.experimental.loss.linear_cross_entropy.backward_streams import BackwardStreams
 from nkilib.experimental.loss.linear_cross_entropy.bias_gradient import BiasGradient
@@ -95,7 +95,7 @@ class BackwardParts:
             input_gradient = InputGradient(partials_hbm[core], input_banks, results, columns.power)
             input_sum = InputSum(gradients.input_hbm, partials_hbm, core)
         if gradients.weight_hbm is not None:
-            banks = [banks_psum[bank] for bank in _WEIGHT_BANKS]
+            banks = [banks_psum[bank] for bank in _WEIGHT_BANKS[: weight_tiles()]]
             weight_gradient = WeightGradient.make(
                 launch, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, columns.power
             )
@@ -130,7 +130,7 @@ class BackwardParts:
         """A round begins."""
         for ring in (self.transpose_banks, self.input_banks, self.streams.pieces, self.streams.stripes):
             ring.restart()
-        for gradient in (self.input_gradient, self.weight_gradient, self.bias_gradient):
+        for gradient in (self.input_gradient, self.weight_gradient):
             if gradient is not None:
                 gradient.restart()
 

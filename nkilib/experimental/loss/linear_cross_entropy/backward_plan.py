@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from nkilib.core.plan_limits import limited_instructions, limited_resident_features, usable_sbuf_bytes
+from nkilib.core.plan_limits import (
+    limited_instructions,
+    limited_piece_tiles,
+    limited_resident_features,
+    limited_weight_tiles,
+    usable_sbuf_bytes,
+)
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -20,7 +26,7 @@ from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 
-# Tiles of dW whose sums grow at a time.
+# Tiles of dW whose sums grow at a time: there are banks for so many.
 _WEIGHT_TILES = 6
 _FLOAT32_BYTES = 4
 # Tiles of X^T beside each other: one is read while the next one is loaded.
@@ -55,6 +61,15 @@ _SMALL_BYTES = 3072
 _COLUMNS = 14
 # Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
 _STRIPE_OF_FEATURES = 384
+
+
+def weight_tiles() -> int:
+    """Tiles of dW whose sums grow at a time."""
+    return limited_weight_tiles(_WEIGHT_TILES)
+
+
+def _tiles_of_piece() -> int:
+    return limited_piece_tiles(_TILES_OF_PIECE)
 
 
 @dataclass(frozen=True)
@@ -194,9 +209,14 @@ class BackwardPlan:
     def weight_group(self) -> tuple[int, int]:
         """Tiles of 128 rows and columns of a group of tiles of dW, for which there are banks of PSUM."""
         if self.has_classes_first:
-            return min(_WEIGHT_TILES, self.class_tiles), self.stripe
+            return min(weight_tiles(), self.class_tiles), self.stripe
         of_row = div_ceil(self.class_block, self.classes_of_tile)
-        return min(_WEIGHT_TILES // of_row, div_ceil(self.stripe, PARTITIONS)), self.class_block
+        return min(weight_tiles() // of_row, div_ceil(self.stripe, PARTITIONS)), self.class_block
+
+    @property
+    def most_classes(self) -> int:
+        """Of a block in [D, V], a row of whose tiles of dW has to fit the banks of PSUM."""
+        return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
         """About how many instructions a block of so many classes is, for all positions; rather too many."""
@@ -307,8 +327,8 @@ class BackwardPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether a partition of SBUF holds it."""
-        return self.sbuf_bytes <= self.available_bytes
+        """Whether a partition of SBUF holds it, and there are banks for a row of tiles of dW."""
+        return self.sbuf_bytes <= self.available_bytes and self.weight_group[0] > 0
 
     @classmethod
     def of(
@@ -354,15 +374,15 @@ class BackwardPlan:
             {"pieces": 3},
             {"tiles_of_piece": min(2, tiles)},
             {"input_results": 4},
-            {"tiles_of_piece": min(_TILES_OF_PIECE, tiles)},
+            {"tiles_of_piece": min(_tiles_of_piece(), tiles)},
             {"input_results": 6},
             {"weight_results": 2},
             {"input_results": 8},
             {"input_tiles": min(_INPUT_TILES_MOST, tiles)},
         ]
         if self.position_blocks == 1:
-            pieces = div_ceil(tiles, _TILES_OF_PIECE)
-            steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _TILES_OF_PIECE)})
+            pieces = div_ceil(tiles, _tiles_of_piece())
+            steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _tiles_of_piece())})
             if not self.keeps_logits:
                 steps.append({"input_tiles": tiles})
         streaming = self._streaming(steps)
@@ -413,7 +433,7 @@ class BackwardPlan:
             and buffers.input_tiles >= min(_TURNS_OF_MEMORY, tiles)
             and buffers.weight_stripes > 1
             and buffers.input_results > _FEWEST_RESULTS
-            and buffers.tiles_of_piece >= min(_TILES_OF_PIECE, tiles)
+            and buffers.tiles_of_piece >= min(_tiles_of_piece(), tiles)
         )
 
     def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE, LinearTiling
 
@@ -134,7 +135,7 @@ class ForwardSizes:
     def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
         of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
-        total = _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
+        total = limited_instructions(_INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY)
         return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
 
     def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
@@ -142,6 +143,9 @@ class ForwardSizes:
 
         None where a block of them would be multiplied before the next one is loaded, or where they are too many.
         """
+        wished = limits_in_force().shared_classes
+        if wished is not None:
+            return min(wished, self.vocab_size) if self.cores > 1 else 0
         passes = 4 if self.itemsize == 4 else 1
         of_class = passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
         load = self.depth * TILE * self.itemsize / _BYTES_PER_US

@@ -1,0 +1,276 @@
+"""Plans of the fused backward: what of the operands stays on chip, and how a core goes through its classes.
+
+Both are tables of their own. How operands stand and how classes are gone through are decided by different limits, bytes
+of SBUF and instructions of a program, and the product of both would be ten times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
+from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes, weight_tiles
+from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, balanced_spans, cut, shares_of_cores
+from nkilib.experimental.loss.linear_cross_entropy.class_blocks import ClassBlocks, plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, planned_cover
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    LinearProblem,
+    linear_backward_reference,
+    linear_forward_reference,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, choose_linear_tiling
+from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
+from tests.experimental.plans.coverage import Branches, PlanFamily, Size
+from tests.experimental.plans.linear_sizes import (
+    DTYPES,
+    TILE,
+    VARIANTS,
+    Variant,
+    cost,
+    problem_of_size,
+    require_room,
+    several,
+    sizes,
+    where_it_fits,
+)
+
+# Variants of which the grid meets every size: they decide the choice of a tiling and what options take of SBUF.
+_DECISIVE = ("plain", "all", "sum")
+_ROUNDOFF = 2.0**-23
+
+
+class Planned(NamedTuple):
+    """How a launch is cut up.
+
+    Attributes:
+        plan: of the operands.
+        covers: the loop of each core, where that is all; else empty.
+        blocks: of classes of each core; else empty.
+        is_shortened: blocks of classes are shorter than the tiling has them, for a shorter program.
+    """
+
+    plan: BackwardPlan
+    covers: tuple[ClassCover, ...]
+    blocks: tuple[ClassBlocks, ...]
+    is_shortened: bool
+
+    @property
+    def largest(self) -> int:
+        """Classes of the largest block."""
+        if self.covers:
+            return self.covers[0].size
+        return max(max(blocks.lead, blocks.blocks.largest) for blocks in self.blocks)
+
+
+def planned(plan: BackwardPlan, vocab_size: int, cores: int, num_positions: int) -> Planned:
+    """As ``write_gradients`` goes on with a plan that fits."""
+    shares = [share for share in shares_of_cores(vocab_size, cores) if share.size > 0]
+    covers = [planned_cover(plan, shares, core, num_positions) for core in range(len(shares))]
+    found = tuple(cover for cover in covers if cover is not None)
+    if found:
+        return Planned(plan, found, (), False)
+    short = plan_of_program(plan, shares, num_positions)
+    blocks = tuple(planned_blocks(short, shares, core, num_positions) for core in range(len(shares)))
+    return Planned(short, (), blocks, short != plan)
+
+
+def of_backward(size: Size) -> Planned:
+    """Of a launch with the default tiling."""
+    return _of_backward(tuple(size.items()), limits_in_force())
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_backward(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Planned:
+    size = dict(items)
+    variant = VARIANTS[size["variant"]]
+    options = OPTIONS[variant.options]
+    tiling = choose_linear_tiling(
+        size["positions"],
+        size["features"],
+        size["classes"],
+        size["dtype"],
+        BACKWARD,
+        cores=size["cores"],
+        weight_layout=size["layout"],
+        extended=bool(options) or variant.further or variant.adds,
+    )
+    has_spread = "label_smoothing" in options
+    backward = BackwardSizes(
+        size["positions"],
+        size["features"],
+        size["classes"],
+        DTYPES[size["dtype"]].itemsize,
+        size["layout"] == "vd",
+        has_bias="bias" in options,
+        has_class_weights="class_weight" in options and has_spread,
+        has_softcap="logit_softcap" in options,
+        has_rest=has_spread or "lse_square_scale" in options or variant.further,
+        adds_to_weight=variant.adds,
+    )
+    plan = BackwardPlan.of(backward, *tiling)
+    require_room(plan.fits)
+    return planned(plan, size["classes"], size["cores"], size["positions"])
+
+
+def standing(plan: BackwardPlan) -> str:
+    """Where X^T and W^T for the logits are."""
+    if plan.keeps_logits:
+        return "logits are kept"
+    if plan.streams_weight:
+        return "W^T streams by X^T"
+    if plan.buffers.takes_turns:
+        return "X^T takes turns with X and W"
+    return "X^T stays" if plan.keeps_inputs else "X^T streams"
+
+
+def parts_of_operands(found: Planned, positions: int, with_weight: bool) -> Branches:
+    """In how many parts the operands of a block are worked on."""
+    plan, largest = found.plan, found.largest
+    block = balanced_spans(Span(0, positions), plan.position_tiles * TILE)[0]
+    stripes = [Span(0, plan.features)]
+    if plan.stripe % TILE == 0:
+        stripes = balanced_spans(stripes[0], plan.stripe)
+    waits = len(stripes) > 1 and plan.buffers.weight_stripes == 1
+    groups = 1
+    if with_weight and plan.has_classes_first:
+        groups = div_ceil(largest, weight_tiles() * TILE)
+    elif with_weight:
+        tiles = min(weight_tiles() // len(cut(largest, plan.classes_of_tile)), plan.weight_group[0])
+        groups = div_ceil(stripes[0].size, tiles * TILE)
+    return {
+        "pieces of X": ("stay, " if plan.keeps_pieces else "load, ")
+        + several(div_ceil(div_ceil(block.size, TILE), plan.buffers.tiles_of_piece)),
+        "stripes": several(len(stripes)) + (", W waits" if waits else ""),
+        "groups of dW": several(groups),
+    }
+
+
+def blocks_of_positions(plan: BackwardPlan) -> str:
+    """One, a first and a last one, or others between them."""
+    return ("one", "two", "several")[min(plan.position_blocks, 3) - 1]
+
+
+def branches_of_operands(size: Size) -> Branches:
+    """What of the operands stays, and in how many parts they are worked on."""
+    found, plan = of_backward(size), of_backward(size).plan
+    branches = {"layout": size["layout"], "logits": standing(plan), "blocks of positions": blocks_of_positions(plan)}
+    if plan.streams_weight:
+        branches["batches of positions"] = several(plan.batches_of_tiles)
+    return branches | parts_of_operands(found, size["positions"], "weight" in VARIANTS[size["variant"]].wanted)
+
+
+def way_through_classes(found: Planned) -> tuple[str, str]:
+    """Which blocks stand in the program of a core, and which are a loop; and how much a trip loads for the next one."""
+    if found.covers:
+        return "cover, " + ("its own" if all(cover.is_exact for cover in found.covers) else "shared"), "nothing"
+    lead, blocks = found.blocks[0].lead, found.blocks[0].blocks
+    before = "lead, " if lead > 0 else ""
+    if blocks.trips == 0:
+        return f"{before}unrolled, {several(blocks.count)}", "nothing"
+    ahead = 0 if blocks.opening is None else blocks.opening.size
+    loaded = "nothing" if ahead == 0 else "all" if ahead == blocks.size else "some"
+    return f"{before}trips of {several(blocks.blocks_per_trip)}", loaded
+
+
+def branches_of_classes(size: Size) -> Branches:
+    """How a core goes through its classes.
+
+    What a loop loads over an edge, and blocks of positions, count where operands stand in the usual ways.
+    """
+    found = of_backward(size)
+    plan, (way, ahead) = found.plan, way_through_classes(found)
+    if plan.streams_weight or plan.buffers.takes_turns or found.is_shortened:
+        special = standing(plan) if plan.streams_weight or plan.buffers.takes_turns else "others"
+        return {"classes": way, "logits": special, "shortened": found.is_shortened}
+    return {
+        "classes": way,
+        "loads over an edge": ahead,
+        "blocks of positions": several(plan.position_blocks),
+        "keeps X": plan.keeps_pieces,
+    }
+
+
+def _upstream(problem: LinearProblem, variant: Variant) -> tuple[BackwardInputs, dict[str, Any]]:
+    """What comes to the gradients, and maximum and log_sum where the variant has them."""
+    forward = linear_forward_reference(problem)
+    lse = forward.lse.astype(np.float32)
+    pair = {}
+    if variant.with_pair:
+        logits = problem.logits_of(slice(None), problem.classes_first)
+        maximum = problem.options.scores(logits, None).max(axis=1).astype(np.float32)
+        pair = {"maximum_hbm": maximum, "log_sum_hbm": (forward.lse - maximum).astype(np.float32)}
+    return upstream_of(problem, lse, variant.further), pair
+
+
+def check_backward(size: Size, **tiling: int) -> None:
+    """Launch a size, by default with the tiling that is chosen, and compare all gradients with float64.
+
+    The launch has to take the plan that its branches were read off.
+    """
+    variant, problem = VARIANTS[size["variant"]], problem_of_size(size)
+    upstream, further = _upstream(problem, variant)
+    start = None
+    if variant.adds:
+        start = np.random.default_rng(5).standard_normal(problem.weight.shape).astype(np.float32)
+        further["grad_weight_sum_hbm"] = start.copy()
+    wanted = [name for name in ("input", "weight", "bias") if name in variant.wanted]
+    if problem.bias is None:
+        wanted = [name for name in wanted if name != "bias"]
+    with mock.patch.object(BackwardParts, "make", wraps=BackwardParts.make) as made:
+        results = linear_cross_entropy_backward[size["cores"]](
+            problem.input,
+            problem.weight,
+            problem.targets,
+            upstream.lse,
+            upstream.grad_loss,
+            grad_lse_hbm=upstream.grad_lse,
+            grad_logprob_hbm=upstream.grad_logprob,
+            grad_input_float32=variant.float32,
+            **{f"grad_{name}_wanted": name in wanted for name in ("input", "weight", "bias")},
+            **further,
+            **arguments_of(problem),
+            **tiling,
+        )
+    if not tiling:
+        assert {call.args[3] for call in made.call_args_list} == {of_backward(size).plan}
+    truths, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    for name, result in zip(wanted, results, strict=True):
+        found, bound = np.asarray(result, dtype=np.float64), getattr(bounds, name)
+        if name == "weight" and start is not None:
+            bound = bound + _ROUNDOFF * (np.abs(start) + np.abs(found))
+            found = found - start
+        off = np.abs(found - getattr(truths, name))
+        assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
+
+
+def _sizes(wide: bool) -> Iterator[Size]:
+    return sizes(wide, _DECISIVE)
+
+
+_TEST = "tests/experimental/plans/test_linear.py::test_{}"
+OPERANDS = PlanFamily(
+    "linear_backward_operands",
+    _TEST.format("operands_of_the_backward"),
+    _sizes,
+    where_it_fits(branches_of_operands),
+    cost,
+    check_backward,
+)
+CLASSES = PlanFamily(
+    "linear_backward_classes",
+    _TEST.format("classes_of_the_backward"),
+    _sizes,
+    where_it_fits(branches_of_classes),
+    cost,
+    check_backward,
+)

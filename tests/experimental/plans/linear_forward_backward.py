@@ -1,0 +1,184 @@
+"""Plans of loss and gradients in one launch: parts of the positions, and of each a forward and a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
+from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
+from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    linear_backward_reference,
+    linear_forward_reference,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD_BACKWARD, choose_linear_tiling
+from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of
+from tests.experimental.plans.coverage import Branches, PlanFamily, Size
+from tests.experimental.plans.linear_backward import (
+    Planned,
+    blocks_of_positions,
+    parts_of_operands,
+    planned,
+    way_through_classes,
+)
+from tests.experimental.plans.linear_forward import blocks_of_positions as blocks_of_forward
+from tests.experimental.plans.linear_forward import forward_tiling, of_kept
+from tests.experimental.plans.linear_forward import way_through_classes as way_of_forward
+from tests.experimental.plans.linear_sizes import (
+    DTYPES,
+    TILE,
+    VARIANTS,
+    cost,
+    problem_of_size,
+    require_room,
+    several,
+    sizes,
+    where_it_fits,
+)
+
+# As the kernel has them: shares of the program, and how many parts are copies of their own in it.
+_FORWARD_SHARE, _FEWEST_IN_LOOP, _COPIES_WITH_LOOP = 0.4, 5, 3
+_FLOAT32_BYTES = 4
+_DECISIVE = ("plain", "all")
+
+
+def _parts(size: Size) -> tuple[int, int, int]:
+    """Positions of a part, how many parts there are, and how many copies of one in the program."""
+    positions, scratch = size["positions"], size.get("scratch_bytes", SCRATCH_BYTES)
+    require_room(scratch >= _FLOAT32_BYTES * TILE * size["classes"])
+    blocks = logits_blocks(positions, size["features"], size["classes"], scratch)
+    copies = blocks.number if blocks.number < _FEWEST_IN_LOOP else _COPIES_WITH_LOOP
+    return min(div_ceil(blocks.positions, TILE) * TILE, positions), blocks.number, copies
+
+
+def of_gradients(size: Size) -> Planned:
+    """Of the gradients of a whole part, whose loss has to fit as well."""
+    return _of_gradients(tuple(size.items()), limits_in_force())
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Planned:
+    size = dict(items)
+    options = OPTIONS[VARIANTS[size["variant"]].options]
+    positions, count, copies = _parts(size)
+    forward_tiling(size, positions, bool(options))
+    tiling = choose_linear_tiling(
+        size["positions"],
+        size["features"],
+        size["classes"],
+        size["dtype"],
+        FORWARD_BACKWARD,
+        cores=size["cores"],
+        weight_layout=size["layout"],
+        extended=bool(options),
+        scratch_bytes=size.get("scratch_bytes", SCRATCH_BYTES),
+    )
+    has_spread = "label_smoothing" in options
+    backward = BackwardSizes(
+        positions,
+        size["features"],
+        size["classes"],
+        DTYPES[size["dtype"]].itemsize,
+        size["layout"] == "vd",
+        has_class_weights="class_weight" in options and has_spread,
+        has_rest=has_spread or "lse_square_scale" in options,
+        adds_to_weight=count > 1,
+        keeps_logits=True,
+        program_share=(1.0 - _FORWARD_SHARE) / copies,
+    )
+    plan = BackwardPlan.of(backward, *tiling)
+    require_room(plan.fits)
+    return planned(plan, size["classes"], size["cores"], positions)
+
+
+def _number_of_parts(count: int) -> str:
+    return "loop" if count >= _FEWEST_IN_LOOP else several(count)
+
+
+def branches_of_forward(size: Size) -> Branches:
+    """How the forward of a part goes through its classes; its gradients have to fit as well."""
+    of_gradients(size)
+    positions, count, copies = _parts(size)
+    kept = of_kept(size, positions, _FORWARD_SHARE / copies)
+    return {
+        "parts": _number_of_parts(count),
+        "blocks of positions": blocks_of_forward(kept.plan),
+        "classes": way_of_forward(kept.schedule),
+    }
+
+
+def branches_of_classes(size: Size) -> Branches:
+    """How the backward of a part goes through its classes."""
+    found = of_gradients(size)
+    return {
+        "parts": _number_of_parts(_parts(size)[1]),
+        "classes": ", ".join(way_through_classes(found)),
+    }
+
+
+def branches_of_operands(size: Size) -> Branches:
+    """In how many parts the operands of the gradients are worked on."""
+    found = of_gradients(size)
+    parts = parts_of_operands(found, _parts(size)[0], "weight" in VARIANTS[size["variant"]].wanted)
+    return {
+        "layout": size["layout"],
+        "blocks of positions": blocks_of_positions(found.plan),
+        **parts,
+    }
+
+
+def check_one_launch(size: Size, **tiling: int) -> None:
+    """Launch a size, by default with the tiling that is chosen, and compare all results with float64.
+
+    The launch has to take the plan of the gradients that its branches were read off.
+    """
+    variant, problem = VARIANTS[size["variant"]], problem_of_size(size)
+    wanted = [name for name in ("input", "weight", "bias") if name in variant.wanted]
+    if problem.bias is None:
+        wanted = [name for name in wanted if name != "bias"]
+    scale = np.float32(1.0 / len(problem.targets))
+    scratch = {"scratch_bytes": size["scratch_bytes"]} if "scratch_bytes" in size else {}
+    with mock.patch.object(BackwardParts, "make", wraps=BackwardParts.make) as made:
+        results = linear_cross_entropy_forward_backward[size["cores"]](
+            problem.input,
+            problem.weight,
+            problem.targets,
+            grad_scale=float(scale),
+            **{f"grad_{name}_wanted": name in wanted for name in ("input", "weight", "bias")},
+            **scratch,
+            **arguments_of(problem),
+            **tiling,
+        )
+    if not tiling:
+        assert of_gradients(size).plan in [call.args[3] for call in made.call_args_list]
+    forward = linear_forward_reference(problem)
+    upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
+    truths = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
+    bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
+    for name, result in zip(("loss", "lse", *wanted), results, strict=True):
+        off = np.abs(np.asarray(result, dtype=np.float64) - truths[name])
+        assert (off <= bounds[name]).all(), f"{name}: {np.nanmax(off / bounds[name])} of its bound"
+
+
+def _sizes(wide: bool) -> Iterator[Size]:
+    return sizes(wide, _DECISIVE)
+
+
+def _family(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:
+    test = f"tests/experimental/plans/test_linear.py::test_{name}_of_one_launch"
+    return PlanFamily(f"linear_forward_backward_{name}", test, _sizes, where_it_fits(branches), cost, check_one_launch)
+
+
+FORWARDS = _family("forwards", branches_of_forward)
+CLASSES = _family("classes", branches_of_classes)
+OPERANDS = _family("operands", branches_of_operands)
