@@ -51,11 +51,11 @@ class Tiles:
 
     @classmethod
     def make(cls, count: int) -> Tiles:
-        """So many."""
+        """Return ``count`` tiles that hold nothing."""
         return cls([Tile() for _ in range(count)])
 
     def take(self, holds: Any) -> View:
-        """The next one, which is written to."""
+        """Write to the next tile and return a view of it."""
         tile = self.tiles[self.taken % len(self.tiles)]
         self.taken += 1
         tile.holds = holds
@@ -85,7 +85,7 @@ class DrySource:
     banks: dict[int, Tiles]
 
     def view(self, item: Item, visit: int) -> Any:
-        """The item, where its load still is."""
+        """Return a view of the item, and check that its load is still in its tile."""
         key = self.ring.key(item.window, item.part, visit)
         tile: Any = self.ring.tile(key)
         read(View(tile, tile.holds), key)
@@ -111,11 +111,11 @@ class DryResults:
     stored: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def piece(self, item: Item) -> Any:
-        """Nothing is written yet."""
+        """Return nothing: the dry run writes an item only in :meth:`finish`."""
         return None
 
     def turn_back(self, item: Item, piece_sbuf: Any) -> Any:
-        """Nothing is kept of it."""
+        """Return nothing: the dry run keeps no transposed results."""
         return None
 
     def finish(self, item: Item, back_psum: Any) -> None:
@@ -205,9 +205,14 @@ class DryArithmetic:
         for reader, phases in enumerate(self.loop.phases):
             # The forward reads what it turned for the first half of the first pass in the second half again.
             if phase in phases or (is_forward and phase is Phase.GATHER):
-                view = views[reader]
-                wanted = name(item) if len(view.holds) == 4 else LoadKey(*name(item)[0:2], view.holds[2])
-                read(view, wanted)
+                read(views[reader], self._wanted(item, phase))
+
+    def _wanted(self, item: Item, phase: Phase) -> Any:
+        """What a view must hold: a transposed copy of the item in PSUM, or else the load of the phase's own pass."""
+        plan = self.loop.plan
+        if plan.layout is Layout.TURNED:
+            return name(item)
+        return LoadKey(item.window.number, item.part.number, phase.visit if plan.is_read_twice else 0)
 
 
 @dataclass
@@ -217,7 +222,7 @@ class WatchedSchedule(Schedule):
     waits: Counter[Phase] = field(default_factory=Counter)
 
     def take(self, step: Step) -> None:
-        """As it comes."""
+        """Count the items that were left out, then take the step."""
         self.waits.update(self.next().items.keys() - step.items.keys())
         super().take(step)
 

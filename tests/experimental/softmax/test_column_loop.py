@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from nkilib.experimental.softmax.column_loads import LoadRing
+from nkilib.experimental.softmax.column_geometry import Item
+from nkilib.experimental.softmax.column_loads import LoadRing, loads_of
 from nkilib.experimental.softmax.column_loop import ColumnLoop
-from nkilib.experimental.softmax.column_pipeline import Pipeline
-from nkilib.experimental.softmax.column_plan import Sizes, is_short
+from nkilib.experimental.softmax.column_pipeline import Pipeline, Reader
+from nkilib.experimental.softmax.column_plan import Layout, Sizes, is_short
 from nkilib.experimental.softmax.column_steps import Phase
 from nkilib.experimental.softmax.columns import forward_loop
 from nkilib.experimental.softmax.columns_backward import backward_loop
@@ -20,7 +22,7 @@ from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.nki import nl
 from tests.experimental.plans.softmax_columns import loop_of
 from tests.experimental.plans.softmax_launches import TYPES, Launched, check
-from tests.experimental.softmax.dry_columns import dry_run
+from tests.experimental.softmax.dry_columns import DrySource, View, dry_run
 
 BFLOAT16, FLOAT32, WIDENED, MIXED = TYPES
 
@@ -141,11 +143,39 @@ def test_a_dry_run_notices_a_load_that_takes_the_place_of_what_is_still_read(mon
 
 
 def test_a_dry_run_notices_a_place_that_is_free_before_its_results_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nkilib.experimental.softmax.column_pipeline import Reader
-
     ends = Reader.ends
     monkeypatch.setattr(Reader, "ends", lambda self, item, visit, is_overwritten: ends(self, item, visit, False))
     loop = _waiting_loop()
     assert loop.overwrites
     with pytest.raises(AssertionError, match="was written where"):
         dry_run(loop)
+
+
+def test_a_dry_run_notices_a_pass_that_reads_the_load_of_the_other_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shrunk(PlanLimits(sbuf_bytes=90 * 1024)):
+        loop = loop_of(WAITING["forward of three passes transposed"][0], 0)
+    assert loop.plan.layout is Layout.TRANSPOSED
+    assert loop.plan.is_read_twice
+    # With a tile for every load, the load of the first pass is still there in the second pass.
+    loop = replace(loop, plan=replace(loop.plan, buffers=2 * len(loop.plan.windows) * len(loop.plan.parts)))
+    dry_run(loop)
+
+    def view_of_first_pass(self: DrySource, item: Item, visit: int) -> View:
+        tile: Any = self.ring.tile(self.ring.key(item.window, item.part, 1))
+        return View(tile, tile.holds)
+
+    monkeypatch.setattr(DrySource, "view", view_of_first_pass)
+    with pytest.raises(AssertionError, match="an item reads"):
+        dry_run(loop)
+
+
+@pytest.mark.parametrize("passes", [(1,), (2,), (1, 2)])
+@pytest.mark.parametrize("is_read_twice", [False, True])
+def test_every_reader_loads_in_one_order(passes: tuple[int, ...], is_read_twice: bool) -> None:
+    """The pipeline never blocks, whatever its readers, because their rings load in the order of a reader of both."""
+    plan = _waiting_loop().plan
+    assert len(plan.windows) > 1
+    assert plan.has_parts
+    loads = loads_of(plan.windows, plan.parts, passes, is_read_twice)
+    of_both = loads_of(plan.windows, plan.parts, (1, 2), is_read_twice)
+    assert loads == [load for load in of_both if load.visit in (0, *passes)]

@@ -49,11 +49,14 @@ def test_any_chunk_size(kernel: str, chunk_size: int, length: int, inner: int, t
 
 
 def assert_near(launched: Launched, inputs: list[np.ndarray], results: list[np.ndarray]) -> None:
-    """Results of float32 differ from the first one by a bound at most, although each may be so far from the truth."""
+    """Compare every float32 result with the first one.
+
+    Each of the two may differ from float64 by the bound, so they may differ from each other by twice the bound.
+    """
     kernel = KERNELS[launched.kernel]
     bound = kernel.bound(*inputs, 1, results[0].dtype)
     for result in results[1:]:
-        assert (np.abs(result.astype(np.float64) - results[0]) <= bound).all()
+        assert (np.abs(result.astype(np.float64) - results[0]) <= 2.0 * bound).all()
 
 
 @each_kernel
