@@ -1,4 +1,4 @@
-"""What the loop of a core over columns does, without its tensors: arithmetic only, from shapes and types."""
+"""The plan of the loop of one core over columns. It is computed from shapes and types alone and holds no tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from nkilib.experimental.softmax.column_steps import Phase
 
 @dataclass(frozen=True)
 class ColumnLoop:
-    """The plan of a core, and what follows from it for its loop.
+    """The plan of a core and the properties of its loop that follow from the plan.
 
     Attributes:
-        plan: how the launch is cut up.
-        phases: for each tensor that is read, the first phase of each pass that reads it.
-        kept: tiles of what the first pass computes and the second one takes again; 0 if that is computed anew.
-        whole_windows: whether the second pass over a window starts after the first one has ended, else over a turn.
-        stages: steps between the passes, in which sums are combined.
-        overwrites: whether results take the place of the first tensor's items in SBUF.
+        plan: the way in which the launch is divided into windows, parts and segments.
+        phases: the first phase of each pass that reads a tensor, for each tensor that the loop reads.
+        kept: the number of tiles that keep results of the first pass for the second pass; 0 if the second pass
+            recomputes these results.
+        whole_windows: True if the second pass over a window starts after the first pass over the whole window; False
+            if the second pass over a turn of columns starts after the first pass over that turn.
+        stages: the number of stages that combine sums between the passes. Each stage takes one step.
+        overwrites: whether results are written over the items of the first tensor in SBUF.
     """
 
     plan: ColumnPlan

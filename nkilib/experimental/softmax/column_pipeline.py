@@ -1,12 +1,26 @@
-"""The loop over items: what each engine does is issued so early that no engine waits for another one.
+"""The loop over items. It issues work so early that no engine waits for another engine.
 
-In a step, Tensor turns the items of the next step; the first pass begins with an item, and gathers the sums of the one
-before; the second pass prepares another one, and makes the result of the one before; and the result made a step before
-is turned back, copied and stored.
+In every step, the Tensor engine transposes the items of the next step. The first pass begins one item and gathers the
+sums of the item before it. The second pass prepares one item and computes the result of the item before it. The result
+of the step before is transposed back, copied and stored.
 
-An item whose load has no place yet waits for a later step. One of the two passes can always go on: loads take places
-in the order in which the passes need them, so the oldest load that has a place is what one of the passes comes to next;
-and the places of columns that are loaded once hold all parts of a window, so that its first pass can end.
+An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue, although
+every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of :func:`.loads_of`, leaves
+out only the loads that its reader does not need, and reuses a slot when its load is released. A step that lacks an item
+first stores all finished results, so a load is still held only if a pass has yet to read it. There are two cases:
+
+- Each pass loads its items for itself. Let L be the first load, in the common order, that a pass has yet to finish.
+  Every ring buffer has released all its loads before L, so every ring buffer that needs L has loaded it. The pass that
+  L is for can continue. If this is the second pass, the first pass over the window has ended, because all of its loads
+  come before L, and the stages that combine sums wait for no load.
+- A tensor is loaded once for all passes that read it. If the second pass has an item, every ring buffer that it reads
+  has released all loads before the load of this item, so it has loaded this load, and the second pass can continue.
+  Otherwise a stage combines sums, which waits for no load, or the first pass is in the first window that the second
+  pass has not finished. In a ring buffer that both passes read, all loads of earlier windows are released, and it has a
+  slot for every part of a window. A ring buffer that only the first pass reads has released all parts before the
+  current one. In both, the load of the current item is there, and the first pass can continue.
+
+Both cases also hold between the two halves of an item, because a load is released after the second half only.
 """
 
 from __future__ import annotations
@@ -25,31 +39,31 @@ from nkilib.nki import nl
 
 
 class Arithmetic(Protocol):
-    """What is done to items; views are by number of the reader."""
+    """The computation on items. Methods receive the views of an item in a dict, by the index of the reader."""
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """The first half of the first pass over an item."""
+        """Issue the first half of the first pass over an item."""
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """The second half."""
+        """Issue the second half of the first pass over an item."""
 
     def combine(self, group: Group, stage: int) -> None:
-        """What comes between the passes over a group, one stage a step."""
+        """Issue one stage of the work between the two passes over a group. Each stage takes one step."""
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """The first half of the second pass over an item."""
+        """Issue the first half of the second pass over an item."""
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """The second half."""
+        """Issue the second half of the second pass over an item, which writes the result to ``dst_sbuf``."""
 
 
-# A load into the place of what was just stored waits for the store; where both have one queue, what comes after it
-# waits as well. So many steps later the store is done.
+# A load into the buffer slot of a part that was just stored waits for the store. If both use the same queue, later
+# transfers wait too. After this number of steps the store is done.
 _STEPS_OF_STORE = 8
 
 
 class ViewKey(NamedTuple):
-    """An item that a reader gave: numbers of the reader and the pass, and the item's identity."""
+    """The key of a view of an item: the index of the reader, the number of the pass, and ``id`` of the item."""
 
     reader: int
     visit: int
@@ -58,11 +72,11 @@ class ViewKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """A source, and what reads its items.
+    """A source and the passes that read its items.
 
     Attributes:
-        source: of items.
-        phases: the first one of each pass that reads them.
+        source: the source that gives the items.
+        phases: the first phase, in each pass that reads the items, that reads them.
     """
 
     source: Source
@@ -70,15 +84,18 @@ class Reader:
 
     @property
     def passes(self) -> tuple[int, ...]:
-        """Those that read it."""
+        """The numbers of the passes that read the source."""
         return tuple(phase.visit for phase in self.phases)
 
     def key(self, item: Item, visit: int) -> LoadKey:
-        """The load that an item of a pass is in."""
+        """Return the key of the load that contains an item for a pass."""
         return self.source.ring.key(item.window, item.part, visit)
 
     def ends(self, item: Item, visit: int, is_overwritten: bool) -> bool:
-        """Whether nobody needs the load of an item after this pass over it; what is overwritten is still stored."""
+        """Return whether this pass over an item is the last use of its load.
+
+        A load that results overwrite is still needed after its last pass, because the results must be stored.
+        """
         is_of_one_pass = self.key(item, visit).visit != 0
         if is_overwritten and not (is_of_one_pass and visit == 1):
             return False
@@ -87,18 +104,19 @@ class Reader:
 
 @dataclass
 class Pipeline:
-    """All steps of a core.
+    """Issues all steps of a core.
 
     Attributes:
-        schedule: of the steps.
-        readers: of the tensors that are read; the first one may be overwritten.
-        arithmetic: of items.
-        results: where they go.
-        overwrites: whether results take the place of the first tensor's items in SBUF.
-        made: the result that waits to be turned back, and its item.
-        views: of readers, by reader, pass and item.
-        stored: the number of the step in which a part was stored, and its last item, while its place is not free.
-        taken: steps so far.
+        schedule: the order of the steps.
+        readers: one reader for each tensor that is read. Results may overwrite the items of the first reader.
+        arithmetic: the computation on items.
+        results: the destination of the results.
+        overwrites: whether results are written over the items of the first tensor in SBUF.
+        made: the last result and its item, until the result is transposed back.
+        views: the views of items that were transposed or loaded and that a later phase still reads.
+        stored: for each part whose buffer slot is not free yet, the number of the step that stored it and its last
+            item.
+        taken: the number of steps that were issued.
     """
 
     schedule: Schedule
@@ -112,7 +130,7 @@ class Pipeline:
     taken: int = 0
 
     def run(self) -> None:
-        """Issue everything."""
+        """Issue all loads, steps and stores of the core."""
         self._advance()
         step = self.schedule.next()
         while not step.is_empty:
@@ -127,15 +145,15 @@ class Pipeline:
         self._finish_made()
 
     def _on_chip(self, step: Step) -> Step:
-        """Those items of a step whose loads have places, turned."""
+        """Return the step with only those items whose loads have buffer slots, after transposing these items."""
         if self._look_ahead(step):
             return step
-        self._finish_made()  # a place may be that of a result which waits to be stored
+        self._finish_made()  # a result that waits to be stored may occupy the buffer slot
         self._release_stored(0)
         if self._look_ahead(step):
             return step
         waiting = {phase for phase, item in step.items.items() if not self._is_turned(item, phase)}
-        # The second half of a pass over an item holds up the first half of the pass over the next one.
+        # While the second half of a pass over an item waits, the first half over the next item waits too.
         for half, before in ((Phase.GATHER, Phase.BEGIN), (Phase.RESULT, Phase.PREPARE)):
             if half in waiting:
                 waiting.add(before)
@@ -144,7 +162,7 @@ class Pipeline:
         return issued
 
     def _is_turned(self, item: Item, phase: Phase) -> bool:
-        """Whether everything is there that is read from this phase on."""
+        """Return whether every view of the item that this phase is the first to read has been made."""
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
             for place, reader in enumerate(self.readers)
@@ -174,7 +192,7 @@ class Pipeline:
             self._finish(*turned)
 
     def _look_ahead(self, step: Step) -> bool:
-        """Turn the items of a step, as far as that is not done; False if a load has no place yet."""
+        """Transpose the items of a step that are not transposed yet; return False if a load has no buffer slot yet."""
         is_complete = True
         for phase, item in step.items.items():
             for place, reader in enumerate(self.readers):
@@ -189,7 +207,10 @@ class Pipeline:
         return is_complete
 
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
-        """What a phase may read, by reader; the last one of a pass is done with it."""
+        """Return the views that a phase may read, by reader; the second half of a pass gives up its views.
+
+        The load is released too if this is its last use.
+        """
         keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}
         if phase in (Phase.GATHER, Phase.RESULT):
@@ -201,20 +222,23 @@ class Pipeline:
         return views
 
     def _finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy and store; some time later the place of what was written over is free."""
+        """Copy and store a result; the buffer slot of a part that was overwritten becomes free some steps later."""
         self.results.finish(item, back_psum)
         if self.overwrites and item.ends_part:
             self.stored.append((self.taken, item))
 
     def _release_stored(self, steps: int) -> None:
-        """Free the places whose stores were issued so many steps ago."""
+        """Release the buffer slots whose stores were issued at least ``steps`` steps ago."""
         reader = self.readers[0]
         while self.stored and self.stored[0][0] + steps <= self.taken:
             _, item = self.stored.pop(0)
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
-        """Load what has a place, of all tensors in turn: the first items need some of each."""
+        """Issue every load that has a free buffer slot, one transfer of each tensor in turn.
+
+        The first items need data of all tensors, so the transfers of the tensors alternate.
+        """
         for _ in zip_longest(*[reader.source.ring.advance() for reader in self.readers]):
             pass
 

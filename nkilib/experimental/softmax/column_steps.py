@@ -1,4 +1,8 @@
-"""In which order the items of all windows are gone through: twice, the second time a group and some steps later."""
+"""The order in which a core processes the items of its windows.
+
+Two passes process every item. The second pass over a group of items starts a few steps after the first pass over that
+group has ended, and it runs in the same steps as the first pass over the next group.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,13 @@ from nkilib.experimental.softmax.column_geometry import Item, Part, Turn, Window
 
 @dataclass(frozen=True)
 class Group:
-    """Turns of a window whose sums are combined together.
+    """Neighbouring turns of a window whose sums are combined together.
 
     Attributes:
-        window: of the turns.
-        first, end: numbers of its first turn, and of the one after its last.
-        rows: partitions on which all turns have columns, or on which one of them has.
-        items: of all of them.
+        window: the window that the turns belong to.
+        first, end: the number of the first turn, and the number of the last turn plus one.
+        rows: the number of partitions that hold columns in at least one of the turns.
+        items: the items of all the turns, in their order.
     """
 
     window: Window
@@ -29,7 +33,11 @@ class Group:
 
 
 class Phase(IntEnum):
-    """What is done to an item, in different steps: the two of a pass in neighbouring ones."""
+    """The four phases of an item: two halves of the first pass, then two halves of the second pass.
+
+    Every phase of an item is issued in a step of its own. The second half of a pass is issued in the step that follows
+    the first half, or in a later step if its load is missing.
+    """
 
     BEGIN = 0
     GATHER = 1
@@ -38,17 +46,17 @@ class Phase(IntEnum):
 
     @property
     def visit(self) -> int:
-        """The pass that it belongs to."""
+        """The number of the pass that the phase belongs to: 1 or 2."""
         return 1 if self <= Phase.GATHER else 2
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is issued together.
+    """The work that is issued together in one iteration of the loop.
 
     Attributes:
-        items: for each phase, the item that it is done to.
-        combined: groups whose sums are complete, and the number of what is done to them in this step.
+        items: the item that each phase processes.
+        combined: groups whose sums are complete, with the number of the stage that combines them in this step.
     """
 
     items: dict[Phase, Item]
@@ -56,24 +64,26 @@ class Step:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to issue."""
+        """Whether the step has no work to issue."""
         return not self.items and not self.combined
 
 
 @dataclass
 class Schedule:
-    """Which step comes next: the second pass over a group stands beside the first one over the next group.
+    """Decides what the next step does: the second pass over a group runs beside the first pass over the next group.
 
-    An item whose load has no place yet is left out of a step and comes in a later one, so either pass may wait while
-    the other one goes on. The two halves of a pass over an item hold it up together: between them is one item at most.
+    An item whose load has no buffer slot yet is left out of a step and is issued in a later step, so either pass may
+    wait while the other pass continues. At most one item of a pass is between its two halves. Hence a pass whose
+    second half waits does not begin another item.
 
     Attributes:
-        groups: of all windows, in their order.
-        stages: steps between the passes over a group, in which its sums are combined.
-        beginning: numbers of the group and of its item that begin next.
-        begun, prepared: the item that is between the halves of the first pass, or of the second one.
-        combining: groups whose sums are complete, and what is done to them next.
-        ready: items whose second pass may start.
+        groups: the groups of all windows, in the order in which they are processed.
+        stages: the number of stages that combine the sums of a group between its two passes.
+        beginning: the number of the group, and the number of the item in this group, that the first pass begins next.
+        begun: the item that is between the two halves of the first pass, or None.
+        prepared: the item that is between the two halves of the second pass, or None.
+        combining: groups whose sums are complete, with the number of the stage that combines them next.
+        ready: items that the second pass may begin, in order.
     """
 
     groups: list[Group]
@@ -86,18 +96,18 @@ class Schedule:
 
     @classmethod
     def make(cls, windows: list[Window], parts: list[Part], whole_windows: bool, stages: int) -> Schedule:
-        """Nothing is done yet.
+        """Make a schedule that has not taken any step.
 
         Args:
-            windows: of the core.
-            parts: of every column.
-            whole_windows: a group is a window, else a turn; columns of several parts need whole windows.
-            stages: steps between the passes over a group.
+            windows: the windows of the core.
+            parts: the parts of every column.
+            whole_windows: whether a group is a whole window instead of one turn. Columns of several parts need True.
+            stages: the number of stages that combine the sums of a group.
         """
         return cls(list(_groups(windows, parts, whole_windows)), stages)
 
     def next(self) -> Step:
-        """What is to be issued next, if every item of it is on chip; nothing in it at the end."""
+        """Return the next step, under the assumption that all its items are on chip; the step is empty at the end."""
         number, place = self.beginning
         items = {
             Phase.BEGIN: self.groups[number].items[place] if number < len(self.groups) else None,
@@ -108,7 +118,7 @@ class Schedule:
         return Step({phase: item for phase, item in items.items() if item is not None}, tuple(self.combining))
 
     def take(self, step: Step) -> None:
-        """A step is issued: the one of :meth:`next`, or some of its items."""
+        """Record that a step was issued: the step that :meth:`next` returned, or one with some of its items only."""
         combined = [(group, stage + 1) for group, stage in step.combined]
         self.combining = [(group, stage) for group, stage in combined if stage < self.stages]
         for group, stage in combined:
@@ -117,7 +127,7 @@ class Schedule:
         if Phase.GATHER in step.items:
             self.begun = None
             number, place = self.beginning
-            if place == 0:  # of the group before, that was the last one
+            if place == 0:  # the item was the last one of the group before
                 self.combining.append((self.groups[number - 1], 0))
         if Phase.BEGIN in step.items:
             self.begun = step.items[Phase.BEGIN]
