@@ -1,4 +1,4 @@
-"""What the libraries of this process compute with, and a plugin of pytest that holds it against what was meant.
+"""A plugin of pytest that checks which CPU instructions the libraries of this process compute with.
 
 ``python -m tools.machine_settings`` sets variables by which PyTorch, numpy and OpenBLAS leave out instructions of the
 CPU. A library ignores a name that it does not know, so every process of pytest asks the libraries themselves.
@@ -24,13 +24,13 @@ _CORE_NAMES = tuple(f"{prefix}openblas_get_corename{suffix}" for prefix in ("sci
 
 @dataclass(frozen=True)
 class Machine:
-    """What is expected; None where it does not matter.
+    """The state that a test run expects of its libraries. An attribute that is None is not checked.
 
     Attributes:
-        torch: what ``torch.backends.cpu.get_cpu_capability()`` gives.
-        numpy_off: groups of features that numpy may not use.
-        openblas: the kind of CPU that numpy's OpenBLAS has its kernels for.
-        threads: of PyTorch.
+        torch: the result of ``torch.backends.cpu.get_cpu_capability()``.
+        numpy_off: the groups of CPU features that numpy must not use.
+        openblas: the kind of CPU whose kernels numpy's OpenBLAS uses.
+        threads: the number of threads of PyTorch.
     """
 
     torch: str | None = None
@@ -39,17 +39,17 @@ class Machine:
     threads: int | None = None
 
     def to_text(self) -> str:
-        """For an environment variable."""
+        """Return a text for an environment variable."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Machine:
-        """What ``to_text`` gave."""
+        """Return the machine that :meth:`to_text` described."""
         found = json.loads(text)
         return cls(**{**found, "numpy_off": tuple(found["numpy_off"])})
 
     def differences(self) -> list[str]:
-        """What is not as expected in this process, a sentence each."""
+        """Return one sentence for every difference between this process and the expected machine."""
         found = []
         if self.torch is not None and (given := torch_capability()) != self.torch:
             found.append(f"PyTorch must compute with {self.torch}, and does with {given}")
@@ -67,12 +67,12 @@ def _torch() -> Any:
 
 
 def torch_capability() -> str:
-    """Which of its vector code PyTorch has chosen: DEFAULT, AVX2, AVX512, or others."""
+    """Return which vector code PyTorch has chosen: DEFAULT, AVX2, AVX512, or another one."""
     return str(_torch().backends.cpu.get_cpu_capability())
 
 
 def _numpy_core() -> Any:
-    """numpy's module that knows the CPU; before numpy 2 it had another name."""
+    """Return numpy's module that detects the CPU. It had another name before numpy 2."""
     try:
         return import_module("numpy._core._multiarray_umath")
     except ImportError:
@@ -80,18 +80,18 @@ def _numpy_core() -> Any:
 
 
 def numpy_features() -> dict[str, bool]:
-    """By feature or group of features of CPUs, whether numpy sees it and may use it."""
+    """Return, for every CPU feature and group of features, whether numpy detects it and may use it."""
     return dict(_numpy_core().__cpu_features__)
 
 
 def numpy_groups() -> list[str]:
-    """Those beyond its baseline that this build of numpy chooses code by, if the CPU has them."""
+    """Return the groups beyond the baseline for which this numpy has code and which this CPU has."""
     features = numpy_features()
     return [name for name in _numpy_core().__cpu_dispatch__ if features.get(name, False)]
 
 
 def openblas_core() -> str | None:
-    """The kind of CPU that numpy's OpenBLAS has chosen, in small letters; None where numpy has another BLAS."""
+    """Return the kind of CPU that numpy's OpenBLAS has chosen, in lower case, or None if numpy has another BLAS."""
     try:
         library = ctypes.CDLL(str(import_module("numpy.linalg._umath_linalg").__file__))
     except (ImportError, OSError):
@@ -105,13 +105,13 @@ def openblas_core() -> str | None:
 
 
 def pytest_configure() -> None:
-    """Refuse to run tests in a process that is not as expected; workers of xdist ask too."""
+    """Refuse to run tests in a process that differs from the expected machine; workers of xdist check this too."""
     if EXPECTED in os.environ and (found := Machine.from_text(os.environ[EXPECTED]).differences()):
         raise pytest.UsageError("tools.machine_checks: " + "; ".join(found))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Write how many tests ended in which way, and which ones failed, where the caller wants it."""
+    """Write the number of tests by outcome, and the names of failed tests, if the caller asked for them."""
     if COUNTS not in os.environ:
         return
     stats = terminalreporter.stats

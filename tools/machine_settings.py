@@ -31,13 +31,13 @@ _CORES: Final = {"Nehalem": "SSE42", "Haswell": "AVX2", "SkylakeX": "AVX512F"}
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run.
+    """One setting under which pytest runs.
 
     Attributes:
-        name: for ``--only`` and the table.
-        environment: variables of the process.
-        machine: what its libraries must say then.
-        lacks: what this machine has not, and the setting needs; empty if it can run.
+        name: the name in ``--only`` and in the table.
+        environment: the environment variables of the process.
+        machine: the state that the libraries must report under this setting.
+        lacks: what the setting needs and this machine lacks; empty if the setting can run.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """All of them, for this machine: one thing changes at a time, but for the last setting, which changes all."""
+    """Return all settings for this machine. Each one changes one thing, and the last one changes everything."""
     features, groups = numpy_features(), numpy_groups()
     found = [Setting("unchanged"), _of_torch("default"), _of_torch("avx2", "AVX2")]
     found.append(_of_numpy("numpy-no-avx512", [name for name in groups if _is_avx512(name)]))
@@ -58,7 +58,7 @@ def settings() -> list[Setting]:
 
 
 def plainest(found: Sequence[Setting]) -> Setting:
-    """What can run of the plainest settings, all at once."""
+    """Return a setting that combines those of the plainest settings that can run here."""
     chosen = {each.name: each for each in found if not each.lacks}
     names = ("torch-default", "numpy-baseline", "openblas-nehalem", "threads-1")
     parts = [chosen[name] for name in names if name in chosen]
@@ -82,7 +82,7 @@ def _of_torch(capability: str, needed: str | None = None) -> Setting:
 
 
 def _is_avx512(group: str) -> bool:
-    """X86_V4 is what numpy 2.4 calls the first of them."""
+    """Return whether a group is one of AVX-512. numpy 2.4 calls the first such group X86_V4."""
     return group.startswith("AVX512") or group == "X86_V4"
 
 
@@ -104,7 +104,7 @@ def _of_threads(count: int) -> Setting:
 
 
 def environment_of(setting: Setting) -> dict[str, str]:
-    """This process's environment with the variables of a setting, and without those of the others."""
+    """Return this process's environment with the variables of this setting and without those of other settings."""
     ours = (_ATEN, _NUMPY, _OPENBLAS, EXPECTED, COUNTS)
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return {"OMP_NUM_THREADS": "1", **kept, **setting.environment, EXPECTED: setting.machine.to_text()}
@@ -112,13 +112,14 @@ def environment_of(setting: Setting) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """The outcome of a run of pytest.
 
     Attributes:
-        counts: by ``passed``, ``failed``, ``error`` and ``skipped``; empty where pytest came to no summary.
-        names: of the tests that failed.
-        seconds: of wall time.
-        status: what pytest ended with.
+        counts: the number of tests that are ``passed``, ``failed``, ``error`` and ``skipped``; empty if pytest did not
+            reach its summary.
+        names: the names of the tests that failed.
+        seconds: the wall time in seconds.
+        status: the exit status of pytest.
     """
 
     counts: Mapping[str, int]
@@ -128,7 +129,7 @@ class Outcome:
 
 
 def run(setting: Setting, arguments: Sequence[str]) -> Outcome:
-    """pytest in a process with that setting; what it prints goes where this process prints."""
+    """Run pytest in a process with a setting. The process inherits the standard streams."""
     start = time.monotonic()
     with TemporaryDirectory() as directory:
         counts = Path(directory) / "counts.json"
@@ -143,7 +144,7 @@ def run(setting: Setting, arguments: Sequence[str]) -> Outcome:
 
 
 def table(outcomes: Mapping[str, Outcome], left_out: Sequence[Setting]) -> str:
-    """A line a setting, and below it the tests that failed."""
+    """Return a table with a line for each setting, followed by the names of its failed tests."""
     kinds = ("passed", "failed", "error", "skipped")
     lines = [f"{'setting':<18}" + "".join(f"{kind:>9}" for kind in (*kinds, "seconds"))]
     for name, outcome in outcomes.items():
@@ -155,7 +156,7 @@ def table(outcomes: Mapping[str, Outcome], left_out: Sequence[Setting]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 if a test failed under any setting, or a library did not obey."""
+    """Return 1 if a test failed under any setting, or if a library ignored its setting."""
     parser = argparse.ArgumentParser(prog="python -m tools.machine_settings", description=__doc__)
     every = settings()
     parser.add_argument("--only", action="append", choices=[each.name for each in every], help="may be repeated")

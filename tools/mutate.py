@@ -28,10 +28,10 @@ _CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def judged_mutants(checkout: Path, mutants: list[Mutant], workers: int, judge: Judge) -> Iterator[Judged]:
-    """Mutants as they are judged, in a copy of the checkout for each worker.
+    """Yield mutants with their verdicts. Each worker judges its mutants in a copy of the checkout of its own.
 
     Raises:
-        RuntimeError: if Python would not import the copy but another nkilib.
+        RuntimeError: Python would import another nkilib instead of the copy.
     """
     free: queue.Queue[Copy] = queue.Queue()
 
@@ -60,7 +60,7 @@ def judged_mutants(checkout: Path, mutants: list[Mutant], workers: int, judge: J
 
 
 def main(arguments: list[str], checkout: Path = _CHECKOUT) -> int:
-    """Draw mutants, judge them, and write the page; always 0, for survivors are there to be read."""
+    """Draw mutants, judge them and write the page. The status is always 0, because survivors are no failure."""
     given = _parser().parse_args(arguments)
     places = mutants_in(checkout, given.packages)
     drawn = random.Random(given.seed).sample(places, min(given.count, len(places)))

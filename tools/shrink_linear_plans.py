@@ -1,9 +1,8 @@
-"""Look for small launches of plans of the linear losses: ``python -m tools.shrink_linear_plans [FAMILY ...]``.
+"""Search small launches for the plans of the linear losses: ``python -m tools.shrink_linear_plans [FAMILY ...]``.
 
-Run ``python -m tools.write_plans`` before. The tables are written again, with launches that take less and, over a
-table, differ in what is no branch: dtypes, options, cores, whole and ragged ends. ``--tries`` says how many sizes are
-tried for the families of a kernel, ``--most`` what a launch may cost where there is a choice, in units of
-``linear_sizes.cost``.
+Run ``python -m tools.write_plans`` first. This tool writes the tables again, with launches that cost less and that vary
+what is not a branch: dtypes, options, cores, whole and ragged ends. ``--tries`` sets how many sizes the tool tries for
+the families of a kernel. ``--most`` sets the cost that a launch should not exceed, in units of ``linear_sizes.cost``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.experimental.plans.linear_sizes import cost
 
 
 def _with_scratch(size: Size, rng: np.random.Generator) -> None:
-    """Perhaps so little that a part has 128 or 256 positions."""
+    """Limit the scratch memory in some sizes, so that a part has 128 or 256 positions."""
     tiles = int(rng.integers(0, 3))
     if tiles > 0:
         size["scratch_bytes"] = tiles * 128 * 4 * size["classes"]

@@ -1,8 +1,7 @@
-"""Write the tables of plan coverage: ``python -m tools.write_plans [FAMILY ...]``; without a name all of them.
+"""Write the tables of plan coverage: ``python -m tools.write_plans [FAMILY ...]``. All tables are the default.
 
-What a row launches, and under which limits, is kept where it still takes the branches of the row; a new row launches
-the cheapest size that the grid or the family's shrunk sizes have for it. Rows that the grid no longer meets are left
-out.
+A row keeps its launch and its limits if the launch still takes the branches of the row. A new row gets the cheapest
+launch that the grid or the shrunk sizes of the family have for it. Rows that the grid no longer meets are removed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.experimental.plans.families import FAMILIES
 
 
 def _written(family: PlanFamily) -> list[Row]:
-    """The rows of a family as the wide grid meets them now."""
+    """Return one row for each combination of branches that the wide grid of a family meets now."""
     earlier = {key(row.branches): row for row in family.rows()} if family.table.exists() else {}
     cheapest = family.cheapest()
     rows = []

@@ -1,1 +1,1 @@
-"""Parts of ``tools.mutate``: which changes there are, copies of the checkout, and what the tests say of a change."""
+"""The parts of ``tools.mutate``: the possible changes, copies of the checkout, and verdicts of the tests."""

@@ -20,8 +20,8 @@ class Mutant:
     """A change of a file of the checkout.
 
     Attributes:
-        path: of the file, from the root of the checkout.
-        change: of its source.
+        path: the path of the file, relative to the root of the checkout.
+        change: the change of its source.
     """
 
     path: str
@@ -29,15 +29,15 @@ class Mutant:
 
     @property
     def place(self) -> str:
-        """``path:line``."""
+        """The place of the change as ``path:line``."""
         return f"{self.path}:{self.change.line}"
 
 
 def mutants_in(root: Path, packages: list[str]) -> list[Mutant]:
-    """All mutants of the files in packages, or of single files, in a fixed order.
+    """Return all mutants of the files in packages, or of single files, in a fixed order.
 
     Raises:
-        ValueError: if one of them does not exist or has no Python file.
+        ValueError: a package does not exist or has no Python file.
     """
     paths: set[str] = set()
     for package in packages:
@@ -53,8 +53,10 @@ def mutants_in(root: Path, packages: list[str]) -> list[Mutant]:
 
 
 def copies_of(checkout: Path, folder: Path, count: int) -> list[Copy]:
-    """Copies in an empty folder. What tests import is compiled once; hashes tell then which file has changed, where
-    times might not.
+    """Make copies of the checkout in an empty folder.
+
+    The modules that tests import are compiled once. Their caches are checked by hashes of the sources, because file
+    times may miss a change.
     """
     first = folder / "copy0"
     shutil.copytree(checkout, first, ignore=_NOT_COPIED, symlinks=True)
@@ -71,7 +73,7 @@ class Copy:
     """A copy of a checkout, which holds one mutant at a time.
 
     Attributes:
-        checkout: that was copied.
+        checkout: the folder of the checkout that was copied.
         root: the folder of the copy.
     """
 
@@ -79,13 +81,13 @@ class Copy:
     root: Path
 
     def write(self, mutant: Mutant, raises: bool = False) -> None:
-        """Make a mutant of the copy; ``raises`` puts an expression there that raises instead."""
+        """Write a mutant into the copy; with ``raises``, replace the expression by one that raises an exception."""
         source = (self.checkout / mutant.path).read_text("utf-8")
         (self.root / mutant.path).write_text(
             mutant.change.raising(source) if raises else mutant.change.applied(source), "utf-8"
         )
 
     def restore(self, mutant: Mutant) -> None:
-        """Bring the file of a mutant back, and forget the examples that hypothesis has kept."""
+        """Restore the file of a mutant and delete the examples that hypothesis has stored."""
         shutil.copyfile(self.checkout / mutant.path, self.root / mutant.path)
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)

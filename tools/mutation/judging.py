@@ -1,4 +1,4 @@
-"""Whether tests tell a mutant from the checkout. What fails in the checkout too tells nothing."""
+"""Judges whether tests detect a mutant. Tests that fail in the unchanged checkout too are ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .suite import Outcome, Run, run, tests_of
 
 
 class Verdict(Enum):
-    """What the tests made of a mutant."""
+    """The verdict of the tests on a mutant."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -25,10 +25,10 @@ class Judged:
     """A mutant and its verdict.
 
     Attributes:
-        mutant: of which it is.
-        verdict: what the tests made of it.
-        test: that failed with it; "" if pytest could not even start, or none failed.
-        is_reached: of a survivor, whether a test evaluates the expression; None if that was not tried or not finished.
+        mutant: the mutant.
+        verdict: the verdict of the tests.
+        test: the test that failed with the mutant; "" if no test failed or pytest could not start.
+        is_reached: whether a test evaluates the expression of a survivor; None if this was not tried or not finished.
     """
 
     mutant: Mutant
@@ -39,12 +39,12 @@ class Judged:
 
 @dataclass
 class Judge:
-    """Runs the tests of mutants, from many threads at a time.
+    """Runs the tests of mutants. Many threads may use one judge at a time.
 
     Attributes:
-        limit: seconds for the tests of one mutant.
-        deadline: when all must be done, of :func:`time.monotonic`.
-        asks_reach: run the tests of a survivor again with an expression that raises in its place.
+        limit: the most seconds that the tests of one mutant may take.
+        deadline: the value of :func:`time.monotonic` at which all work must have ended.
+        asks_reach: whether to run the tests of a survivor again with an expression that raises in its place.
     """
 
     limit: float
@@ -55,7 +55,7 @@ class Judge:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def judge(self, mutant: Mutant, copy: Copy) -> Judged:
-        """The verdict about a mutant; the copy is left as it came."""
+        """Return the verdict on a mutant, and leave the copy unchanged."""
         if self._left() <= 0.0:
             return Judged(mutant, Verdict.NOT_RUN)
         tests, end = tests_of(copy.root, mutant.path), time.monotonic() + self.limit
@@ -70,7 +70,7 @@ class Judge:
             copy.restore(mutant)
 
     def _told(self, copy: Copy, mutant: Mutant, tests: list[str], end: float, raises: bool = False) -> Run:
-        """Of the tests that pass in the checkout."""
+        """Run the tests of a mutant, and ignore those that do not pass in the checkout."""
         if not tests:
             return Run(Outcome.PASSED)
         while True:
@@ -80,7 +80,7 @@ class Judge:
                 return done
 
     def _is_sound(self, copy: Copy, mutant: Mutant, test: str, end: float) -> bool:
-        """Whether a test passes in the checkout. One that does not finish, or that is a folder, counts as sound."""
+        """Return whether a test passes in the checkout. A folder or a test that does not finish counts as sound."""
         with self._lock:
             if test in self._sound:
                 return True

@@ -1,8 +1,8 @@
-"""What a mutation changes: one operator, comparison, constant or condition of a source, as text.
+"""Changes of a source text. Each mutation changes one operator, comparison, constant or condition.
 
-Annotations, decorators, f-strings, ``__all__`` and what is for type checkers are left out, and so is ``strict`` of
-``zip``: hardly a run can tell a change of those. A changed expression keeps its lines, so that what follows it has the
-same line numbers.
+Annotations, decorators, f-strings, ``__all__``, code for type checkers and ``strict`` of ``zip`` are never changed,
+because hardly any run can detect a change of them. A changed expression keeps its number of lines, so that the code
+after it keeps its line numbers.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Mutation:
     """A change of one source.
 
     Attributes:
-        line: the first one of the changed expression, from 1.
-        before, after: the expression, on one line each.
-        start, end: of the expression in the bytes of the source.
-        lines: line breaks within the expression.
+        line: the number of the first line of the changed expression, from 1.
+        before, after: the expression before and after the change, on one line.
+        start, end: the offsets of the expression in the bytes of the source.
+        lines: the number of line breaks within the expression.
     """
 
     line: int
@@ -68,11 +68,11 @@ class Mutation:
     lines: int
 
     def applied(self, source: str) -> str:
-        """The changed source."""
+        """Return the changed source."""
         return self._replaced(source, f"({self.after}" + "\n" * self.lines + ")")
 
     def raising(self, source: str) -> str:
-        """The source with an expression in its place that raises ZeroDivisionError."""
+        """Return the source with an expression in its place that raises ZeroDivisionError."""
         return self._replaced(source, RAISES[:-1] + "\n" * self.lines + ")")
 
     def _replaced(self, source: str, text: str) -> str:
@@ -81,7 +81,7 @@ class Mutation:
 
 
 def mutations_of(source: str) -> list[Mutation]:
-    """All mutations of a source, in the order of their places."""
+    """Return all mutations of a source, in the order of their places."""
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -96,7 +96,7 @@ def mutations_of(source: str) -> list[Mutation]:
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Expressions, and what each becomes."""
+    """Yield each expression that can be changed, with its replacement."""
     if isinstance(tree, ast.Assign) and ast.unparse(tree.targets[0]) == "__all__":
         return
     if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
@@ -116,7 +116,7 @@ def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _changed(node: ast.expr) -> Iterator[str]:
-    """What an expression becomes by a change of itself, not of its parts."""
+    """Yield the replacements of an expression that change the expression itself, not its parts."""
     if isinstance(node, ast.Compare):
         for place, operator in enumerate(node.ops):
             other = [*node.ops[:place], _COMPARISONS[type(operator)](), *node.ops[place + 1 :]]

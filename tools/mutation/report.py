@@ -1,4 +1,4 @@
-"""What a run of mutants has told, as a page."""
+"""Writes the results of a run of mutants as a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _REACHED = {None: "", True: "yes", False: "no"}
 
 
 def report(head: str, judged: list[Judged]) -> str:
-    """A page: the head, the figures, the survivors, and those of which nothing is known."""
+    """Return a page with the head, the counts, the survivors, the undecided mutants and the killed mutants."""
     counts = Counter(each.verdict for each in judged)
     lines = [head, "", "; ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict), ""]
     lines += ["| survivor | from | to | a test reaches it |", "|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Which tests belong to a file, and what they say about a copy of the checkout."""
+"""Selects the tests that belong to a file and runs them in a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONS = ("-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", "-p", "
 
 
 class Outcome(Enum):
-    """What a run of tests says."""
+    """The outcome of a run of tests."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -34,8 +34,9 @@ class Run:
     """A run of pytest.
 
     Attributes:
-        outcome: what it says.
-        test: that failed, as pytest names it; "" if none did or none is named, as where an import of a conftest fails.
+        outcome: the outcome of the run.
+        test: the name that pytest gives to the test that failed; "" if no test failed or pytest named none, as when the
+            import of a conftest fails.
     """
 
     outcome: Outcome
@@ -43,11 +44,11 @@ class Run:
 
 
 def tests_of(root: Path, path: str) -> list[str]:
-    """The tests of a file of nkilib, nearest first: those of the file, of its folder, and of its package.
+    """Return the tests of a file of nkilib, nearest first: the tests of the file, of its folder, and of its package.
 
-    ``nkilib/a/b/c.py`` has ``tests/a/b/test_c.py`` and ``tests/a/b``, or the nearest folder above it that there is, and
-    the package is ``tests/a/b``, or ``tests/experimental/loss/b`` for a loss. Kernels have the tests of plans too. The
-    folder of all tests is never among them.
+    The tests of ``nkilib/a/b/c.py`` are ``tests/a/b/test_c.py`` and ``tests/a/b``, or the nearest parent folder that
+    exists. The tests of its package are ``tests/a/b``, or ``tests/experimental/loss/b`` for a loss. For kernels the
+    tests of plans are added. The folder of all tests is never returned.
     """
     parts = PurePosixPath(path).parts
     tests = PurePosixPath("tests", *parts[1:-1])
@@ -66,7 +67,7 @@ def _nearest(root: Path, tests: PurePosixPath) -> PurePosixPath:
 
 
 def run(root: Path, tests: list[str], seconds: float, *options: str) -> Run:
-    """Run tests of a copy until one fails; a run that takes longer than ``seconds`` is ended with all its processes."""
+    """Run tests of a copy until one fails. A run that exceeds ``seconds`` is killed with all its processes."""
     command = [sys.executable, "-m", "pytest", *_OPTIONS, *options, *tests]
     with tempfile.TemporaryFile() as output:  # a process that outlives the run would keep a pipe open
         process = subprocess.Popen(
@@ -88,7 +89,7 @@ def run(root: Path, tests: list[str], seconds: float, *options: str) -> Run:
 
 
 def imported_from(root: Path, module: str) -> Path:
-    """The folder that the tests of a copy import a package from."""
+    """Return the folder from which the tests of a copy import a package."""
     code = f"import {module}, pathlib; print(pathlib.Path({module}.__file__).resolve().parent)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, env=_environment(root), capture_output=True, text=True, check=True
@@ -97,6 +98,6 @@ def imported_from(root: Path, module: str) -> Path:
 
 
 def _environment(root: Path) -> dict[str, str]:
-    """Of a run: one thread, the copy first on the path, nothing compiled, and random inputs that repeat."""
+    """Return the environment of a run: one thread, imports from the copy, no bytecode, reproducible random inputs."""
     changed = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "CI": "1"}
     return {**os.environ, **changed}

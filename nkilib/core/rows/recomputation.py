@@ -94,7 +94,7 @@ class FlaggedRows:
 
     @property
     def psum_bytes(self) -> int:
-        """What the list, a whole bank, and what it is made with, may take of a partition of PSUM."""
+        """The bytes of a partition of PSUM that the list, a whole bank, and the tiles that compute it may take."""
         return nl.tile_size.psum_bank_fmax_bytes + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:

@@ -100,7 +100,10 @@ def _take_factors(of_group: WindowStatistics) -> None:
 
 
 def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatistics], None]]:
-    """What is done to the statistics of a group in each step between the passes: Vector and Scalar take turns."""
+    """Return the stages that combine the statistics of a group between the passes, one stage for each step.
+
+    The stages alternate between the Vector and the Scalar engine.
+    """
     of_sums = [_take_distances, _take_weights, _add_up] if segments > 1 else []
     if kind is Kind.LOG_SOFTMAX:
         return [*of_sums, _take_logs]

@@ -1,8 +1,8 @@
 """The loop over items. It issues work so early that no engine waits for another engine.
 
-In every step, the Tensor engine transposes the items of the next step. The first pass begins one item and gathers the
-sums of the item before it. The second pass prepares one item and computes the result of the item before it. The result
-of the step before is transposed back, copied and stored.
+In every step, the Tensor engine transposes the items of the next step, where the layout needs that. The first pass
+begins one item and gathers the sums of the item before it. The second pass prepares one item and computes the result of
+the item before it. The result of the step before is transposed back, copied and stored.
 
 An item whose load has no buffer slot yet waits for a later step. One of the two passes can always continue, although
 every reader has a ring buffer of its own. Every ring buffer takes its loads in the order of :func:`.loads_of`, leaves

@@ -55,7 +55,7 @@ def backward_of_columns(
 def backward_loop(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """What the loop of a core does for columns that are not short."""
+    """Return the plan of the backward loop of a core, for columns that are not short."""
     tensors = ColumnTensors(
         shape,
         read=(dtypes.grad, dtypes.output),

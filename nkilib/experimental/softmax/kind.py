@@ -1,4 +1,4 @@
-"""Which of the two functions a loop computes, and of which types; the kernels have one loop for both."""
+"""The function that a loop computes and the types of its tensors. Softmax and log-softmax share one loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Kind(Enum):
 
 
 class BackwardTypes(NamedTuple):
-    """Of the elements of dy, y and dx."""
+    """The element types of dy (``grad``), y (``output``) and dx (``grad_x``)."""
 
     grad: nl.DType
     output: nl.DType

@@ -68,7 +68,7 @@ def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kin
 def forward_short_plan(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ShortPlan:
-    """How the forward cuts up short columns, for a core."""
+    """Return the plan by which the forward divides the short columns of a core."""
     of_x, of_y = dtype_bytes(x_dtype), dtype_bytes(y_dtype)
     # Halves, sums and maxima have at most half as many elements as a piece.
     float32_tiles = _DISTANCES + div_ceil(_MAXIMA + _SUMS, 2) + (_EXPONENTIALS if kind is Kind.LOG_SOFTMAX else 0)

@@ -61,7 +61,7 @@ def backward_of_short_columns(
 def backward_short_plan(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ShortPlan:
-    """How the backward cuts up short columns, for a core."""
+    """Return the plan by which the backward divides the short columns of a core."""
     of_result = 0 if dtypes.grad == dtypes.grad_x else dtype_bytes(dtypes.grad_x)
     is_log = kind is Kind.LOG_SOFTMAX
     return plan_short(

@@ -164,15 +164,15 @@ def plan_short(
     cores: int,
     core: int,
 ) -> ShortPlan:
-    """The plan for a core.
+    """Return the plan of a core.
 
     Args:
-        shape: O, C and I.
-        dtypes: of the inputs and of the result.
-        window_bytes: of an element of a window, in all tensors.
-        piece_bytes: of an element of a piece, in all of its scratch.
-        chunk_size: elements of a piece at most, or None; at least C.
-        cores, core: of the launch.
+        shape: the sizes O, C and I.
+        dtypes: the types of the inputs and of the result.
+        window_bytes: the bytes that all tensors need for an element of a window.
+        piece_bytes: the bytes that all scratch tiles need for an element of a piece.
+        chunk_size: the most elements that a piece may have, at least C, or None.
+        cores, core: the number of cores of the launch, and the number of this core.
     """
     outer, length, inner = shape
     piece = _PIECE_FLOAT32 if nl.float32 in dtypes else _PIECE_16_BIT

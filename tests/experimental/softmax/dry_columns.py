@@ -1,8 +1,8 @@
-"""The loop over columns without data: which item is issued when, and whether what it reads is still there.
+"""A dry run of the loop over columns. It records the order of items and checks that the data they read is still there.
 
-The plan, the schedule, the pipeline and the rings of loads are those of the kernels. Tiles hold the name of what was
-written to them last, so a launch of thousands of instructions takes milliseconds, and reading what another load, turn
-or item has taken the place of is an error.
+The dry run uses the plan, the schedule, the pipeline and the ring buffers of the kernels. A tile holds only the name of
+the data that was written to it last, so a launch of thousands of instructions takes milliseconds. A read fails if
+another load, turn or item has overwritten the data.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _COPIES = 3
 
 @dataclass
 class Tile:
-    """A tile of SBUF or a bank of PSUM: what was written to it last."""
+    """A tile of SBUF or a bank of PSUM. It holds the name of the data that was written to it last."""
 
     holds: Any = None
 
 
 class View(NamedTuple):
-    """What a source gave: the tile that it lies in, and what that held then."""
+    """A view that a source gave: its tile, and the name that the tile held at that time."""
 
     tile: Tile
     holds: Any
 
 
 def name(item: Item) -> tuple[int, int, int, int]:
-    """An item among all items of a core."""
+    """Return numbers that identify an item among all items of a core."""
     return item.window.number, item.part.number, item.turn.number, item.segment.number
 
 
 @dataclass
 class Tiles:
-    """Tiles that are taken in turn."""
+    """Tiles that are used round-robin."""
 
     tiles: list[Tile]
     taken: int = 0
@@ -66,7 +66,7 @@ def read(view: View, wanted: Any) -> None:
     """Read a view.
 
     Raises:
-        AssertionError: it is of another item, or something else was written there since.
+        AssertionError: the view belongs to another item, or its data was overwritten.
     """
     assert view.holds == wanted, f"an item reads {view.holds} instead of {wanted}"
     assert view.tile.holds == wanted, f"{view.tile.holds} was written where {wanted} is still read"
@@ -77,8 +77,8 @@ class DrySource:
     """See :class:`.column_sources.Source`.
 
     Attributes:
-        ring: of loads.
-        banks: of PSUM for each pass; none where views lie in SBUF.
+        ring: the ring buffer of loads.
+        banks: the banks of PSUM of each pass; the dict is empty if views lie in SBUF.
     """
 
     ring: LoadRing
@@ -97,11 +97,11 @@ class DryResults:
     """See :class:`.column_results.Results`: every part is stored once, after all of its items.
 
     Attributes:
-        overwritten: the source whose tiles results take; None if they have their own.
-        own: tiles of parts, in turn.
-        written: items in the tile of a part.
-        views: of these tiles.
-        stored: parts, and how often.
+        overwritten: the source whose tiles results overwrite; None if results have tiles of their own.
+        own: the tiles of their own, which parts use round-robin.
+        written: the items that were written to the tile of each part.
+        views: the views of the tiles of parts.
+        stored: how often each part was stored.
     """
 
     overwritten: DrySource | None
@@ -143,15 +143,16 @@ class DryResults:
 
 @dataclass
 class DryArithmetic:
-    """See :class:`.column_pipeline.Arithmetic`: phases come in their order, and read what they should.
+    """See :class:`.column_pipeline.Arithmetic`. This class checks the order of the phases and the data that they read.
 
     Attributes:
-        loop: of the core.
-        kept: tiles from the first pass to the second.
-        begun, made: tiles between the halves of the first pass, and of the second one.
-        waiting: what was written for a later phase and not read yet.
-        gathered, combined: items of which the first pass is done; stages of groups, by window and turn.
-        issued: everything that was issued, in its order.
+        loop: the loop of the core.
+        kept: the tiles that keep results of the first pass for the second pass.
+        begun, made: the tiles between the halves of the first pass, and between the halves of the second pass.
+        waiting: the views that were written for a later phase and not read yet.
+        gathered: the items whose first pass has ended.
+        combined: the number of stages that were issued for each group, by window and turn.
+        issued: everything that was issued, in order.
     """
 
     loop: ColumnLoop

@@ -74,14 +74,14 @@ class Block:
 
 @dataclass(frozen=True)
 class PositionBatch:
-    """Positions that are worked on at a time.
+    """Positions that the kernel processes at a time.
 
     Attributes:
-        number: among all batches of the launch.
-        block: of which they are.
-        place: of the first one, which is in the first row of the block.
-        positions: how many.
-        is_along_rows: whether the next one is in the next row.
+        number: the number of the batch among all batches of the launch.
+        block: the block that contains the positions.
+        place: the place of the first position in its row, which is the first row of the block.
+        positions: the number of positions.
+        is_along_rows: whether each position lies in the row after the row of the position before it.
     """
 
     number: int

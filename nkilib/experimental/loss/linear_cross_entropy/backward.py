@@ -51,7 +51,7 @@ def backward_of_core(
 
 
 def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
-    """Refuse blocks that do not fit SBUF, or PSUM.
+    """Raise an error for blocks that do not fit in SBUF or PSUM.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.

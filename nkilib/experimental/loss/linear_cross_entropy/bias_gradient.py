@@ -18,7 +18,7 @@ class BiasGradient:
 
     Attributes:
         gradient_hbm: [V].
-        part_sbuf: float32 [128, tiles of classes], of a block of positions.
+        part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
         sum_sbuf: likewise, over blocks of positions.
         power: of the gradient.
     """

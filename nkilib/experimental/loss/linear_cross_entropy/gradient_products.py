@@ -61,7 +61,10 @@ class GradientProducts:
 
     @property
     def _runs_ahead(self) -> bool:
-        """A stripe of W has a buffer beside the one that is multiplied; else it has to wait until that is done with."""
+        """Whether the next stripe of W has a buffer of its own.
+
+        Otherwise its load has to wait until the products with the current stripe have ended.
+        """
         return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:

@@ -112,7 +112,7 @@ def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
 
 
 class _Run:
-    """Products of neighbours: their factors have one float32 matrix on either side."""
+    """Products whose operands are neighbours: one float32 matrix on each side holds the factors of all of them."""
 
     __slots__ = ("left", "right")
 
@@ -127,7 +127,7 @@ class _Run:
         self.right.add(moving)
 
     def factors(self, rows: slice, columns: slice) -> Iterator[tuple[Float32s, Float32s]]:
-        """The factors of each product, of which some rows and columns are wanted, in their order."""
+        """Return the factors of each product, in order, for the given rows and columns of the result."""
         left, right, count = self.left.matrix()[:, rows], self.right.matrix()[:, columns], self.left.count
         return ((left[number::count], right[number::count]) for number in range(count))
 

@@ -125,7 +125,7 @@ def _within(name: str, size: int, least: int, most: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
-    """The limits are part of the key of the cache: the choice reads them."""
+    """Return the tiling of a launch. The choice reads the limits, so they must be a part of the cache's key."""
     return _CHOICES[direction](launch)
 
 
