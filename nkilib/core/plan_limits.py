@@ -27,8 +27,8 @@ class PlanLimits:
         batches: the largest number of batches of a core from which rows can be collected for recomputation.
         parts: the number of sums that a partition keeps for a streamed input of few classes.
         piece_columns: the number of columns that an instruction processes in elementwise and row-wise losses.
-        shift_columns: the number of columns, of a row and of all batches, from which a cross-entropy subtracts a shift
-            instead of the maximum.
+        shift_columns: the least number of columns, of a row and of all batches, at which a cross-entropy subtracts a
+            shift instead of the maximum.
         shared_classes: the number of classes that both cores process at the end of the linear forward, whatever time
             the exchange takes. A plan of few features shares no classes by itself, because their products would take
             less time than the exchange.

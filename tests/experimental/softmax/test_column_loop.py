@@ -71,7 +71,7 @@ def test_most_launches_wait_for_nothing() -> None:
 
 
 def _loops(seed: int, count: int, most: int) -> Iterator[tuple[str, ColumnLoop]]:
-    """Loops of random sizes, types, segments and cores, with what they are of; a size that is refused is none."""
+    """Yield loops of random sizes, types, segments and cores, with a description. Sizes that do not fit are skipped."""
     draw = random.Random(seed)
     found = 0
     while found < count:
@@ -99,13 +99,13 @@ def _loops(seed: int, count: int, most: int) -> Iterator[tuple[str, ColumnLoop]]
 
 
 def _fewest_tiles(loop: ColumnLoop) -> ColumnLoop:
-    """The same loop with as few tiles as its passes need: of columns that stay on chip those of one window."""
+    """Return the same loop with as few tiles as its passes need: one, or one for each part that stays on chip."""
     plan = loop.plan
     return replace(loop, plan=replace(plan, buffers=1 if plan.is_read_twice else len(plan.parts)))
 
 
 def _assert_runs(loops: Iterator[tuple[str, ColumnLoop]]) -> int:
-    """Every loop runs with its own tiles and with the fewest; returns how many of them wait."""
+    """Run every loop with its own tiles and with the fewest tiles, and return how many of these runs wait."""
     waiting = 0
     for what, loop in loops:
         for each in (loop, _fewest_tiles(loop)):

@@ -19,7 +19,7 @@ class BiasGradient:
     Attributes:
         gradient_hbm: [V].
         part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
-        sum_sbuf: likewise, over blocks of positions.
+        sum_sbuf: the sums of all blocks of positions so far, float32 [128, tiles of classes].
         power: of the gradient.
     """
 
