@@ -8,8 +8,8 @@ and the sum that it goes into. With p the weighting distribution and q the other
 - Jensen-Shannon: the same with the weighted mean of both distances to the mixture, and with 2 |log((1 - beta) beta)|
   more in a: logs that the mixture's are added to and that are taken away again;
 - gradient: u * (a_p + a_q) of each of its terms, plus half a unit in the last place of the result's type. A probability
-  below 2^-126 is subnormal in float32, has fewer digits, and may count as 0: 2^-126 of what it is multiplied with, the
-  distances and the upstream gradient.
+  below 2^-126 is subnormal in float32, has fewer digits, and may count as 0. So the bound adds 2^-126 times the factors
+  of the probability, which are the distances and the upstream gradient.
 
 Sums are off by less than u * 8 of the sum of magnitudes: runs of at most 2,048 elements are added up by the engine's
 accumulator in float32, which for terms of one sign is 8 u on the average and is held by tests at 262,144 classes.
