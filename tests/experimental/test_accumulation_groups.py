@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import nkilib
 from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import (
     cross_entropy_forward,
     ctc_loss_backward,
     ctc_loss_forward,
+    distillation_forward,
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
@@ -31,6 +34,7 @@ from nkilib.experimental.loss import (
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.nki import nisa, nki, nl
 
+PACKAGE = Path(nkilib.__file__).parent
 BANK_BYTES = 2048
 # Where a tensor that is smaller than a bank lies is the compiler's choice: any two of them may share a bank.
 SHARED_BANK = -1
@@ -111,6 +115,13 @@ def shifted_forward() -> None:
     cross_entropy_forward[2](logits, targets_of(rng, logits), 128, 700, exact_maximum=False)
 
 
+def distillation(beta: float) -> None:
+    """A divergence whose rows may be computed again: their list grows by products, too."""
+    rng = np.random.default_rng(4)
+    student, teacher = (rng.standard_normal((300, 900)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    distillation_forward[2](student, teacher, beta=beta)
+
+
 def targets_of(rng: np.random.Generator, logits: np.ndarray) -> np.ndarray:
     return rng.integers(0, logits.shape[1], len(logits), dtype=np.int32)
 
@@ -159,6 +170,8 @@ def ctc() -> None:
 
 LAUNCHES: dict[str, Callable[[], None]] = {
     "shifted forward": shifted_forward,
+    "distillation, divergence": partial(distillation, 0.0),
+    "distillation, mixture": partial(distillation, 0.5),
     "linear, kept pieces": partial(linear, 640, 640, 1600),
     "linear, several blocks": partial(linear, 300, 300, 900, position_block=128, class_block=256),
     "linear, W^T streams, [V, D]": partial(streamed_weight, "vd"),
@@ -166,6 +179,25 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "linear, one launch": one_launch,
     "ctc": ctc,
 }
+
+
+def test_every_place_that_sums_products_is_launched() -> None:
+    """The lines of kernels with a product that may add to another one: a new one gets a launch above."""
+    places = {
+        path.relative_to(PACKAGE).as_posix()
+        for folder in ("core", "experimental")
+        for path in (PACKAGE / folder).rglob("*.py")
+        if "nc_matmul(" in path.read_text(encoding="utf-8")
+    }
+    assert places == {
+        "core/rows/recomputation.py",  # the shifted forward, distillation
+        "experimental/loss/ctc/occupancies.py",
+        "experimental/loss/linear_cross_entropy/gradient_columns.py",  # single products from here on
+        "experimental/loss/linear_cross_entropy/power_of_two.py",
+        "experimental/loss/linear_cross_entropy/logits.py",  # and sums of the linear kernels
+        "experimental/loss/linear_cross_entropy/products.py",
+        "experimental/loss/linear_cross_entropy/weight_gradient.py",
+    }
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

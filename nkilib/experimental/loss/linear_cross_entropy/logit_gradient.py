@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPOSED_LATER, BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
@@ -75,39 +74,38 @@ class LogitGradient:
         return weight_sbuf
 
     def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
-        """Likewise, of W^T that streams by: the logits of a batch of tiles of positions grow at a time.
+        """Make the block of the gradient while W^T streams by: the logits of a batch of tiles of positions at a time.
 
         Every tile of a batch has a bank of PSUM of its own. A bank must hold one unfinished sum at most: on trn2 a
         product that begins a sum was seen to clear what is pending in its bank. So W^T streams by once for each batch.
         """
         spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
         batches = [range(batch.first, batch.end) for batch in cut(round_.tiles, self.parts.plan.tiles_of_batch)]
+        passes = [(number, classes, batch) for number, classes in enumerate(spans) for batch in batches]
         to_load = [
-            (round_.classes.part(*classes), features)
-            for classes in spans
-            for _ in batches
-            for features in slices.features
+            (round_.classes.part(*classes), features) for _, classes, _ in passes for features in slices.features
         ]
         loaded = slices.take_ahead()
         del to_load[: len(loaded)]
         last: LastProduct | None = None
-        for classes, batch in product(spans, batches):
-            first_number = spans.index(classes) * round_.tiles
-            products = [self._bank(first_number + tile, round_.rows(tile), classes.size) for tile in batch]
+        for number, classes, batch in passes:
+            is_last_span = number + 1 == len(spans)
+            first_number = number * round_.tiles
+            banks = {tile: self._bank(first_number + tile, round_.rows(tile), classes.size) for tile in batch}
             for features in slices.features:
                 slice_sbuf = loaded.pop(0)[:, :, 0 : classes.size]
                 is_complete = features.end == self.parts.launch.num_features
-                for tile, product_psum in zip(batch, products, strict=True):
+                for tile, bank_psum in banks.items():
                     positions = Span(tile * PARTITIONS, round_.rows(tile))
                     inputs_sbuf = slices.inputs_of(features, positions)
-                    multiply(product_psum, inputs_sbuf, slice_sbuf, features.size, features.first == 0)
+                    multiply(bank_psum, inputs_sbuf, slice_sbuf, features.size, features.first == 0)
                     if is_complete:
                         place = TilePlace(tile, positions.size, classes)
-                        made = self._make_streamed_tile(first_number + tile, product_psum, place)
+                        made = self._make_streamed_tile(first_number + tile, bank_psum, place)
                         if last is not None:
                             last.issue(on_gpsimd=False)
                         last = made
-                    if is_complete and classes is spans[-1]:
+                    if is_complete and is_last_span:
                         self._transpose_later(round_, tile - self.parts.transposed_later(round_), classes, None)
                 if to_load:
                     loaded.append(slices.load(*to_load.pop(0)))

@@ -11,7 +11,7 @@ from torch import nn
 
 from nkilib.torch import CrossEntropyLoss, cross_entropy
 from tests.torch.opinfo import DTYPES, Checked, Difference, module_samples, op_samples
-from tests.torch.reduced import SUMS
+from tests.torch.reduced import SUMS_OF_PYTORCH
 
 _IS_ROUNDED = Difference(
     "losses are float32 whatever the type of the logits",
@@ -22,7 +22,7 @@ _NAME = "nn.functional.cross_entropy"
 
 
 def _checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
-    return Checked(ours, theirs, values=SUMS, differences=[_IS_ROUNDED] if dtype != torch.float32 else [])
+    return Checked(ours, theirs, values=SUMS_OF_PYTORCH, differences=[_IS_ROUNDED] if dtype != torch.float32 else [])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
