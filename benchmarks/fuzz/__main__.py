@@ -26,7 +26,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "simulator, and compare every result and gradient with float64 within derived bounds.",
         epilog="The exit code is 1 if a call failed. A call depends on the seed and its number alone.",
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="after which no call begins (default 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="after which no further call begins (default 60)")
     parser.add_argument("--seed", type=int, help="of all calls (default: a new one, which is printed)")
     parser.add_argument("--workers", type=int, help="processes of one thread each (default: as many as cores)")
     parser.add_argument("--call", type=int, help="run the call of this number alone, and print all of it")

@@ -11,8 +11,9 @@ from benchmarks.fuzz.draw import Draw, Limits
 from benchmarks.fuzz.registry import FUZZED, function_of
 from benchmarks.fuzz.verdict import judged
 
-# What a function raises where it refuses arguments, naming itself.
-REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+# What a function raises where it refuses arguments, with a message that starts with its name. A kernel raises an
+# AssertionError where it can not do what it was given: no function may get there.
+REFUSALS = (ValueError, TypeError, NotImplementedError, IndexError)
 
 
 @dataclass
@@ -66,12 +67,18 @@ def run_call(seed: int, number: int, limits: Limits, functions: tuple[str, ...] 
         line.shares, line.blunt, line.failures = verdict.shares, verdict.blunt, verdict.complaints
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if isinstance(error, REFUSALS) and function in str(error):
+        if is_refusal(error, function):
             line.refusal = text
         else:
             line.failures, line.trace = [f"raised {text}"], traceback.format_exc()
     line.seconds = time.perf_counter() - start
     return line
+
+
+def is_refusal(error: Exception, function: str) -> bool:
+    """Whether a function, or one of its modules, refuses the arguments by name; anything else is a failure."""
+    names = (function, *FUZZED[function].modules)
+    return isinstance(error, REFUSALS) and str(error).startswith(tuple(f"{name}: " for name in names))
 
 
 def _chosen(seed: int, number: int, limits: Limits, functions: tuple[str, ...]) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nkilib.torch
-from benchmarks.fuzz import registry
+from benchmarks.fuzz import registry, workers
 from benchmarks.fuzz.__main__ import main, parse_arguments
 from benchmarks.fuzz.call import Call
-from benchmarks.fuzz.draw import LIMITS, MIDDLE, SMALL, Draw
+from benchmarks.fuzz.draw import LIMITS, MIDDLE, SMALL, Draw, Limits
+from benchmarks.fuzz.one_call import Line
 from benchmarks.fuzz.registry import EXCLUDED, FUZZED
+from nkilib.simulator import UninitializedReadError
 from tests.fresh_python import run_fresh
 
+# One call of each worker.
+SHORT = ["--seconds", "0.000001"]
 QUICK = ["--seed", "5", "--workers", "1", "--limits", "small", "--function", "nll_loss"]
 
 
@@ -51,7 +58,7 @@ def test_sizes_reach_edges_and_stay_within_their_limits() -> None:
 
 def test_a_call_repeats_and_the_log_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
-    assert main([*QUICK, "--seconds", "0.5", "--log", str(log)]) == 0
+    assert main([*QUICK, *SHORT, "--log", str(log)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("seed 5, 1 workers") and "0 failed" in shown
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -63,12 +70,34 @@ def test_a_call_repeats_and_the_log_says_how(tmp_path: Path, capsys: pytest.Capt
     assert again["shares"] == last["shares"] and again["settings"] == last["settings"]
 
 
-def test_workers_share_the_calls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_worker_draws_a_call_however_late_it_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     log = tmp_path / "log.jsonl"
-    assert main(["--seed", "5", "--workers", "2", "--seconds", "1", "--limits", "small", "--log", str(log)]) == 0
+    arguments = ["--seed", "5", "--workers", "2", "--first", "6", *SHORT, "--limits", "small", "--function", "nll_loss"]
+    assert main([*arguments, "--log", str(log)]) == 0
     numbers = [json.loads(line)["call"] for line in log.read_text(encoding="utf-8").splitlines()]
-    assert {number % 2 for number in numbers} == {0, 1} and len(set(numbers)) == len(numbers)
-    assert f"{len(numbers)} calls, 0 failed" in capsys.readouterr().out
+    assert sorted(numbers) == [6, 7]
+    assert "2 calls, 0 failed" in capsys.readouterr().out
+
+
+def test_the_time_starts_when_the_processes_of_a_group_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: no second of it is one of the calls."""
+    now = [0.0]
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    @contextmanager
+    def slow() -> Iterator[None]:
+        now[0] += 100.0
+        yield
+
+    def call(seed: int, number: int, limits: Limits, functions: tuple[str, ...]) -> Line:
+        now[0] += 1.0
+        return Line(seed, number, limits.name, "nll_loss")
+
+    monkeypatch.setattr(workers, "one_rank", slow)
+    monkeypatch.setattr(workers, "run_call", call)
+    assert [line.call for line in workers.lines_of(workers.Plan(5, 2.5, 1, first=3))] == [3, 4, 5]
 
 
 def test_a_wrong_result_and_an_exception_are_failures(
@@ -82,7 +111,7 @@ def test_a_wrong_result_and_an_exception_are_failures(
         return results
 
     monkeypatch.setattr(Call, "run", flipped)
-    assert main([*QUICK, "--seconds", "0.2"]) == 1
+    assert main([*QUICK, *SHORT]) == 1
     shown = capsys.readouterr().out
     assert "FAILED nll_loss: loss is wrong at" in shown
     assert "python -m benchmarks.fuzz --seed 5 --call 0 --limits small --function nll_loss" in shown
@@ -95,18 +124,32 @@ def test_a_wrong_result_and_an_exception_are_failures(
     assert "raised KeyError: 'inner'" in capsys.readouterr().out
 
 
-def test_a_refusal_that_names_the_function_is_no_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "is_refused"),
+    [
+        (ValueError("nll_loss: input must be dense, got gaps; pass another"), True),
+        (TypeError("nll_loss: argument 'input' must be Tensor, not int"), True),
+        (NotImplementedError("NLLLoss: not implemented for float64"), True),
+        (IndexError("nll_loss: dim must be from -1 to 0, got 3"), True),
+        (AssertionError("nll_loss: both passes wait for places"), False),
+        (AssertionError("nll_loss_backward: chunk_size must fit a partition, got 9; pass None"), False),
+        (ValueError("nll_loss_backward: chunk_size must fit a partition, got 9; pass None"), False),
+        (ValueError("the plan of nll_loss: has no room"), False),
+        (RuntimeError("nll_loss: an element was read that nothing has written"), False),
+        (UninitializedReadError("core 0 reads 128 elements that nothing has written, in nll_loss: line 3"), False),
+    ],
+    ids=str,
+)
+def test_only_a_refusal_by_the_public_name_is_no_failure(
+    error: Exception, is_refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    messages = iter(["nll_loss: refused; do this", "an assertion of nobody"])
+    def raising(self: Call, draw: Draw) -> Any:
+        raise error
 
-    def refusing(self: Call, draw: Draw) -> Any:
-        raise AssertionError(next(messages))
-
-    monkeypatch.setattr(Call, "run", refusing)
-    assert main([*QUICK, "--call", "0"]) == 0
-    assert main([*QUICK, "--call", "0"]) == 1
-    assert "refused; do this" in capsys.readouterr().out
+    monkeypatch.setattr(Call, "run", raising)
+    assert main([*QUICK, "--call", "0"]) == (0 if is_refused else 1)
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert bool(line["refusal"]) == is_refused and bool(line["failures"]) != is_refused
 
 
 @pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--workers", "0"], ["--call", "3"], ["--limits", "huge"]])
