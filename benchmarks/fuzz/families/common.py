@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import expm1
 from typing import Any, Final
 
 import numpy as np
@@ -12,9 +13,6 @@ from benchmarks.fuzz.values import DTYPES, Array
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 
 REDUCTIONS: Final = ("mean", "sum", "none")
-# Additions in a row, at most, of a float32 sum of PyTorch on a CPU: it adds up runs of 16 in four levels, in several
-# registers of up to 16 numbers, which it adds up then.
-_ADDITIONS_OF_PYTORCH: Final = 96
 
 
 def machine(draw: Draw) -> dict[str, Any]:
@@ -28,9 +26,13 @@ def dtype_of(draw: Draw) -> tuple[str, torch.dtype]:
     return name, DTYPES[name]
 
 
-def additions_of_pytorch(numbers: int) -> int:
-    """Additions in a row of a sum of so many float32 numbers by PyTorch."""
-    return min(numbers, _ADDITIONS_OF_PYTORCH)
+def sum_error(numbers: int) -> float:
+    """The largest error of a float32 sum of so many numbers, as a share of the sum of their absolute values.
+
+    It holds in whatever order they are added up, which differs between builds of PyTorch and between machines: no number
+    goes through more than ``numbers - 1`` additions, each of which rounds by half a unit at most.
+    """
+    return expm1(0.5 * UNIT * max(numbers - 1, 0))
 
 
 def stored(value: Array, error: Array, dtype: Any) -> Array:
@@ -43,5 +45,5 @@ def stored(value: Array, error: Array, dtype: Any) -> Array:
 
 def summed(values: Array, errors: Array) -> tuple[float, float]:
     """A float32 sum by PyTorch: its value and its largest error."""
-    cost = 0.5 * UNIT * additions_of_pytorch(values.size) * np.abs(values).sum()
+    cost = sum_error(values.size) * (np.abs(values) + errors).sum()
     return float(values.sum()), float(errors.sum() + cost)

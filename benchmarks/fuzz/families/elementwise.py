@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
-from benchmarks.fuzz.families.common import REDUCTIONS, additions_of_pytorch, dtype_of, machine, stored
+from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored, sum_error
 from benchmarks.fuzz.families.element_forms import FORMS, Form, Shape
 from benchmarks.fuzz.values import Array, array_of, laid_out, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
@@ -129,7 +129,7 @@ class _Truth:
         """What the sum of the losses is divided by, and how far that may be off, as a share of it."""
         if is_weighted:
             weights = self._tensors["weight"].astype(np.float64)
-            share = 0.5 * UNIT * additions_of_pytorch(weights.size) * np.abs(weights).sum() / abs(weights.sum())
+            share = sum_error(weights.size) * np.abs(weights).sum() / abs(weights.sum())
             return float(weights.sum()), float(share)
         first = next(iter(self._given.values()))
         batch = float(first.shape[0]) if first.ndim else 1.0
@@ -162,7 +162,7 @@ class _Truth:
                 added + axis for axis, size in enumerate(given.shape) if size == 1 and value.shape[added + axis] != 1
             )
             numbers = value.size // max(given.size, 1)
-            cost = 0.5 * UNIT * additions_of_pytorch(numbers) * np.abs(value).sum(axis=axes, keepdims=True)
+            cost = sum_error(numbers) * (np.abs(value) + error).sum(axis=axes, keepdims=True)
             error = error.sum(axis=axes, keepdims=True) + cost
             value = value.sum(axis=axes, keepdims=True).reshape(given.shape)
             error = stored(value, error.reshape(given.shape), given.dtype) + SMALLEST_NORMAL
