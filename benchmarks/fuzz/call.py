@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 import nkilib.torch
 from benchmarks.fuzz.draw import Draw
@@ -73,6 +74,8 @@ class Call:
         results: names of the results that get an upstream gradient, where there are several.
         written: name of the tensor whose memory the backward writes.
         module: public name of the module that is called in the function's place.
+        made: further arguments of the module's constructor.
+        held: by name, tensors that the module holds, with the name that it has for them.
         added_to: by name, tensors that the backward adds a gradient to, with the name of that gradient.
     """
 
@@ -85,6 +88,8 @@ class Call:
     results: tuple[str, ...] = ("loss",)
     written: str | None = None
     module: str | None = None
+    made: Mapping[str, Any] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
     added_to: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, draw: Draw) -> Results:
@@ -136,9 +141,13 @@ class Call:
         module = getattr(nkilib.torch, self.module)
 
         def through_module(**given: Any) -> Any:
+            parameters = {self.held[name]: value for name, value in given.items() if name in self.held}
+            free = {name: value for name, value in given.items() if name not in self.held}
             own = inspect.signature(module.__init__).parameters
-            made = module(**{name: value for name, value in given.items() if name in own})
-            rest = {name: value for name, value in given.items() if name not in own}
+            made = module(**self.made, **{name: value for name, value in free.items() if name in own})
+            rest = {name: value for name, value in free.items() if name not in own}
+            if parameters:
+                return functional_call(made, parameters, (), rest)
             return made(*rest.values())
 
         return through_module

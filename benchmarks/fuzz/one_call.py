@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.fuzz.draw import Draw, Limits
+from benchmarks.fuzz.plans import Plans, recorded
 from benchmarks.fuzz.registry import FUZZED, function_of
 from benchmarks.fuzz.verdict import judged
 
@@ -23,7 +24,8 @@ class Line:
     Attributes:
         seed, call, limits: what it was drawn from.
         function: its name.
-        settings: sizes, types, options, and tilings where they are known.
+        settings: sizes, types and options.
+        plans: that its kernels took, as :mod:`benchmarks.fuzz.plans` describes them.
         shares: by result, the largest error as a share of what is accepted.
         blunt: results that are too small beside what is accepted for a wrong one to be seen.
         failures: what is wrong.
@@ -38,6 +40,7 @@ class Line:
     limits: str
     function: str
     settings: dict[str, Any] = field(default_factory=dict)
+    plans: Plans = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     blunt: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -61,7 +64,8 @@ def run_call(seed: int, number: int, limits: Limits, functions: tuple[str, ...] 
     try:
         call = FUZZED[function].drawn(Draw(seed, number, limits), function)
         line.settings = call.settings
-        results = call.run(Draw(seed, number, limits, part=1))
+        with recorded() as line.plans:
+            results = call.run(Draw(seed, number, limits, part=1))
         line.instructions = results.instructions
         verdict = judged(results.values, call.truth(results))
         line.shares, line.blunt, line.failures = verdict.shares, verdict.blunt, verdict.complaints

@@ -35,7 +35,7 @@ class Fuzzed(NamedTuple):
 
 
 FUZZED: Final[dict[str, Fuzzed]] = {
-    "linear_cross_entropy": Fuzzed(linear.drawn, 8.0),
+    "linear_cross_entropy": Fuzzed(linear.drawn, 8.0, ("LinearCrossEntropyLoss",)),
     "vocab_parallel_linear_cross_entropy": Fuzzed(linear.drawn, 2.0),
     "cross_entropy": Fuzzed(cross_entropy.drawn, 5.0, ("CrossEntropyLoss",)),
     "vocab_parallel_cross_entropy": Fuzzed(cross_entropy.drawn, 2.0),
@@ -54,7 +54,6 @@ FUZZED: Final[dict[str, Fuzzed]] = {
 EXCLUDED: Final[dict[str, str]] = {
     "CrossEntropyOutputs": "a type of results, which calls with return_outputs give",
     "TokenScores": "a type of results, which token_scores gives",
-    "LinearCrossEntropyLoss": "it makes and holds the weight and calls linear_cross_entropy, which is drawn",
     "int32_targets": "a check and a cast on the host: no kernel runs",
 }
 

@@ -31,7 +31,6 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
     extended_backward_reference,
     extended_forward_reference,
 )
-from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
 
 _SCORES = "token_scores"
 _PARALLEL = "vocab_parallel_cross_entropy"
@@ -69,7 +68,6 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     settings |= {"class_dim": layout.class_dim, "soft": is_soft, **recipe.settings, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    settings |= {"tilings": _tilings(positions, vocabulary, dtype, settings["target"])}
     results = _results_with_upstream(draw, function, recipe, is_soft)
     truth = _Truth(layout.rows(array_of(x)), targets, recipe, layout, names[0], numpy_dtype(dtype), function, by_target)
     differentiated = (names[0], *(("target",) if by_target else ()))
@@ -196,13 +194,6 @@ def _results_with_upstream(draw: Draw, function: str, recipe: Recipe, is_soft: b
     if function == _SCORES:
         return ("logprob", "entropy") if recipe.given["entropy"] else ("logprob",)
     return with_upstream(draw, recipe, without=("logprob",) if is_soft else ())
-
-
-def _tilings(positions: int, vocabulary: int, dtype: Any, target: str) -> dict[str, Any]:
-    return {
-        direction: choose_tiling(positions, vocabulary, dtype, direction, target)._asdict()
-        for direction in ("forward", "backward")
-    }
 
 
 class _Truth:

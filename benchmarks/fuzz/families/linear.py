@@ -26,9 +26,9 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 
-_ALONE = "linear_cross_entropy"
+_ALONE, _MODULE = "linear_cross_entropy", "LinearCrossEntropyLoss"
+_HELD = {"linear_weight": "linear.weight", "linear_bias": "linear.bias"}
 _GRADIENTS = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"}
 
 
@@ -63,8 +63,9 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     settings |= {"wanted": wanted, "transposed": is_transposed, "bias": "linear_bias" in arguments, "shape": shape}
     settings |= {**recipe.settings, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    settings["tilings"] = _tilings(settings, is_plain=set(recipe.given) <= {"reduction", "return_outputs"})
     truth = _Truth(arguments, targets, recipe, wanted, form, dtype)
+    results = with_upstream(draw, recipe, without=("entropy",))
+    settings["module"] = _MODULE if function == _ALONE and draw.chance(0.2) else None
     # A weight whose gradient is added to a sum requires grad too, and gets none.
     return Call(
         function,
@@ -73,7 +74,8 @@ def drawn(draw: Draw, function: str) -> Call:
         truth,
         settings,
         settings["upstream"],
-        results=with_upstream(draw, recipe, without=("entropy",)),
+        results=results,
+        **_through_module(arguments, dtype) if settings["module"] else {},
         added_to={"grad_weight_sum": "grad_weight_sum"} if form == "summed" else {},
     )
 
@@ -148,25 +150,12 @@ def _form(draw: Draw, function: str, arguments: dict[str, Any], wanted: tuple[st
     return "two launches"
 
 
-def _tilings(settings: dict[str, Any], is_plain: bool) -> dict[str, Any]:
-    """What is chosen by default for such a launch."""
-    sizes = (
-        settings["N"],
-        settings["D"],
-        settings["V"],
-        {"bf16": "bfloat16", "fp16": "float16"}.get(settings["dtype"], "float32"),
-    )
-    directions = ("forward_backward",) if settings["form"] == "one launch" else ("forward", "backward")
-    extended = not (is_plain and not settings["bias"] and settings["form"] != "summed")
-    try:
-        return {
-            direction: choose_linear_tiling(
-                *sizes, direction, cores=settings["cores"], target=settings["target"], extended=extended
-            )._asdict()
-            for direction in directions
-        }
-    except (AssertionError, ValueError) as error:
-        return {"refused": str(error)}
+def _through_module(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """What a call through the module has: it holds weight and bias, which may be those of another layer."""
+    classes, features = arguments["linear_weight"].shape
+    has_bias = "linear_bias" in arguments
+    made = {"in_features": features, "num_classes": classes, "bias": has_bias, "dtype": dtype}
+    return {"module": _MODULE, "made": made, "held": _HELD}
 
 
 class _Truth:

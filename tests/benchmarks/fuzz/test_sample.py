@@ -28,6 +28,7 @@ def test_results_and_gradients_are_within_their_bounds(function: str, number: in
     line = run_call(SEED, number, SMALL, (function,))
     assert not line.failures, (line.failures, line.command, line.trace)
     assert not line.refusal, "a call of the sample has to run"
+    assert line.plans, "no chooser of this function is known: add it to benchmarks.fuzz.plans.CHOOSERS"
     assert line.shares.keys() >= {"logprob" if function == "token_scores" else "loss"}
     assert any(name.startswith("grad_") for name in line.shares)
 

@@ -1,0 +1,133 @@
+"""The plans of a call for the log: what the choosers of its kernels answer while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import wraps
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+Plans = dict[str, list[Any]]
+# Longer sequences are written as the number of what is in them.
+_MOST_WRITTEN: Final = 4
+
+
+class Chooser(NamedTuple):
+    """A function that answers with a plan, where a kernel calls it.
+
+    Attributes:
+        module: that calls it, from ``nkilib.`` on.
+        name: that it has there; of a method ``class.method``.
+        argument: its position among the arguments, where the plan is given to the function; None: what it returns.
+        properties: of the plan that are written beside its fields.
+    """
+
+    module: str
+    name: str
+    argument: int | None = None
+    properties: tuple[str, ...] = ()
+
+
+_ROWS: Final = ("chunks", "tail", "is_short", "is_tiny")
+_LOSS: Final = "experimental.loss"
+_LINEAR: Final = f"{_LOSS}.linear_cross_entropy"
+_OF_BACKWARD: Final = ("class_tiles", "weight_group", "pieces_of_stripe", "keeps_pieces", "keeps_inputs")
+CHOOSERS: Final[dict[str, Chooser]] = {
+    "softmax of rows": Chooser("experimental.softmax.rows", "forward_plan", properties=_ROWS),
+    "backward of softmax of rows": Chooser("experimental.softmax.rows_backward", "backward_plan", properties=_ROWS),
+    "softmax of columns": Chooser("experimental.softmax.columns", "forward_loop"),
+    "backward of softmax of columns": Chooser("experimental.softmax.columns_backward", "backward_loop"),
+    "softmax of short columns": Chooser("experimental.softmax.short_columns", "forward_short_plan"),
+    "backward of softmax of short columns": Chooser(
+        "experimental.softmax.short_columns_backward", "backward_short_plan"
+    ),
+    "tiling of logits": Chooser("torch.functions.cross_entropy.operators", "choose_tiling"),
+    "tiling of a linear launch": Chooser(f"{_LINEAR}.validation", "choose_linear_tiling"),
+    "classes of a linear forward": Chooser(f"{_LINEAR}.forward", "divide_classes"),
+    "linear backward": Chooser(f"{_LINEAR}.backward", "require_fitting_plan", 2, _OF_BACKWARD),
+    "linear gradients in one launch": Chooser(f"{_LINEAR}.one_launch", "require_fitting_plan", 2, _OF_BACKWARD),
+    "linear backward of a program": Chooser(f"{_LINEAR}.backward", "plan_of_program", properties=_OF_BACKWARD),
+    "loop of a linear backward": Chooser(f"{_LINEAR}.backward", "planned_cover"),
+    "tiling of a distillation": Chooser(f"{_LOSS}.distillation.kernels", "choose_distillation_tiling"),
+    "mixture": Chooser(f"{_LOSS}.distillation.mixture_forward", "mixture_plan"),
+    "chunks at a time of a mixture's gradient": Chooser(f"{_LOSS}.distillation.mixture_backward", "gradient_group"),
+    "tiling of elements": Chooser(f"{_LOSS}.elementwise.validation", "choose_elementwise_tiling"),
+    "tiling of rows": Chooser(f"{_LOSS}.rowwise.validation", "choose_rowwise_tiling"),
+    "nll_loss is streamed": Chooser(f"{_LOSS}.indexed.kernels", "is_streamed"),
+    "tiling of multi_margin_loss": Chooser(f"{_LOSS}.multi_margin.kernels", "choose_multi_margin_tiling"),
+    "blocks of a group of multilabel_margin_loss": Chooser(f"{_LOSS}.multilabel_margin.launch", "Launch.groups"),
+    "ctc_loss": Chooser(f"{_LOSS}.ctc.kernels", "fitting_plan"),
+}
+
+
+@contextmanager
+def recorded() -> Iterator[Plans]:
+    """The plans that are chosen inside, by the name of the chooser; filled at the end.
+
+    They come from the very calls of the kernels, so they are those that ran, whatever they depend on. Cores, and
+    launches, that have the same plan share a line.
+    """
+    seen: dict[str, dict[str, Any]] = {}
+    plans: Plans = {}
+    with ExitStack() as patches:
+        for name, chooser in CHOOSERS.items():
+            owner, attribute = _place(chooser)
+            patches.enter_context(patch.object(owner, attribute, _recording(name, chooser, seen)))
+        try:
+            yield plans
+        finally:
+            # Cores choose in an order that no one knows.
+            plans.update({name: [each[text] for text in sorted(each)] for name, each in sorted(seen.items())})
+
+
+def _place(chooser: Chooser) -> tuple[Any, str]:
+    owner: Any = import_module(f"nkilib.{chooser.module}")
+    *classes, attribute = chooser.name.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    return owner, attribute
+
+
+def _recording(name: str, chooser: Chooser, seen: dict[str, dict[str, Any]]) -> Callable[..., Any]:
+    chosen = getattr(*_place(chooser))
+
+    @wraps(chosen)
+    def recording(*arguments: Any, **keywords: Any) -> Any:
+        if chooser.argument is not None:
+            # What is refused afterwards is the plan that one wants to see.
+            _keep(arguments[chooser.argument], name, chooser, seen)
+            return chosen(*arguments, **keywords)
+        answer = chosen(*arguments, **keywords)
+        _keep(answer, name, chooser, seen)
+        return answer
+
+    return recording
+
+
+def _keep(plan: Any, name: str, chooser: Chooser, seen: dict[str, dict[str, Any]]) -> None:
+    described = described_plan(plan)
+    if isinstance(described, dict):
+        described |= {each: described_plan(getattr(plan, each)) for each in chooser.properties}
+    seen.setdefault(name, {})[json.dumps(described, sort_keys=True)] = described
+
+
+def described_plan(plan: Any) -> Any:
+    """A plan as JSON has it: fields by name, and of long sequences how much is in them."""
+    if plan is None or isinstance(plan, (bool, int, float, str)):
+        return plan
+    if isinstance(plan, Enum):
+        return described_plan(plan.value)
+    if is_dataclass(plan) and not isinstance(plan, type):
+        return {field.name: described_plan(getattr(plan, field.name)) for field in fields(plan)}
+    if isinstance(plan, tuple) and hasattr(plan, "_asdict"):
+        return {name: described_plan(value) for name, value in plan._asdict().items()}
+    if isinstance(plan, Sequence):
+        if len(plan) > _MOST_WRITTEN:
+            return f"{len(plan)} of them"
+        return [len(each) if isinstance(each, list) else described_plan(each) for each in plan]
+    return str(plan)
