@@ -70,9 +70,7 @@ def test_a_call_repeats_and_the_log_says_how(tmp_path: Path, capsys: pytest.Capt
     assert again["shares"] == last["shares"] and again["settings"] == last["settings"]
 
 
-def test_every_worker_draws_a_call_however_late_it_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_every_worker_draws_a_call_however_late_it_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     arguments = ["--seed", "5", "--workers", "2", "--first", "6", *SHORT, "--limits", "small", "--function", "nll_loss"]
     assert main([*arguments, "--log", str(log)]) == 0
