@@ -137,7 +137,7 @@ class Call:
 
     def _function(self) -> Callable[..., Any]:
         if self.module is None:
-            return getattr(nkilib.torch, self.function)  # type: ignore[no-any-return]
+            return getattr(nkilib.torch, self.function)
         module = getattr(nkilib.torch, self.module)
 
         def through_module(**given: Any) -> Any:

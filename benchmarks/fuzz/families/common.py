@@ -29,8 +29,8 @@ def dtype_of(draw: Draw) -> tuple[str, torch.dtype]:
 def sum_error(numbers: int) -> float:
     """The largest error of a float32 sum of so many numbers, as a share of the sum of their absolute values.
 
-    It holds in whatever order they are added up, which differs between builds of PyTorch and between machines: no number
-    goes through more than ``numbers - 1`` additions, each of which rounds by half a unit at most.
+    It holds in whatever order they are added up, which differs between builds of PyTorch and between machines: no
+    number goes through more than ``numbers - 1`` additions, each of which rounds by half a unit at most.
     """
     return expm1(0.5 * UNIT * max(numbers - 1, 0))
 
