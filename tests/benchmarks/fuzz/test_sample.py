@@ -33,9 +33,9 @@ def test_results_and_gradients_are_within_their_bounds(function: str, number: in
     assert any(name.startswith("grad_") for name in line.shares)
 
 
-# Seeds and numbers of middle calls of linear_cross_entropy in 16 bits, of the smallest whose W is [V, D] with a gradient,
-# N and D are over 512 and V over 1,536: two launches of bfloat16, of float16, and one launch with a bias. If a change of
-# what is drawn makes other calls of them, the sizes that `linear._sizes` draws of some thousand numbers name new ones.
+# Seeds and numbers of middle calls of linear_cross_entropy in 16 bits, of the smallest whose W is [V, D] with a
+# gradient, N and D are over 512 and V over 1,536: two launches of bfloat16, of float16, and one launch with a bias. If
+# another order of draws makes other calls of them, `linear._sizes` of some thousand numbers names new ones.
 KEPT_PIECES = ((2731, 71), (2742, 357), (2720, 162))
 
 
