@@ -182,7 +182,7 @@ def plan_short(
     require(  # smaller limits alone are too small
         most > 0,
         f"softmax over short columns: {LEAST_BUFFERS} windows of a column of {length} elements must fit in a partition "
-        f"of SBUF beside a piece, which leaves {fitting} bytes; give a smaller chunk_size",
+        f"of SBUF beside a piece, which leaves {fitting} bytes; raise sbuf_bytes of PlanLimits",
     )
     bands = _bands(outer, inner, most, cores, dtypes)
     cuts = [(band, *cut) for band in bands for cut in _cuts(band.units, cores, core)]

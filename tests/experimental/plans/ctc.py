@@ -64,17 +64,15 @@ def _has_loop(plan: Plan, is_forward: bool) -> bool:
 def branches(size: Size) -> Branches:
     """Of the plan of the first core, and whether the second one has sequences."""
     plan, is_forward = plan_of(size), size["direction"] == "forward"
+    cores = "one" if size["cores"] == 1 else "two" if plan.groups > 1 else "two, one without sequences"
+    groups = cut_class(plan.groups, plan.sequences % plan.rows != 0)
+    taken: Branches = {"direction": size["direction"], "cores": cores}
     with on_core(0, size["cores"]):
-        groups = plan.own_groups()
-    taken: Branches = {"direction": size["direction"], "cores": "one" if size["cores"] == 1 else "two"}
-    if size["cores"] == 1 or plan.groups == 1:
-        if size["cores"] > 1:
-            taken["cores"] = "two, one without sequences"
-        return {**taken, "groups": cut_class(plan.groups, plan.sequences % plan.rows != 0)}
-    taken["groups"] = cut_class(plan.groups, plan.sequences % plan.rows != 0)
-    if len(groups) > 1:
-        return taken
-    del taken["groups"]
+        own = len(plan.own_groups())
+    if cores != "two" or own > 1:
+        # A plan does not depend on cores, and groups follow each other whatever is in one. So what is in a group is
+        # listed in full where each of two cores has one, and the way through time alone with all other groups.
+        return {**taken, "groups": groups, "time": _way_through_time(plan, is_forward)}
     if not is_forward and kept_bytes(plan.group(0)) == 0:  # how classes are cut does not depend on how time is
         banks = count_class(div_ceil(plan.classes, BANK_COLUMNS))
         classes = "several pieces" if plan.classes > PIECE_COLUMNS else f"{banks} of a bank"
@@ -83,6 +81,12 @@ def branches(size: Size) -> Branches:
     taken["chunks"] = cut_class(plan.chunks, plan.steps % plan.chunk != 0)
     taken["has_loop"] = _has_loop(plan, is_forward)
     return taken
+
+
+def _way_through_time(plan: Plan, is_forward: bool) -> str:
+    if plan.chunks == 1:
+        return "a chunk"
+    return "chunks in a loop" if _has_loop(plan, is_forward) else "chunks, unrolled"
 
 
 def _sizes(

@@ -52,16 +52,19 @@ def branches(size: Size) -> Branches:
     """Of the plan of the first core, and whether the second one has rows."""
     with on_core(0, size["cores"]):
         launch = launch_of(size)
-        parts, batches = len(launch.parts()), len(launch.batches())
+        parts, batches = launch.parts(), len(launch.batches())
     chunk_size, vocabulary = launch.tiling.chunk_size, size["vocabulary"]
     taken: Branches = {"direction": size["direction"], "kernel": size["kernel"]}
     taken["cores"] = "one" if size["cores"] == 1 else "two" if size["positions"] > 1 else "two, one without rows"
-    if parts > 1:
-        taken["parts"] = "several"
-        return taken
     chunks = div_ceil(vocabulary, chunk_size)
-    if size["cores"] == 1 or size["positions"] == 1:
-        return taken
+    if len(parts) > 1 or taken["cores"] != "two":
+        # A part is a launch of its own, and how a core cuts up its rows does not depend on the other core. So what is
+        # in a row is listed in full for one part on two cores, and whether it has chunks alone with all others.
+        if len(parts) > 1:
+            taken["parts"] = cut_class(len(parts), len({part.end - part.start for part in parts}) > 1)
+        else:
+            taken["batches"] = count_class(batches)
+        return {**taken, "chunks": count_class(chunks)}
     taken["batches"] = count_class(batches)
     if not launch.is_mixed:
         taken["chunks"] = cut_class(chunks, vocabulary % chunk_size != 0)
@@ -110,8 +113,9 @@ def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
         for size in _sizes(_SHRUNK_POSITIONS, _SHRUNK_VOCABULARIES, ("bfloat16", "float32")):
             if cost(size) <= 1.7e6:
                 yield size, {"sbuf_bytes": kilobytes * 1024}
-    for size in _sizes((129, 300), (100,), ("bfloat16",)):
-        yield size, {"batches": 1}
+    for size in _sizes((129, 256, 257, 300, 512), (100, 300), ("bfloat16", "float32")):
+        for limits in ({}, {"sbuf_bytes": 6 * 1024}, {"sbuf_bytes": 8 * 1024}):
+            yield size, {**limits, "batches": 1}
 
 
 def cost(size: Size) -> float:

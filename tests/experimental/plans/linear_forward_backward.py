@@ -22,6 +22,11 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD_BACKWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.one_launch import (
+    COPIES_WITH_LOOP,
+    FEWEST_IN_LOOP,
+    FORWARD_SHARE,
+)
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Size
 from tests.experimental.plans.linear_backward import (
@@ -46,8 +51,6 @@ from tests.experimental.plans.linear_sizes import (
     where_it_fits,
 )
 
-# As the kernel has them: shares of the program, and how many parts are copies of their own in it.
-_FORWARD_SHARE, _FEWEST_IN_LOOP, _COPIES_WITH_LOOP = 0.4, 5, 3
 _FLOAT32_BYTES = 4
 _DECISIVE = ("plain", "all")
 
@@ -57,7 +60,7 @@ def _parts(size: Size) -> tuple[int, int, int]:
     positions, scratch = size["positions"], size.get("scratch_bytes", SCRATCH_BYTES)
     require_room(scratch >= _FLOAT32_BYTES * TILE * size["classes"])
     blocks = logits_blocks(positions, size["features"], size["classes"], scratch)
-    copies = blocks.number if blocks.number < _FEWEST_IN_LOOP else _COPIES_WITH_LOOP
+    copies = blocks.number if blocks.number < FEWEST_IN_LOOP else COPIES_WITH_LOOP
     return min(div_ceil(blocks.positions, TILE) * TILE, positions), blocks.number, copies
 
 
@@ -94,7 +97,7 @@ def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pl
         has_rest=has_spread or "lse_square_scale" in options,
         adds_to_weight=count > 1,
         keeps_logits=True,
-        program_share=(1.0 - _FORWARD_SHARE) / copies,
+        program_share=(1.0 - FORWARD_SHARE) / copies,
     )
     plan = BackwardPlan.of(backward, *tiling)
     require_room(plan.fits)
@@ -102,14 +105,14 @@ def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pl
 
 
 def _number_of_parts(count: int) -> str:
-    return "loop" if count >= _FEWEST_IN_LOOP else several(count)
+    return "loop" if count >= FEWEST_IN_LOOP else several(count)
 
 
 def branches_of_forward(size: Size) -> Branches:
     """How the forward of a part goes through its classes; its gradients have to fit as well."""
     of_gradients(size)
     positions, count, copies = _parts(size)
-    kept = of_kept(size, positions, _FORWARD_SHARE / copies)
+    kept = of_kept(size, positions, FORWARD_SHARE / copies)
     return {
         "parts": _number_of_parts(count),
         "blocks of positions": blocks_of_forward(kept.plan),

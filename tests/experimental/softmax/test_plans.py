@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.plan_limits import PlanLimits, shrunk, usable_sbuf_bytes
 from nkilib.experimental.softmax.column_plan import Layout, Sizes
 from nkilib.experimental.softmax.columns import forward_loop
 from nkilib.experimental.softmax.host.profiling import profile_softmax_launch
@@ -67,3 +67,14 @@ def test_columns_in_parts_have_tiles_for_what_is_loaded_and_stored_meanwhile() -
     assert plan.layout is Layout.TURNED and plan.has_parts and not plan.is_read_twice
     assert plan.buffers == len(plan.parts) + 6
     assert not dry_run(loop).waits
+
+
+@pytest.mark.parametrize("chunk_size", [None, 64])
+def test_a_partition_without_room_for_short_columns_says_that_its_limit_is_too_small(chunk_size: int | None) -> None:
+    """No smaller chunk helps there: the smallest one that is allowed is refused as well."""
+    shape = Sizes(8, 64, 100)
+    message = "softmax over short columns: 3 windows of a column of 64 elements .* raise sbuf_bytes of PlanLimits"
+    with shrunk(PlanLimits(sbuf_bytes=4608)), pytest.raises(AssertionError, match=message):
+        forward_short_plan(shape, Kind.SOFTMAX, nl.bfloat16, nl.bfloat16, chunk_size, 2, 0)
+    with shrunk(PlanLimits(sbuf_bytes=128 * 1024)):
+        assert forward_short_plan(shape, Kind.SOFTMAX, nl.bfloat16, nl.bfloat16, chunk_size, 2, 0).windows

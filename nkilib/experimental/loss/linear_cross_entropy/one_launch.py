@@ -28,11 +28,11 @@ from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.nki import nisa, nl
 
-# Of the instructions that the program of a core may have.
-_FORWARD_SHARE = 0.4
-# From so many blocks of positions on those between the first and the last one are a loop of the device.
-_FEWEST_IN_LOOP = 5
-_COPIES_WITH_LOOP = 3
+# What the forward has of the instructions that the program of a core may have.
+FORWARD_SHARE = 0.4
+# From so many blocks of positions on those between the first and the last one are a loop of the device, and the program
+# has so many copies of a block.
+FEWEST_IN_LOOP, COPIES_WITH_LOOP = 5, 3
 
 
 def one_launch(
@@ -59,7 +59,7 @@ def one_launch(
     cut_up = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, scratch_bytes)
     size, count = div_ceil(cut_up.positions, PARTITIONS) * PARTITIONS, cut_up.number
     whole = Span(0, min(size, launch.num_positions))
-    copies = count if count < _FEWEST_IN_LOOP else _COPIES_WITH_LOOP
+    copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
     require_fitting_plan(launch.function, tiling, _plan(_part(launch, Block(*whole)), options, tiling, count, copies))
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
     share = shares[nl.program_id(0)]
@@ -128,7 +128,7 @@ class _Parts:
     def _run(self, block: Block, is_first: bool, is_last: bool) -> None:
         part = _part(self.launch, block)
         results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
-        keeping = Keeping(self.kept, self.shares, _FORWARD_SHARE / self.copies)
+        keeping = Keeping(self.kept, self.shares, FORWARD_SHARE / self.copies)
         forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
         # Each core has stored some of the results, and reads what the other one has.
         _meet(self.results.lse_hbm)
@@ -153,7 +153,7 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
         has_rest=options.spread != 0.0 or options.square != 0.0,
         adds_to_weight=parts > 1,
         keeps_logits=True,
-        program_share=(1.0 - _FORWARD_SHARE) / copies,
+        program_share=(1.0 - FORWARD_SHARE) / copies,
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
@@ -214,7 +214,7 @@ class _PartGradients:
             return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name) if is_needed else None
 
         weight_shape, input_shape = tuple(launch.weight_hbm.shape), (size, launch.num_features)
-        has_loop = count >= _FEWEST_IN_LOOP
+        has_loop = count >= FEWEST_IN_LOOP
         return cls(
             gradients,
             share,

@@ -1,0 +1,72 @@
+"""Tables of plans that are written again after a plan has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nkilib.core.plan_limits import limits_in_force
+from tests.experimental.plans import coverage
+from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size
+from tools.write_plans import written_rows
+
+# What a chunk took by an earlier plan, and by a later one.
+_BYTES = {"earlier": 4, "later": 8}
+
+
+def _family(plan: str) -> PlanFamily:
+    """Rows are cut into chunks; a launch is refused where no element fits a chunk."""
+
+    def sizes(wide: bool) -> Iterator[Size]:
+        return ({"columns": columns} for columns in ((8, 4096) if wide else (8,)))
+
+    def branches(size: Size) -> Branches:
+        chunk = (limits_in_force().sbuf_bytes or 4096) // _BYTES[plan]
+        assert chunk > 0, "no element fits"
+        return {"chunks": "one" if size["columns"] <= chunk else "several"}
+
+    def shrunk_sizes() -> Iterator[tuple[Size, dict[str, int]]]:
+        yield {"columns": 3}, {"sbuf_bytes": 4}
+        yield {"columns": 5}, {"sbuf_bytes": 16}
+
+    return PlanFamily(
+        name="made_up",
+        test="test_made_up",
+        sizes=sizes,
+        branches=branches,
+        cost=lambda size: float(size["columns"]),
+        check=lambda size: None,
+        shrunk_sizes=shrunk_sizes,
+    )
+
+
+def test_a_row_whose_limits_a_plan_refuses_by_now_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    earlier = _family("earlier")
+    earlier.write(written_rows(earlier))
+    assert [(row.launched, row.limits) for row in earlier.rows()] == [
+        ({"columns": 8}, {}),
+        ({"columns": 3}, {"sbuf_bytes": 4}),
+    ]
+    rows = written_rows(_family("later"))
+    several = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 5}, {"sbuf_bytes": 16}, "test_made_up[5-16]")
+    assert several in rows and len(rows) == 2
+
+
+def test_a_row_that_still_takes_its_branches_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    family = _family("earlier")
+    row = Row(
+        {"chunks": "several"}, {"columns": 4096}, {"columns": 700}, {"sbuf_bytes": 1024}, "test_made_up[700-1024]"
+    )
+    family.write([row])
+    assert row in written_rows(family)
+    stale = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 200}, {"sbuf_bytes": 1024})
+    family.write([stale])
+    assert stale.launched not in [row.launched for row in written_rows(family)]
+    assert [json.loads(line)["launched"] for line in family.table.read_text().splitlines()] == [{"columns": 200}]
