@@ -19,6 +19,9 @@ from nkilib.nki import nl
 class PlanLimits:
     """The limits that a test makes smaller than usual. A limit that is None keeps its usual value.
 
+    All but ``shared_classes`` are limits: the usual one holds where it is less. ``shared_classes`` replaces what a plan
+    chooses, and may be more.
+
     Attributes:
         sbuf_bytes: the bytes of a partition of SBUF that a plan may use.
         program_instructions: the number of instructions that the program of a launch may have.
@@ -30,8 +33,8 @@ class PlanLimits:
         shift_columns: the least number of columns, of a row and of all batches, at which a cross-entropy subtracts a
             shift instead of the maximum.
         shared_classes: the number of classes that both cores process at the end of the linear forward, whatever time
-            the exchange takes. A plan of few features shares no classes by itself, because their products would take
-            less time than the exchange.
+            the exchange takes: at most four blocks of classes. A plan of few features shares no classes by itself,
+            because their products would take less time than the exchange.
         weight_tiles: the number of tiles of dW that the linear backward accumulates at a time.
         piece_tiles: the number of tiles of positions of X that the linear backward loads at a time.
     """
@@ -50,7 +53,7 @@ class PlanLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and (not isinstance(value, int) or value <= 0):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
                 raise ValueError(f"PlanLimits.{field.name} must be a positive int or None, got {value!r}")
 
 

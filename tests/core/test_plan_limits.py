@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force, shrunk
 from nkilib.experimental.loss import choose_tiling, cross_entropy_forward
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.nki import nl
 
 
@@ -24,7 +27,7 @@ def test_a_block_inside_another_is_refused() -> None:
         assert limited_sbuf_bytes(10_000) == 4096
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_a_limit_is_a_positive_integer(value: float) -> None:
     with pytest.raises(ValueError, match=r"PlanLimits.sbuf_bytes must be a positive int or None, got"):
         PlanLimits(sbuf_bytes=value)  # type: ignore[arg-type]
@@ -45,3 +48,22 @@ def test_a_kernel_refuses_what_the_smaller_partition_has_no_room_for(cores: int)
     cross_entropy_forward[cores](logits, targets, **given)
     with shrunk(PlanLimits(sbuf_bytes=16 * 1024)), pytest.raises(AssertionError, match="an SBUF partition"):
         cross_entropy_forward[cores](logits, targets, **given)
+
+
+def test_shared_classes_replace_what_a_plan_chooses() -> None:
+    """They are no limit: of few features the plan has none."""
+    sizes = ForwardSizes(256, 128, 700, 2, 2, False)
+    plan = sizes.position_plan(256, 128)
+    assert sizes.shared_classes(plan, 128) == 0
+    for shared, taken in ((100, 100), (512, 512)):
+        with shrunk(PlanLimits(shared_classes=shared)):
+            assert sizes.shared_classes(plan, 128) == taken
+            assert replace(sizes, vocab_size=90).shared_classes(plan, 128) == 90
+            assert replace(sizes, cores=1).shared_classes(plan, 128) == 0
+
+
+def test_more_shared_classes_than_tiles_have_room_for_are_refused() -> None:
+    sizes = ForwardSizes(256, 128, 700, 2, 2, False)
+    message = "PlanLimits.shared_classes must be at most 4 blocks of 128 classes, .* got 513; give at most 512"
+    with shrunk(PlanLimits(shared_classes=513)), pytest.raises(ValueError, match=message):
+        sizes.shared_classes(sizes.position_plan(256, 128), 128)

@@ -10,7 +10,7 @@ import pytest
 
 from nkilib.core.plan_limits import limits_in_force
 from tests.experimental.plans import coverage
-from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size
+from tests.experimental.plans.coverage import TEST, Branches, PlanFamily, Row, Size
 from tools.write_plans import written_rows
 
 # What a chunk took by an earlier plan, and by a later one.
@@ -34,7 +34,7 @@ def _family(plan: str) -> PlanFamily:
 
     return PlanFamily(
         name="made_up",
-        test="test_made_up",
+        kernels=lambda size: (),
         sizes=sizes,
         branches=branches,
         cost=lambda size: float(size["columns"]),
@@ -54,7 +54,7 @@ def test_a_row_whose_limits_a_plan_refuses_by_now_is_written_anew(
         ({"columns": 3}, {"sbuf_bytes": 4}),
     ]
     rows = written_rows(_family("later"))
-    several = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 5}, {"sbuf_bytes": 16}, "test_made_up[5-16]")
+    several = Row({"chunks": "several"}, {"columns": 4096}, {"columns": 5}, {"sbuf_bytes": 16}, f"{TEST}[made_up-5-16]")
     assert several in rows and len(rows) == 2
 
 
@@ -62,7 +62,7 @@ def test_a_row_that_still_takes_its_branches_is_kept(tmp_path: Path, monkeypatch
     monkeypatch.setattr(coverage, "TABLES", tmp_path)
     family = _family("earlier")
     row = Row(
-        {"chunks": "several"}, {"columns": 4096}, {"columns": 700}, {"sbuf_bytes": 1024}, "test_made_up[700-1024]"
+        {"chunks": "several"}, {"columns": 4096}, {"columns": 700}, {"sbuf_bytes": 1024}, f"{TEST}[made_up-700-1024]"
     )
     family.write([row])
     assert row in written_rows(family)

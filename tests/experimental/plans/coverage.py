@@ -21,6 +21,7 @@ from typing import Any
 from nkilib.core.plan_limits import PlanLimits, shrunk
 
 TABLES = Path(__file__).with_name("tables")
+TEST = "tests/experimental/plans/test_tables.py::test_launch_of_a_row"
 
 Size = dict[str, Any]
 Branches = dict[str, Any]
@@ -62,7 +63,7 @@ class PlanFamily:
 
     Attributes:
         name: of the table.
-        test: the pytest function that launches its rows.
+        kernels: the public kernels that take the plan of a size.
         sizes: the grid: real sizes, options and numbers of cores; True for the wide one, which takes minutes, False for
             a sample of it that takes seconds.
         branches: what the plan of a launch does, from the plan's own fields. It is called under the limits of a row.
@@ -74,7 +75,7 @@ class PlanFamily:
     """
 
     name: str
-    test: str
+    kernels: Callable[[Size], tuple[Any, ...]]
     sizes: Callable[[bool], Iterator[Size]]
     branches: Callable[[Size], Branches]
     cost: Callable[[Size], float]
@@ -94,6 +95,10 @@ class PlanFamily:
         """Write the table, in the order of the branches."""
         lines = sorted((asdict(row) for row in rows), key=lambda row: json.dumps(row["branches"]))
         self.table.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+    def test_of(self, row: Row) -> str:
+        """The pytest node that launches a row."""
+        return f"{TEST}[{self.name}-{row.name}]"
 
     def met(self, wide: bool) -> dict[str, Size]:
         """The cheapest size of the grid for each combination, by the combination's :func:`key`."""

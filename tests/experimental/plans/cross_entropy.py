@@ -13,7 +13,13 @@ from nkilib.core.rows.batches import batch_groups
 from nkilib.core.rows.statistics import most_batches_of_group
 from nkilib.core.rows.stream import num_chunks
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss import choose_tiling
+from nkilib.experimental.loss import (
+    choose_tiling,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    extended_cross_entropy_backward,
+    extended_cross_entropy_forward,
+)
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, extended_forward_reference
 from nkilib.experimental.loss.cross_entropy.maximum import with_form
 from nkilib.experimental.loss.cross_entropy.options import Classes, Launch, LossOptions, Options, Wanted
@@ -37,6 +43,12 @@ OPTIONS: dict[str, LossOptions] = {
     "recipe": LossOptions(ignore_index=3, label_smoothing=0.1, logit_softcap=20.0, lse_square_scale=1e-3),
     "probabilities": LossOptions(label_smoothing=0.1, logit_softcap=20.0),
     "entropy": LossOptions(ignore_index=3),
+}
+_KERNELS = {
+    (True, "forward"): cross_entropy_forward,
+    (True, "backward"): cross_entropy_backward,
+    (False, "forward"): extended_cross_entropy_forward,
+    (False, "backward"): extended_cross_entropy_backward,
 }
 _WEIGHTED = ("recipe", "probabilities")
 
@@ -207,7 +219,7 @@ def _probabilities(shape: tuple[int, int]) -> Any:
 
 FAMILY = PlanFamily(
     name="cross_entropy",
-    test="tests/experimental/plans/test_losses.py::test_cross_entropy",
+    kernels=lambda size: (_KERNELS[size["options"] == "plain", size["direction"]],),
     sizes=sizes,
     branches=branches,
     cost=cost,

@@ -152,7 +152,7 @@ def _check(size: Size, beta: float, tiling: dict[str, int]) -> Any:
 
 FAMILY = PlanFamily(
     name="distillation",
-    test="tests/experimental/plans/test_losses.py::test_distillation",
+    kernels=lambda size: (distillation_forward if size["direction"] == "forward" else distillation_backward,),
     sizes=sizes,
     branches=branches,
     cost=cost,

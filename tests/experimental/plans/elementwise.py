@@ -1,4 +1,8 @@
-"""Plans of the losses of elements, of which the Kullback-Leibler divergence is one."""
+"""Plans of the losses of elements, of which the Kullback-Leibler divergence is one.
+
+All kernels are on the grid. They have one skeleton, whose plan depends on how many tensors and scratch tiles a loss
+has; so one of them launches a row for all.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,6 @@ _KL_DIV = ElementwiseKind(
     {"input": lambda seed, shape: np.log(unit_interval(seed, shape)), "target": unit_interval},
     ("input", "target"),
 )
-# With few and with many float32 tiles a piece, which decides how long a piece is.
-_NAMES = ("mse_loss", "mse_loss, weighted", "binary_cross_entropy_with_logits, both weights")
 _OF_NAME = {kind.name: kind for kind in (*KINDS, _KL_DIV)}
 # Rows and columns; a row alone is a stream.
 _SHAPES = (
@@ -107,6 +109,8 @@ def launch_of(size: Size) -> Launch:
 
 def _flags_of(size: Size) -> dict[str, bool]:
     kind = _OF_NAME[size["kind"]]
+    if len(kind.gradients) == 1:  # the only gradient has no flag
+        return {}
     return {f"grad_{name}_wanted": name in _wanted(size) for name in kind.gradients}
 
 
@@ -151,9 +155,11 @@ def _layout(rows: int) -> str:
 
 
 def _sizes(shapes: tuple[tuple[int, int], ...], dtypes: tuple[str, ...]) -> Iterator[Size]:
-    for name, shape, dtype in product((*_NAMES, "kl_div"), shapes, dtypes):
+    for name, shape, dtype in product(_OF_NAME, shapes, dtypes):
         launches = ("summed", "stored", "backward", "both") if name == "mse_loss" else ("summed", "backward")
-        weights = ("elements", "rows", "columns") if "weight" in name and shape[0] > 1 else ("elements",)
+        weights = (
+            ("elements", "rows", "columns") if "weight" in _OF_NAME[name].tensors and shape[0] > 1 else ("elements",)
+        )
         for launch, weight in product(launches, weights):
             for cores in (1, 2) if weight == "elements" and launch == "summed" else (2,):
                 yield {
@@ -218,7 +224,7 @@ def check_with_tiling(size: Size, **tiling: Any) -> tuple[Any, ...]:
 
 FAMILY = PlanFamily(
     name="elementwise",
-    test="tests/experimental/plans/test_losses.py::test_elementwise",
+    kernels=lambda size: (_kernel_of(size),),
     sizes=sizes,
     branches=branches,
     cost=cost,

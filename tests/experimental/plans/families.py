@@ -1,17 +1,23 @@
-"""All families whose plans are covered, by name."""
+"""All families whose plans are covered, by name, and the public kernels that need none."""
 
 from __future__ import annotations
 
 from tests.experimental.plans import (
+    cross_entropy,
+    ctc,
+    distillation,
+    elementwise,
     linear_backward,
     linear_forward,
     linear_forward_backward,
+    margins,
+    nll_loss,
+    rowwise,
     softmax_columns,
     softmax_rows,
     softmax_short,
 )
 from tests.experimental.plans.coverage import PlanFamily
-from tests.experimental.plans.losses import LOSSES
 
 FAMILIES: dict[str, PlanFamily] = {
     family.name: family
@@ -19,7 +25,14 @@ FAMILIES: dict[str, PlanFamily] = {
         *softmax_columns.FAMILIES,
         *softmax_short.FAMILIES,
         *softmax_rows.FAMILIES,
-        *LOSSES,
+        cross_entropy.FAMILY,
+        elementwise.FAMILY,
+        rowwise.FAMILY,
+        distillation.FAMILY,
+        nll_loss.FAMILY,
+        margins.MULTI_MARGIN,
+        margins.MULTILABEL_MARGIN,
+        ctc.FAMILY,
         linear_forward.FORWARD_PLANS,
         linear_backward.OPERANDS,
         linear_backward.CLASSES,
@@ -28,3 +41,6 @@ FAMILIES: dict[str, PlanFamily] = {
         linear_forward_backward.OPERANDS,
     )
 }
+
+WITHOUT_CHOICE: dict[str, str] = {}
+"""Public kernels that choose no tiling, with the reason why there is nothing to choose."""

@@ -6,7 +6,7 @@ of SBUF and instructions of a program, and the product of both would be ten time
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 from unittest import mock
@@ -32,20 +32,17 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, 
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Size
 from tests.experimental.plans.linear_sizes import (
+    DECISIVE,
     DTYPES,
     TILE,
     VARIANTS,
     Variant,
-    cost,
+    linear_family,
     problem_of_size,
     require_room,
     several,
-    sizes,
-    where_it_fits,
 )
 
-# Variants of which the grid meets every size: they decide the choice of a tiling and what options take of SBUF.
-_DECISIVE = ("plain", "all", "sum")
 _ROUNDOFF = 2.0**-23
 
 
@@ -253,24 +250,10 @@ def check_backward(size: Size, **tiling: int) -> None:
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
 
 
-def _sizes(wide: bool) -> Iterator[Size]:
-    return sizes(wide, _DECISIVE)
+def _family(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:
+    kernel, variants = linear_cross_entropy_backward, (*DECISIVE, "sum")  # a sum takes of SBUF
+    return linear_family(f"linear_backward_{name}", kernel, branches, check_backward, variants)
 
 
-_TEST = "tests/experimental/plans/test_linear.py::test_{}"
-OPERANDS = PlanFamily(
-    "linear_backward_operands",
-    _TEST.format("operands_of_the_backward"),
-    _sizes,
-    where_it_fits(branches_of_operands),
-    cost,
-    check_backward,
-)
-CLASSES = PlanFamily(
-    "linear_backward_classes",
-    _TEST.format("classes_of_the_backward"),
-    _sizes,
-    where_it_fits(branches_of_classes),
-    cost,
-    check_backward,
-)
+OPERANDS = _family("operands", branches_of_operands)
+CLASSES = _family("classes", branches_of_classes)

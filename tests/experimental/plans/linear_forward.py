@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from unittest import mock
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward
 from nkilib.experimental.loss.linear_cross_entropy.blocks import shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import BUFFERS
@@ -21,21 +21,16 @@ from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from tests.experimental.loss.linear_cross_entropy.forward_checks import Launch, check
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS
-from tests.experimental.plans.coverage import Branches, PlanFamily, Size
+from tests.experimental.plans.coverage import Branches, Size
 from tests.experimental.plans.linear_sizes import (
     DTYPES,
     TILE,
     VARIANTS,
-    cost,
+    linear_family,
     problem_of_size,
     require_room,
     several,
-    sizes,
-    where_it_fits,
 )
-
-# Variants of which the grid meets every size: they decide the choice of a tiling and how long a program is.
-_DECISIVE = ("plain", "all")
 
 
 def has_options(size: Size) -> bool:
@@ -157,15 +152,4 @@ def check_forward(size: Size, **tiling: int) -> None:
         assert taken == [(division, core, class_block, bodies) for core in range(size["cores"])]
 
 
-def _sizes(wide: bool) -> Iterator[Size]:
-    return sizes(wide, _DECISIVE)
-
-
-FORWARD_PLANS = PlanFamily(
-    "linear_forward",
-    "tests/experimental/plans/test_linear.py::test_blocks_of_the_forward",
-    _sizes,
-    where_it_fits(branches_of_forward),
-    cost,
-    check_forward,
-)
+FORWARD_PLANS = linear_family("linear_forward", linear_cross_entropy_forward, branches_of_forward, check_forward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -43,16 +43,13 @@ from tests.experimental.plans.linear_sizes import (
     DTYPES,
     TILE,
     VARIANTS,
-    cost,
+    linear_family,
     problem_of_size,
     require_room,
     several,
-    sizes,
-    where_it_fits,
 )
 
 _FLOAT32_BYTES = 4
-_DECISIVE = ("plain", "all")
 
 
 def _parts(size: Size) -> tuple[int, int, int]:
@@ -173,13 +170,9 @@ def check_one_launch(size: Size, **tiling: int) -> None:
         assert (off <= bounds[name]).all(), f"{name}: {np.nanmax(off / bounds[name])} of its bound"
 
 
-def _sizes(wide: bool) -> Iterator[Size]:
-    return sizes(wide, _DECISIVE)
-
-
 def _family(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:
-    test = f"tests/experimental/plans/test_linear.py::test_{name}_of_one_launch"
-    return PlanFamily(f"linear_forward_backward_{name}", test, _sizes, where_it_fits(branches), cost, check_one_launch)
+    kernel = linear_cross_entropy_forward_backward
+    return linear_family(f"linear_forward_backward_{name}", kernel, branches, check_one_launch)
 
 
 FORWARDS = _family("forwards", branches_of_forward)

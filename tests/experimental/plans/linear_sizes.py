@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, product
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     with_ignored,
     with_options,
 )
-from tests.experimental.plans.coverage import Branches, Size
+from tests.experimental.plans.coverage import Branches, PlanFamily, Size
 
 TILE = 128
 SHARES = ("one", "two, one without classes", "two, alike", "two, unlike")
@@ -88,6 +89,8 @@ VARIANTS = {
     "dW": Variant("bias", wanted=("weight",)),
     "db": Variant("bias", wanted=("bias",)),
 }
+# Of which the grid meets every size: they decide the choice of a tiling, how long a program is and what it keeps.
+DECISIVE = ("plain", "all")
 
 
 def sizes(wide: bool, variants: tuple[str, ...]) -> Iterator[Size]:
@@ -161,3 +164,21 @@ def problem_of_size(size: Size) -> LinearProblem:
     rng = np.random.default_rng([size["positions"], size["features"], size["classes"], size["cores"]])
     problem = in_layout(with_ignored(normal_problem(sizes, rng), rng, 0.1), size["layout"])
     return with_options(problem, VARIANTS[size["variant"]].options)
+
+
+def linear_family(
+    name: str,
+    kernel: Any,
+    branches: Callable[[Size], Branches],
+    check: Callable[[Size], None],
+    variants: tuple[str, ...] = DECISIVE,
+) -> PlanFamily:
+    """The family of a table over the grid of the given variants; launches that have no room are one combination."""
+    return PlanFamily(
+        name=name,
+        kernels=lambda size: (kernel,),
+        sizes=lambda wide: sizes(wide, variants),
+        branches=where_it_fits(branches),
+        cost=cost,
+        check=check,
+    )

@@ -166,7 +166,7 @@ def check_multilabel(size: Size) -> list[Any]:
 
 MULTI_MARGIN = PlanFamily(
     name="multi_margin_loss",
-    test="tests/experimental/plans/test_losses.py::test_multi_margin_loss",
+    kernels=lambda size: (multi_margin_loss_forward, multi_margin_loss_backward),
     sizes=multi_margin_sizes,
     branches=multi_margin_branches,
     cost=cost,
@@ -174,7 +174,9 @@ MULTI_MARGIN = PlanFamily(
 )
 MULTILABEL_MARGIN = PlanFamily(
     name="multilabel_margin_loss",
-    test="tests/experimental/plans/test_losses.py::test_multilabel_margin_loss",
+    kernels=lambda size: (
+        multilabel_margin_loss_forward if size["direction"] == "forward" else multilabel_margin_loss_backward,
+    ),
     sizes=multilabel_sizes,
     branches=multilabel_branches,
     cost=cost,

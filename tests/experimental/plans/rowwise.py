@@ -54,10 +54,14 @@ def _arguments_without_data(size: Size) -> dict[str, Any]:
     return {**given, **flags, "grad_loss_hbm": spec((1,), nl.float32), "reduction": "mean"}
 
 
+def _kernel_of(size: Size) -> Any:
+    kind = _OF_NAME[size["kind"]]
+    return kind.backward if size["launch"] == "backward" else kind.forward
+
+
 def launch_of(size: Size) -> RowLaunch:
     """The plan that the kernel makes."""
-    kind = _OF_NAME[size["kind"]]
-    kernel = kind.backward if size["launch"] == "backward" else kind.forward
+    kind, kernel = _OF_NAME[size["kind"]], _kernel_of(size)
     given = _arguments_without_data(size)
     tiling = result_of(f"{_MODULES[size['kind']].__name__}.checked_tiling", kernel, **given)
     matrices = (given[f"{name}_hbm"] for name in kind.tensors if f"{name}_hbm" in given)
@@ -151,7 +155,7 @@ def check_with_tiling(size: Size, **tiling: int) -> tuple[Any, ...]:
 
 FAMILY = PlanFamily(
     name="rowwise",
-    test="tests/experimental/plans/test_losses.py::test_rowwise",
+    kernels=lambda size: (_kernel_of(size),),
     sizes=sizes,
     branches=branches,
     cost=cost,

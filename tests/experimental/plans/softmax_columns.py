@@ -6,16 +6,16 @@ kernel, how windows follow each other, how many tiles there are for them, and ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cache
 
-from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.plan_limits import PlanLimits
 from nkilib.experimental.softmax.column_loop import ColumnLoop
-from nkilib.experimental.softmax.column_plan import Sizes, is_short
+from nkilib.experimental.softmax.column_plan import Sizes
 from nkilib.experimental.softmax.columns import forward_loop
 from nkilib.experimental.softmax.columns_backward import backward_loop
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.softmax_launches import Grid, Launched, check, cost
+from tests.experimental.plans.coverage import Branches
+from tests.experimental.plans.softmax_families import Grids, families_of, has_short_columns
+from tests.experimental.plans.softmax_launches import Grid, Launched
 
 # Of images, of heads of attention, of sequences, and of vocabularies that lie before something else.
 _WIDE = Grid(
@@ -39,7 +39,6 @@ _SHRUNK = Grid(
     most=700_000,
     limits=({}, *({"sbuf_bytes": kilobytes * 1024} for kilobytes in (48, 56, 64, 72, 80, 90, 100, 110, 120, 140))),
 )
-_DRAWN = 16_000
 
 
 def loop_of(launched: Launched, core: int) -> ColumnLoop:
@@ -53,9 +52,7 @@ def loop_of(launched: Launched, core: int) -> ColumnLoop:
 
 def takes_columns(launched: Launched) -> bool:
     """Whether columns are turned or strided, rather than short."""
-    dtypes = launched.dtypes
-    read = (dtypes.grad, dtypes.grad_x) if launched.is_forward else dtypes
-    return launched.inner > 1 and launched.length > 1 and not is_short(launched.length, tuple(read), None)
+    return launched.inner > 1 and launched.length > 1 and not has_short_columns(launched)
 
 
 def _windows_of(loop: ColumnLoop) -> str:
@@ -91,43 +88,14 @@ def _all_branches(launched: Launched, limits: PlanLimits) -> Branches:
     }
 
 
-def _branches(names: tuple[str, ...]) -> Callable[[Size], Branches]:
-    def of_names(size: Size) -> Branches:
-        found = _all_branches(Launched.of(size), limits_in_force())
-        return {name: found[name] for name in names}
-
-    return of_names
-
-
-def sizes(wide: bool) -> Iterator[Size]:
-    """Those whose columns are not short."""
-    for launched in (_WIDE if wide else _SAMPLE).sizes():
-        if takes_columns(launched):
-            yield launched.size
-
-
-def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
-    """Small tensors under small limits, at random."""
-    for launched, limits in _SHRUNK.drawn(_DRAWN, seed=11):
-        if takes_columns(launched):
-            yield launched.size, limits
-
-
-def _family(name: str, *names: str) -> PlanFamily:
-    return PlanFamily(
-        name=name,
-        test=f"tests/experimental/plans/test_softmax.py::test_{name}",
-        sizes=sizes,
-        branches=_branches(names),
-        cost=cost,
-        check=check,
-        shrunk_sizes=shrunk_sizes,
-    )
-
-
-FAMILIES = (
-    _family("softmax_columns", "kernel", "layout", "columns", "kept", "result"),
-    _family("softmax_column_windows", "direction", "layout", "columns", "windows"),
-    _family("softmax_column_tiles", "layout", "columns", "tiles"),
-    _family("softmax_column_segments", "segments", "lines", "cores"),
+_GRIDS = Grids(_WIDE, _SAMPLE, _SHRUNK, drawn=16_000, seed=11, takes=takes_columns)
+FAMILIES = families_of(
+    _GRIDS,
+    _all_branches,
+    {
+        "softmax_columns": ("kernel", "layout", "columns", "kept", "result"),
+        "softmax_column_windows": ("direction", "layout", "columns", "windows"),
+        "softmax_column_tiles": ("layout", "columns", "tiles"),
+        "softmax_column_segments": ("segments", "lines", "cores"),
+    },
 )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cache
 
-from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.plan_limits import PlanLimits
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import RowPlan
 from nkilib.experimental.softmax.rows import forward_keeps_float32, forward_plan
 from nkilib.experimental.softmax.rows_backward import backward_plan
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.softmax_launches import Grid, Launched, check, cost
+from tests.experimental.plans.coverage import Branches
+from tests.experimental.plans.softmax_families import Grids, families_of
+from tests.experimental.plans.softmax_launches import Grid, Launched
 
 # Scores of attention, classes, and vocabularies; rows that take several partitions, and the longest ones.
 _WIDE = Grid(
@@ -41,7 +41,6 @@ _SHRUNK = Grid(
     most=1_000_000,
     limits=({}, *({"sbuf_bytes": kilobytes * 1024} for kilobytes in (44, 52, 60, 70, 80, 100, 130))),
 )
-_DRAWN = 30_000
 
 
 def plan_of(launched: Launched) -> RowPlan:
@@ -93,39 +92,14 @@ def _all_branches(launched: Launched, limits: PlanLimits) -> Branches:
     }
 
 
-def _branches(names: tuple[str, ...]) -> Callable[[Size], Branches]:
-    def of_names(size: Size) -> Branches:
-        found = _all_branches(Launched.of(size), limits_in_force())
-        return {name: found[name] for name in names}
-
-    return of_names
-
-
-def sizes(wide: bool) -> Iterator[Size]:
-    """Of rows."""
-    return (launched.size for launched in (_WIDE if wide else _SAMPLE).sizes())
-
-
-def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
-    """Few rows under small limits, at random."""
-    return ((launched.size, limits) for launched, limits in _SHRUNK.drawn(_DRAWN, seed=13))
-
-
-def _family(name: str, *names: str) -> PlanFamily:
-    return PlanFamily(
-        name=name,
-        test=f"tests/experimental/plans/test_softmax.py::test_{name}",
-        sizes=sizes,
-        branches=_branches(names),
-        cost=cost,
-        check=check,
-        shrunk_sizes=shrunk_sizes,
-    )
-
-
-FAMILIES = (
-    _family("softmax_rows", "kernel", "rows"),
-    _family("softmax_row_batches", "pieces", "batches"),
-    _family("softmax_row_results", "kernel", "keeps", "result"),
-    _family("softmax_row_cores", "direction", "cores"),
+_GRIDS = Grids(_WIDE, _SAMPLE, _SHRUNK, drawn=30_000, seed=13)
+FAMILIES = families_of(
+    _GRIDS,
+    _all_branches,
+    {
+        "softmax_rows": ("kernel", "rows"),
+        "softmax_row_batches": ("pieces", "batches"),
+        "softmax_row_results": ("kernel", "keeps", "result"),
+        "softmax_row_cores": ("direction", "cores"),
+    },
 )

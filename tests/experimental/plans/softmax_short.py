@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cache
 
-from nkilib.core.plan_limits import PlanLimits, limits_in_force
-from nkilib.experimental.softmax.column_plan import Sizes, is_short
+from nkilib.core.plan_limits import PlanLimits
+from nkilib.experimental.softmax.column_plan import Sizes
 from nkilib.experimental.softmax.short_columns import forward_short_plan
 from nkilib.experimental.softmax.short_columns_backward import backward_short_plan
 from nkilib.experimental.softmax.short_plan import Band, ShortPlan
-from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
-from tests.experimental.plans.softmax_launches import Grid, Launched, check, cost
+from tests.experimental.plans.coverage import Branches
+from tests.experimental.plans.softmax_families import Grids, families_of, has_short_columns
+from tests.experimental.plans.softmax_launches import Grid, Launched
 
 # Classes of pixels and voxels, small heads, gates and mixtures.
 _WIDE = Grid(
@@ -34,7 +34,6 @@ _SHRUNK = Grid(
     most=1_200_000,
     limits=({}, *({"sbuf_bytes": kilobytes * 1024} for kilobytes in (72, 80, 90, 100, 120, 140, 170))),
 )
-_DRAWN = 30_000
 
 
 def plan_of(launched: Launched, core: int) -> ShortPlan:
@@ -72,45 +71,12 @@ def _all_branches(launched: Launched, limits: PlanLimits) -> Branches:
     }
 
 
-def _branches(names: tuple[str, ...]) -> Callable[[Size], Branches]:
-    def of_names(size: Size) -> Branches:
-        found = _all_branches(Launched.of(size), limits_in_force())
-        return {name: found[name] for name in names}
-
-    return of_names
-
-
-def _takes_short_columns(launched: Launched) -> bool:
-    dtypes = launched.dtypes
-    read = (dtypes.grad, dtypes.grad_x) if launched.is_forward else dtypes
-    return is_short(launched.length, tuple(read), None)
-
-
-def sizes(wide: bool) -> Iterator[Size]:
-    """Those whose columns are short."""
-    return (launched.size for launched in (_WIDE if wide else _SAMPLE).sizes() if _takes_short_columns(launched))
-
-
-def shrunk_sizes() -> Iterator[tuple[Size, Limits]]:
-    """Small tensors under small limits, at random."""
-    for launched, limits in _SHRUNK.drawn(_DRAWN, seed=12):
-        if _takes_short_columns(launched):
-            yield launched.size, limits
-
-
-def _family(name: str, *names: str) -> PlanFamily:
-    return PlanFamily(
-        name=name,
-        test=f"tests/experimental/plans/test_softmax.py::test_{name}",
-        sizes=sizes,
-        branches=_branches(names),
-        cost=cost,
-        check=check,
-        shrunk_sizes=shrunk_sizes,
-    )
-
-
-FAMILIES = (
-    _family("softmax_short", "kernel", "pieces", "result"),
-    _family("softmax_short_windows", "bands", "windows", "cores"),
+_GRIDS = Grids(_WIDE, _SAMPLE, _SHRUNK, drawn=30_000, seed=12, takes=has_short_columns)
+FAMILIES = families_of(
+    _GRIDS,
+    _all_branches,
+    {
+        "softmax_short": ("kernel", "pieces", "result"),
+        "softmax_short_windows": ("bands", "windows", "cores"),
+    },
 )

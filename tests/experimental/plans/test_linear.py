@@ -1,14 +1,11 @@
-"""Launches of every plan that the fused linear cross-entropy has by default, and tables that lack none of them."""
+"""What is no branch of a plan of the fused linear cross-entropy varies over the rows of its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-import nkilib.simulator
 from tests.experimental.plans import linear_backward, linear_forward, linear_forward_backward
-from tests.experimental.plans.coverage import PlanFamily, Row
+from tests.experimental.plans.coverage import PlanFamily
 from tests.experimental.plans.linear_search import ENDS, facts_of
 from tests.experimental.plans.linear_sizes import DTYPES, SHARES, VARIANTS
 
@@ -17,7 +14,6 @@ KERNELS = (
     (linear_backward.OPERANDS, linear_backward.CLASSES),
     (linear_forward_backward.FORWARDS, linear_forward_backward.CLASSES, linear_forward_backward.OPERANDS),
 )
-FAMILIES = tuple(family for kernel in KERNELS for family in kernel)
 EVERY_FACT = {
     *(f"{name}: {end}" for name in ("positions", "features", "classes") for end in ENDS),
     *(f"dtype: {dtype}" for dtype in DTYPES),
@@ -26,52 +22,6 @@ EVERY_FACT = {
     *(f"variant: {variant}" for variant in VARIANTS),
     *(f"cores: {shares}" for shares in SHARES),
 }
-
-
-@pytest.fixture(autouse=True)
-def _pinned_options() -> Iterator[None]:
-    with nkilib.simulator.using(target="trn2", precise_fp=True):
-        yield
-
-
-def _rows(family: PlanFamily) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("row", family.rows(), ids=lambda row: row.name)
-
-
-@_rows(linear_forward.FORWARD_PLANS)
-def test_blocks_of_the_forward(row: Row) -> None:
-    linear_forward.FORWARD_PLANS.launch(row)
-
-
-@_rows(linear_backward.OPERANDS)
-def test_operands_of_the_backward(row: Row) -> None:
-    linear_backward.OPERANDS.launch(row)
-
-
-@_rows(linear_backward.CLASSES)
-def test_classes_of_the_backward(row: Row) -> None:
-    linear_backward.CLASSES.launch(row)
-
-
-@_rows(linear_forward_backward.FORWARDS)
-def test_forwards_of_one_launch(row: Row) -> None:
-    linear_forward_backward.FORWARDS.launch(row)
-
-
-@_rows(linear_forward_backward.CLASSES)
-def test_classes_of_one_launch(row: Row) -> None:
-    linear_forward_backward.CLASSES.launch(row)
-
-
-@_rows(linear_forward_backward.OPERANDS)
-def test_operands_of_one_launch(row: Row) -> None:
-    linear_forward_backward.OPERANDS.launch(row)
-
-
-@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["sample", "wide"])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_no_size_has_a_plan_that_the_table_lacks(family: PlanFamily, wide: bool) -> None:
-    assert not family.missing(wide)
 
 
 @pytest.mark.parametrize("families", KERNELS, ids=lambda families: families[0].name)

@@ -141,11 +141,15 @@ class ForwardSizes:
     def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
         """How many of the last classes the cores share: their products take longer than a swap does.
 
-        None where a block of them would be multiplied before the next one is loaded, or where they are too many.
+        None where a block of them would be multiplied before the next one is loaded, or where they are too many. Both
+        are about time alone, and a test may say how many they are (:class:`nkilib.core.plan_limits.PlanLimits`).
+
+        Raises:
+            ValueError: a test asks for more than there are statistics for.
         """
-        wished = limits_in_force().shared_classes
-        if wished is not None:
-            return min(wished, self.vocab_size) if self.cores > 1 else 0
+        override = limits_in_force().shared_classes
+        if override is not None:
+            return self._shared_by_override(override, class_block)
         passes = 4 if self.itemsize == 4 else 1
         of_class = passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
         load = self.depth * TILE * self.itemsize / _BYTES_PER_US
@@ -153,6 +157,18 @@ class ForwardSizes:
             return 0
         classes = div_ceil(int(_SWAP_US / of_class), TILE) * TILE
         return classes - TILE + 1 if 8 * classes <= self.vocab_size else 0
+
+    def _shared_by_override(self, override: int, class_block: int) -> int:
+        """So many, or all that there are; on one core none."""
+        if self.cores == 1:
+            return 0
+        most = _SHARED_BLOCKS_MAX * class_block
+        if override > most:
+            raise ValueError(
+                f"linear_cross_entropy_forward: PlanLimits.shared_classes must be at most {_SHARED_BLOCKS_MAX} blocks "
+                f"of {class_block} classes, of which statistics have room, got {override}; give at most {most}"
+            )
+        return min(override, self.vocab_size)
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""

@@ -1,0 +1,59 @@
+"""Every combination of branches that a chooser takes by default is launched with data, for every public kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import nkilib.simulator
+from nkilib.experimental.host.public_kernels import public_kernels
+from tests.experimental.plans.coverage import PlanFamily, Row
+from tests.experimental.plans.families import FAMILIES, WITHOUT_CHOICE
+
+_STALE = "run python -m tools.write_plans, and look at the new rows"
+_ROWS = [(family, row) for family in FAMILIES.values() for row in family.rows()]
+every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def _pinned_options() -> Iterator[None]:
+    with nkilib.simulator.using(target="trn2", precise_fp=True):
+        yield
+
+
+@pytest.mark.parametrize(("family", "row"), _ROWS, ids=[f"{family.name}-{row.name}" for family, row in _ROWS])
+def test_launch_of_a_row(family: PlanFamily, row: Row) -> None:
+    family.launch(row)
+
+
+@every_family
+def test_a_table_has_what_a_sample_of_sizes_meets(family: PlanFamily) -> None:
+    assert not family.missing(wide=False), _STALE
+
+
+@pytest.mark.sweep
+@every_family
+def test_a_table_has_what_all_sizes_meet(family: PlanFamily) -> None:
+    assert not family.missing(wide=True), _STALE
+
+
+@every_family
+def test_every_row_names_the_test_that_launches_it(family: PlanFamily) -> None:
+    rows = family.rows()
+    assert [row.test for row in rows] == [family.test_of(row) for row in rows], _STALE
+    assert len({row.test for row in rows}) == len(rows) > 0, _STALE
+
+
+def test_a_row_names_a_test_that_there_is() -> None:
+    here = f"{__name__.replace('.', '/')}.py::{test_launch_of_a_row.__name__}"
+    assert {row.test.partition("[")[0] for _, row in _ROWS} == {here}
+
+
+def test_every_public_kernel_has_its_plans_in_a_table() -> None:
+    """A kernel without a chooser is listed with the reason."""
+    listed = {kernel for family in FAMILIES.values() for size in family.sizes(False) for kernel in family.kernels(size)}
+    known = public_kernels()
+    without = {name for name, kernel in known.items() if kernel not in listed}
+    assert without == set(WITHOUT_CHOICE), "add a PlanFamily to families.py, and run python -m tools.write_plans"
+    assert listed <= set(known.values())
