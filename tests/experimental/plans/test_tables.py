@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,9 +25,26 @@ def _pinned_options() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _launched_kernels(kernel_type: type) -> Iterator[list[Any]]:
+    """All kernels that a number of cores is given to."""
+    launched: list[Any] = []
+    of_cores = kernel_type.__getitem__
+
+    def noted(kernel: Any, cores: Any) -> Any:
+        launched.append(kernel)
+        return of_cores(kernel, cores)
+
+    with patch.object(kernel_type, "__getitem__", noted):
+        yield launched
+
+
 @pytest.mark.parametrize(("family", "row"), _ROWS, ids=[f"{family.name}-{row.name}" for family, row in _ROWS])
 def test_launch_of_a_row(family: PlanFamily, row: Row) -> None:
-    family.launch(row)
+    kernels = family.kernels(row.launched)
+    with _launched_kernels(type(kernels[0])) as launched:
+        family.launch(row)
+    assert all(any(kernel is other for other in launched) for kernel in kernels), "it launches no kernel that it states"
 
 
 @every_family
