@@ -38,8 +38,9 @@ _OF_SHORT_GROUP = 0.03
 # Of about 8,192 features in 16 bits (not of 16,384), where X^T and X take turns in the same memory: three blocks of
 # positions and more are modelled to take 0.1 more of the bound than what moves accounts for.
 _OF_TURNS, _BLOCKS_IN_TURNS, _FEATURES_IN_TURNS = 0.05, 2, range(6145, 8193)
-# Where one launch has a forward in its program too: of more features than that, longer blocks make it too long.
-_CLASS_TILES_OF_DEEP_PROGRAM, _FEATURES_OF_DEEP_PROGRAM = 6, 6144
+# Where one launch has a forward in its program too: of more features and tiles of positions than that, longer blocks
+# make it too long.
+_CLASS_TILES_OF_DEEP_PROGRAM, _FEATURES_OF_DEEP_PROGRAM, _TILES_OF_SHORT_PROGRAM = 6, 6144, 4
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
 
@@ -95,7 +96,11 @@ class BackwardLaunch:
     @property
     def most_class_tiles(self) -> int:
         """Tiles of a block of classes, at most."""
-        is_deep_program = self.sizes.keeps_logits and self.sizes.num_features > _FEATURES_OF_DEEP_PROGRAM
+        is_deep_program = (
+            self.sizes.keeps_logits
+            and self.sizes.num_features > _FEATURES_OF_DEEP_PROGRAM
+            and self.position_tiles > _TILES_OF_SHORT_PROGRAM
+        )
         return min(_CLASS_TILES_OF_DEEP_PROGRAM if is_deep_program else _CLASS_TILES_MAX, self.class_tiles)
 
     @property
