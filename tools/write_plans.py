@@ -36,7 +36,7 @@ def written_rows(family: PlanFamily) -> list[Row]:
         kept = earlier.get(combination)
         if kept is not None and _still_takes(family, kept):
             row = replace(row, launched=kept.launched, limits=kept.limits)
-        rows.append(replace(row, test=family.test_of(row)))
+        rows.append(replace(row, test=family.node_of(row)))
     return rows
 
 

@@ -96,7 +96,7 @@ class PlanFamily:
         lines = sorted((asdict(row) for row in rows), key=lambda row: json.dumps(row["branches"]))
         self.table.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
 
-    def test_of(self, row: Row) -> str:
+    def node_of(self, row: Row) -> str:
         """The pytest node that launches a row."""
         return f"{TEST}[{self.name}-{row.name}]"
 

@@ -155,7 +155,7 @@ class Search:
             taken.append(best)
             seen |= _pairs(row, best)
             changed = replace(row, launched=best.size, limits=best.limits)
-            result.append(replace(changed, test=family.test_of(changed)))
+            result.append(replace(changed, test=family.node_of(changed)))
         return result
 
     def _random(self) -> Candidate:

@@ -61,7 +61,7 @@ def test_a_table_has_what_all_sizes_meet(family: PlanFamily) -> None:
 @every_family
 def test_every_row_names_the_test_that_launches_it(family: PlanFamily) -> None:
     rows = family.rows()
-    assert [row.test for row in rows] == [family.test_of(row) for row in rows], _STALE
+    assert [row.test for row in rows] == [family.node_of(row) for row in rows], _STALE
     assert len({row.test for row in rows}) == len(rows) > 0, _STALE
 
 
