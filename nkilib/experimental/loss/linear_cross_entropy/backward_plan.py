@@ -216,7 +216,7 @@ class BackwardPlan:
 
     @property
     def most_classes(self) -> int:
-        """Of a block in [D, V], a row of whose tiles of dW has to fit the banks of PSUM."""
+        """The most classes of a block in [D, V]: the banks of PSUM must hold a row of its tiles of dW."""
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
@@ -417,7 +417,7 @@ class BackwardPlan:
         return None
 
     def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
-        """Likewise, of tiles of at most so many classes, whether it fits or not."""
+        """The plan with W^T that streams and tiles of logits of at most ``most`` classes, whether it fits or not."""
         least = replace(
             self,
             classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, most)),
