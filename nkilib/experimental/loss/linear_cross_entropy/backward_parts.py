@@ -110,7 +110,7 @@ class BackwardParts:
             _logit_tiles(launch, options, plan, [banks_psum[bank] for bank in _LOGIT_BANKS]),
             GradientTiles.make(
                 columns,
-                options.softcap,
+                options,
                 masks=plan.keeps_logits and launch.bias_hbm is not None,
                 block=plan.class_tiles * PARTITIONS,
                 classes=plan.classes_of_tile,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Span
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
@@ -90,9 +91,7 @@ class GradientTiles:
     others_sbuf: list[nl.NkiTensor]
 
     @classmethod
-    def make(
-        cls, columns: GradientColumns, softcap: float | None, masks: bool, block: int, classes: int
-    ) -> GradientTiles:
+    def make(cls, columns: GradientColumns, options: Options, masks: bool, block: int, classes: int) -> GradientTiles:
         """For blocks of so many classes, and tiles of so many of them."""
 
         def ring(is_needed: bool) -> list[nl.NkiTensor]:
@@ -103,9 +102,9 @@ class GradientTiles:
         nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
         return cls(
             columns,
-            softcap,
+            options.softcap,
             masks,
-            1.0 if softcap is None else softcap,
+            options.scale,
             count_sbuf,
             errors_sbuf=ring(True),
             others_sbuf=ring(columns.rest_sbuf is not None),

@@ -42,6 +42,8 @@ def linear_cross_entropy_forward(
     label_smoothing: float = 0.0,
     logit_softcap: float | None = None,
     lse_square_scale: float = 0.0,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
     with_target: bool = False,
     with_argmax: bool = False,
     with_entropy: bool = False,
@@ -52,11 +54,12 @@ def linear_cross_entropy_forward(
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position, from hidden states and output weights.
 
-    With ``z = X W^T + b``, or ``c * tanh(z / c)`` of it for a cap c, the results are those of
-    ``extended_cross_entropy_forward`` for the logits z. Without options it is, in PyTorch and in float32 throughout,
-    ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No logits reach HBM: beyond inputs
-    and outputs the kernel takes none of it. Launch with ``linear_cross_entropy_forward[2](...)`` on a logical
-    NeuronCore of two cores; without ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    With ``y = s (X W^T + b)`` for a logit scale s, ``z = y / T`` for a temperature T, or ``c * tanh(y / c) / T`` for a
+    cap c, the results are those of ``extended_cross_entropy_forward`` for the logits z. Without options it is, in
+    PyTorch and in float32 throughout, ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No
+    logits reach HBM: beyond inputs and outputs the kernel takes none of it. Launch with
+    ``linear_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the cores
+    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
         N: positions, that is tokens (1 to 65,536).
@@ -77,7 +80,10 @@ def linear_cross_entropy_forward(
         ignore_index: target of positions that do not count, an integer of 32 bits.
         label_smoothing: e, in [0, 1]; arXiv 1512.00567.
         logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is.
-        lse_square_scale: s, from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
+        temperature: T, from 1e-6 to 1e6, divides the logits, after the cap. A constant of the compiled kernel: each new
+            value compiles anew.
+        logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap; likewise a constant.
         with_target: also return target_logit and position_weight.
         with_argmax: also return the first class of the largest logit.
         with_entropy: also return the entropy of the softmax.
@@ -97,9 +103,9 @@ def linear_cross_entropy_forward(
     """
     function = "linear_cross_entropy_forward"
     launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
-    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, with_target)
-    options = validated_linear_options(launch, recipe, first_class, num_classes, wanted)
+    options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes, wanted)
     tiling = validated_tiling(launch, has_options(launch, options), FORWARD, position_block, class_block)
     results = Results.of_options(launch.num_positions, options)
     forward_of_core(launch, options, tiling, results)
@@ -124,6 +130,8 @@ def linear_cross_entropy_backward(
     label_smoothing: float = 0.0,
     logit_softcap: float | None = None,
     lse_square_scale: float = 0.0,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
     first_class: int = 0,
     num_classes: int | None = None,
     target_weight_hbm: nl.NkiTensor | None = None,
@@ -156,7 +164,7 @@ def linear_cross_entropy_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, first_class, num_classes: as in the forward.
+            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes: as in the forward.
         lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
         grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
         grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability.
@@ -181,7 +189,7 @@ def linear_cross_entropy_backward(
     """
     function = "linear_cross_entropy_backward"
     launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
-    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
         lse_hbm,
         grad_loss_hbm,
@@ -192,7 +200,7 @@ def linear_cross_entropy_backward(
         maximum_hbm,
         log_sum_hbm,
     )
-    options = validated_linear_options(launch, recipe, first_class, num_classes)
+    options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes)
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
@@ -221,6 +229,8 @@ def linear_cross_entropy_forward_backward(
     label_smoothing: float = 0.0,
     logit_softcap: float | None = None,
     lse_square_scale: float = 0.0,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
@@ -244,7 +254,7 @@ def linear_cross_entropy_forward_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale: as in the forward.
+            logit_softcap, lse_square_scale, temperature, logit_scale: as in the forward.
         grad_scale: what every loss is multiplied with: 1 over the number of positions that count for the mean, 1.0 for
             the sum.
         grad_scale_hbm: [1], float32, in HBM: the same where only the device knows it. One of the two is given.
@@ -261,8 +271,8 @@ def linear_cross_entropy_forward_backward(
     """
     function = "linear_cross_entropy_forward_backward"
     launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
-    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale)
-    options = validated_linear_options(launch, recipe, 0, None)
+    recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
+    options = validated_linear_options(launch, recipe, logit_scale, 0, None)
     scale = validated_grad_scale(function, grad_scale, grad_scale_hbm)
     validate_scratch_bytes(launch, scratch_bytes)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm)

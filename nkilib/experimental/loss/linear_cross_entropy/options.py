@@ -19,6 +19,40 @@ POSITIONS_MAX = 65536
 CLASSES_MAX = 2**24
 
 
+# As of the temperature, so that the cap and the temperature of :func:`scaled_recipe` stay within float32.
+LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
+
+
+def check_logit_scale(function: str, logit_scale: float) -> None:
+    """Refuse a scale out of range.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    is_number = isinstance(logit_scale, float | int) and not isinstance(logit_scale, bool)
+    if not is_number or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
+        raise AssertionError(
+            f"{function}: logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {logit_scale}; "
+            f"pass 1.0 for none"
+        )
+
+
+def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
+    """The recipe for logits that are not yet multiplied by ``logit_scale``.
+
+    softcap(s y, c) / T is softcap(y, c / s) / (T / s), so that scale and temperature are two constants of the host: no
+    operand of a product is multiplied, and nothing is rounded for them.
+    """
+    if logit_scale == 1.0:
+        return recipe
+    cap = recipe.logit_softcap
+    return replace(
+        recipe,
+        logit_softcap=None if cap is None else cap / logit_scale,
+        temperature=recipe.temperature / logit_scale,
+    )
+
+
 @dataclass(frozen=True)
 class LinearLaunch:
     """The arguments that all kernels share.

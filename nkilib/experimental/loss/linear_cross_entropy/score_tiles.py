@@ -167,7 +167,7 @@ class ScoreTiles:
         if self.options.softcap is not None:
             hyperbolic_tangents(column_sbuf, group.neg_max_sbuf, self.options.softcap)
             return
-        clamp(column_sbuf, group.neg_max_sbuf, 1.0)
+        clamp(column_sbuf, group.neg_max_sbuf, self.options.scale)
 
     def _take_tangents(self, group: ScoreGroup, softcap: float) -> None:
         for tile in range(group.scores_sbuf.shape[1]):

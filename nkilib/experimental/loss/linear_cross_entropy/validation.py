@@ -24,6 +24,8 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     WEIGHT_LAYOUTS,
     LinearLaunch,
     WantedGradients,
+    check_logit_scale,
+    scaled_recipe,
 )
 from nkilib.nki import nisa, nl
 
@@ -31,9 +33,14 @@ _LIKE = "the rows of the input"
 
 
 def validated_linear_options(
-    launch: LinearLaunch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
+    launch: LinearLaunch,
+    recipe: LossOptions,
+    logit_scale: float,
+    first_class: int,
+    num_classes: int | None,
+    wanted: Wanted | None = None,
 ) -> Options:
-    """The options of a kernel.
+    """The options of a kernel, whose recipe includes the scale of the logits.
 
     Raises:
         AssertionError: an array, an option or a result is not accepted; with function, requirement, value and remedy.
@@ -44,6 +51,8 @@ def validated_linear_options(
     classes = validated_classes(function, launch.vocab_size, "the classes of weight_hbm", first_class, num_classes)
     wanted = wanted or Wanted()
     validate_recipe(function, recipe)
+    check_logit_scale(function, logit_scale)
+    recipe = scaled_recipe(recipe, logit_scale)
     validate_wanted(function, wanted, classes)
     return Options(classes, is_weighted=launch.class_weight_hbm is not None, recipe=recipe, wanted=wanted)
 
