@@ -33,6 +33,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTili
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.logit_gradient import LogitGradient
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
 
 
@@ -47,6 +48,7 @@ def backward_of_core(
     sizes = BackwardSizes.of_launch(launch, options, upstream, gradients.adds_to_weight)
     plan = BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
     require_fitting_plan(launch.function, tiling, plan)
+    launch = with_rounded_bias(with_rounded_input(launch))
     write_gradients(launch, options, plan, upstream, gradients)
 
 

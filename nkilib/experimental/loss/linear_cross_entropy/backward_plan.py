@@ -22,6 +22,7 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
@@ -55,6 +56,8 @@ _STEPS_OF_STREAMS = 9
 PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
 # Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Of a staged tile of W: a transfer and a cast.
+_INSTRUCTIONS_OF_STAGED = 2
 # Of a tile of logits that no product has to fit a bank of PSUM for.
 _CLASSES_OF_KEPT_TILE = 1024
 # Columns of positions and what else is small, with room for alignment.
@@ -87,6 +90,8 @@ class BackwardSizes:
         adds_to_weight: dW is added to a float32 sum.
         keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
         program_share: of the instructions that a program may have, for the backward.
+        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
+        staging_bytes: of a partition, for W that is transposed and then cast.
     """
 
     num_positions: int
@@ -101,6 +106,13 @@ class BackwardSizes:
     adds_to_weight: bool = False
     keeps_logits: bool = False
     program_share: float = 1.0
+    weight_itemsize: int = 0
+    staging_bytes: int = 0
+
+    @property
+    def loaded_itemsize(self) -> int:
+        """Bytes of an element of W in HBM, and of dW."""
+        return self.weight_itemsize or self.itemsize
 
     @classmethod
     def of_launch(
@@ -118,6 +130,8 @@ class BackwardSizes:
             options.softcap is not None,
             options.spread != 0.0 or options.square != 0.0 or upstream.grad_lse_hbm is not None,
             adds_to_weight,
+            weight_itemsize=launch.casts.weight,
+            staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
         )
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
@@ -170,7 +184,7 @@ class BackwardPlan:
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
         option_bytes: that the options of the loss take of a partition.
-        keeps_logits, program_share: as in :class:`BackwardSizes`.
+        keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
     """
 
@@ -189,6 +203,7 @@ class BackwardPlan:
     option_bytes: int
     keeps_logits: bool
     program_share: float
+    staging_bytes: int
     available_bytes: int
 
     @property
@@ -229,6 +244,12 @@ class BackwardPlan:
         # A tile of dW leaves its bank once for a block of positions, and X is loaded in pieces.
         of_weight = self.position_blocks * stripes * (class_tiles + _INSTRUCTIONS_OF_RESULT) + class_tiles
         of_weight += stripes * div_ceil(tiles, self.buffers.tiles_of_piece)
+        if self.staging_bytes > 0:
+            # W^T once, or for each batch of tiles that it streams by; W for each block of positions.
+            times = self.batches_of_tiles if self.streams_weight else 1
+            times = times if self.has_classes_first else self.position_blocks
+            staged = div_ceil(class_tiles * self.feature_tiles * PARTITIONS, STAGED_ELEMENTS)
+            of_weight += _INSTRUCTIONS_OF_STAGED * times * staged
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
 
     def program_limit(self, num_positions: int) -> float:
@@ -324,7 +345,7 @@ class BackwardPlan:
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
         )
-        return sum(rings) + self.option_bytes + _SMALL_BYTES
+        return sum(rings) + self.option_bytes + self.staging_bytes + _SMALL_BYTES
 
     @property
     def fits(self) -> bool:
@@ -355,12 +376,13 @@ class BackwardPlan:
             buffers=BackwardBuffers(),
             adds_to_weight=sizes.adds_to_weight,
             weight_sums=sizes.adds_to_weight + (position_blocks > 1),
-            result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.itemsize,
+            result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.loaded_itemsize,
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
             keeps_logits=sizes.keeps_logits,
             program_share=sizes.program_share,
+            staging_bytes=sizes.staging_bytes,
             available_bytes=usable_sbuf_bytes() if available_bytes is None else available_bytes,
         )
         return least._grown()

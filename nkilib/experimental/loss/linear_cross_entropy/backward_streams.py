@@ -12,6 +12,7 @@ from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
 from nkilib.nki import nl
 
@@ -47,6 +48,7 @@ class BackwardStreams:
         pieces: of X, [128, tiles of positions, stripe].
         stripes: of W, [128, tiles of classes, stripe].
         bias_sbuf, class_weight_sbuf: of a block, float32 [128, classes]; None without.
+        staging: for W of another type than that of the products, which X has here.
     """
 
     launch: LinearLaunch
@@ -59,6 +61,7 @@ class BackwardStreams:
     stripes: Ring
     bias_sbuf: nl.NkiTensor | None
     class_weight_sbuf: nl.NkiTensor | None
+    staging: Staging | None
 
     @classmethod
     def make(
@@ -88,7 +91,8 @@ class BackwardStreams:
             return Ring(found)
 
         buffers = plan.buffers
-        slices = WeightSlices.make(launch, plan) if plan.streams_weight else None
+        staging = Staging.make(plan.staging_bytes)
+        slices = WeightSlices.make(launch, plan, staging) if plan.streams_weight else None
         if slices is not None:
             inputs, weight_sbuf = Ring([]), None
         elif kept is None:
@@ -108,6 +112,7 @@ class BackwardStreams:
             ring(buffers.weight_stripes, 0, plan.class_tiles, plan.stripe),
             row(launch.bias_hbm is not None and kept is None),
             row(options.needs_class_weights),
+            staging,
         )
 
     def load_opening(self, classes: Block, positions: Span) -> None:
@@ -270,4 +275,5 @@ class BackwardStreams:
     def _weight(self, classes: Block) -> Matrix:
         """W of some classes, [classes, features]."""
         has_classes_first = self.launch.has_classes_first
-        return Matrix(classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1), not has_classes_first)
+        weight_hbm = classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1)
+        return Matrix(weight_hbm, not has_classes_first, self.staging)

@@ -36,6 +36,7 @@ from nkilib.experimental.loss.linear_cross_entropy.positions import (
     target_values,
 )
 from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLogits, restore_masked
 from nkilib.nki import nisa, nl
 
@@ -49,6 +50,7 @@ def forward_of_core(
 ) -> None:
     """The results, of which each core stores some; ``keeping`` is for gradients in the same launch."""
     _require_room(launch, options, tiling)
+    launch = with_rounded_bias(launch)
     sizes = _sizes(launch, options)
     if keeping is not None:
         sizes = replace(sizes, program_share=keeping.program_share)
@@ -74,6 +76,8 @@ def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
         dtype_bytes(launch.dtype),
         nl.num_programs(),
         has_options(launch, options),
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
     )
 
 
@@ -135,12 +139,13 @@ class _Forward:
         schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
         shape = (PARTITIONS, depth, PARTITIONS)
         largest = max(schedule.largest, 1)
+        staging = Staging.make(launch.casts.forward_staging(launch.has_classes_first))
         return cls(
             launch,
             options,
             schedule,
             [nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf) for _ in range(tiles)],
-            ClassStream.make(launch, largest, options.needs_class_weights),
+            ClassStream.make(launch, largest, options.needs_class_weights, staging),
             ScoreTiles.make(
                 options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
             ),
@@ -157,12 +162,13 @@ class _Forward:
             reopens: the first classes are loaded again at the end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
-        load_input(input_sbuf[0:1], self.launch.input_hbm, block)
+        load_input(input_sbuf[0:1], self.launch.input_hbm, block, self.classes.staging)
         if opens:
             self.classes.open(self.schedule.opening)
         of_block = _BlockForward.make(self, block, input_sbuf, reopens)
         if len(input_sbuf) > 1:
-            load_input(input_sbuf[1:], self.launch.input_hbm, block.part(PARTITIONS, block.size - PARTITIONS))
+            rest = block.part(PARTITIONS, block.size - PARTITIONS)
+            load_input(input_sbuf[1:], self.launch.input_hbm, rest, self.classes.staging)
         self.schedule.run(of_block.step)
         of_block.statistics.exchange(self.schedule.count)
         self.schedule.run_shared(of_block.shared_step)

@@ -51,13 +51,14 @@ def linear_cross_entropy_forward(
     with_log_sum: bool = False,
     first_class: int = 0,
     num_classes: int | None = None,
+    compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position, from hidden states and output weights.
 
     With ``y = s (X W^T + b)`` for a logit scale s, ``z = y / T`` for a temperature T, or ``c * tanh(y / c) / T`` for a
     cap c, the results are those of ``extended_cross_entropy_forward`` for the logits z. Without options it is, in
     PyTorch and in float32 throughout, ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No
-    logits reach HBM: beyond inputs and outputs the kernel takes none of it. Launch with
+    logits reach HBM: beyond inputs and outputs the kernel takes none of it, but for a bias that is rounded. Launch with
     ``linear_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the cores
     that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
@@ -68,10 +69,12 @@ def linear_cross_entropy_forward(
 
     Args:
         input_hbm: X, [N, D], bfloat16, float32 or float16, in HBM.
-        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``, in the dtype of X, in HBM.
+        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``, in the dtype of X unless there is a ``compute_dtype``,
+            in HBM.
         targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``. The loss at another value is not defined, and
             no memory out of bounds is touched for it.
-        bias_hbm: b, [V], float32 or the dtype of W, in HBM; -inf masks a class.
+        bias_hbm: b, [V], float32 or the dtype of W, or any of the three with a ``compute_dtype``, in HBM; -inf masks a
+            class.
         class_weight_hbm: [V], float32, in HBM.
         weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its transpose.
         position_block: positions whose X is on chip at a time, a multiple of 128; None: what ``choose_linear_tiling``
@@ -92,6 +95,8 @@ def linear_cross_entropy_forward(
         first_class: class of the first row of W, where it is a shard of the vocabulary. Targets and argmax count over
             all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
         num_classes: of all shards, up to 2^24; None: V.
+        compute_dtype: bfloat16, float16 or float32, which X, W and the bias are rounded to for the products, each from
+            its own dtype. None: that of X, and a float32 bias is not rounded.
 
     Returns:
         Tuple of [N] float32 in HBM: loss (nats) and lse, ``log(sum(exp(z)))``. Then what was asked for: target_logit,
@@ -102,7 +107,9 @@ def linear_cross_entropy_forward(
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "linear_cross_entropy_forward"
-    launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
+    launch = LinearLaunch(
+        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, with_target)
     options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes, wanted)
@@ -143,6 +150,7 @@ def linear_cross_entropy_backward(
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: nl.NkiTensor | None = None,
     grad_input_float32: bool = False,
+    compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Gradients of what the forward returns with respect to input, weight and bias.
 
@@ -151,11 +159,13 @@ def linear_cross_entropy_backward(
 
         torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
 
-    The gradient of a tile of logits is rounded to the dtype of X once, sums are float32, and every result is rounded
-    once. Of float16 it carries a power of two, chosen on the device for the largest upstream gradient, that is removed
-    in float32: where one of them is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond
-    inputs and outputs the kernel takes 4 N D bytes of HBM for each core, and where the positions take several blocks at
-    most 64 MiB for each core more. Launch as the forward.
+    The gradient of a tile of logits is rounded to the dtype of the products once, sums are float32, and every
+    result is rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it
+    carries a power of two, chosen on the device for the largest upstream gradient, that is removed in float32:
+    where one of them is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond inputs
+    and outputs the kernel takes 4 N D bytes of HBM for each core, and where the positions take several blocks at
+    most 64 MiB for each core more. An X of another dtype than the products is rounded once, to a copy of N D
+    elements; of W there is no copy. Launch as the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 65,536).
@@ -164,7 +174,8 @@ def linear_cross_entropy_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes: as in the forward.
+            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype: as in
+            the forward.
         lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
         grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
         grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability.
@@ -188,7 +199,9 @@ def linear_cross_entropy_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "linear_cross_entropy_backward"
-    launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
+    launch = LinearLaunch(
+        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
         lse_hbm,
@@ -234,6 +247,7 @@ def linear_cross_entropy_forward_backward(
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
+    compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Loss of every position, and the gradients of ``grad_scale`` times their sum, in one launch.
 
@@ -245,7 +259,8 @@ def linear_cross_entropy_forward_backward(
     The logits of a block of positions stay in HBM in float32, so that three products suffice where forward and backward
     apart take four. Beyond inputs and outputs the kernel takes 4 N D bytes of HBM for each core, the logits of a block,
     and where there are several blocks 4 V D bytes for the sum of dW: together at most
-    ``4 * cores * N * D + scratch_bytes + 4 * V * D``. Launch as the forward.
+    ``4 * cores * N * D + scratch_bytes + 4 * V * D``; and a copy of an X of another dtype than the products, as in the
+    backward. Launch as the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 65,536).
@@ -254,7 +269,7 @@ def linear_cross_entropy_forward_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale: as in the forward.
+            logit_softcap, lse_square_scale, temperature, logit_scale, compute_dtype: as in the forward.
         grad_scale: what every loss is multiplied with: 1 over the number of positions that count for the mean, 1.0 for
             the sum.
         grad_scale_hbm: [1], float32, in HBM: the same where only the device knows it. One of the two is given.
@@ -270,7 +285,9 @@ def linear_cross_entropy_forward_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "linear_cross_entropy_forward_backward"
-    launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
+    launch = LinearLaunch(
+        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     options = validated_linear_options(launch, recipe, logit_scale, 0, None)
     scale = validated_grad_scale(function, grad_scale, grad_scale_hbm)

@@ -26,6 +26,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, L
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
 
 # What the forward has of the instructions that the program of a core may have.
@@ -61,6 +62,7 @@ def one_launch(
     whole = Span(0, min(size, launch.num_positions))
     copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
     require_fitting_plan(launch.function, tiling, _plan(_part(launch, Block(*whole)), options, tiling, count, copies))
+    launch = with_rounded_bias(with_rounded_input(launch))
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
     share = shares[nl.program_id(0)]
     parts = _Parts(
@@ -154,6 +156,8 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
         adds_to_weight=parts > 1,
         keeps_logits=True,
         program_share=(1.0 - FORWARD_SHARE) / copies,
+        weight_itemsize=part.casts.weight,
+        staging_bytes=part.casts.backward_staging(part.has_classes_first, keeps_logits=True),
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
@@ -170,6 +174,8 @@ def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=part.weight_layout,
         extended=has_options(part, options),
+        input_dtype=part.input_hbm.dtype,
+        weight_dtype=part.weight_hbm.dtype,
     )
 
 
@@ -222,7 +228,9 @@ class _PartGradients:
             scratch(
                 "grad_bias_of_part_hbm", (launch.vocab_size,), nl.float32, count > 1 and gradients.bias_hbm is not None
             ),
-            scratch("grad_input_of_part_hbm", input_shape, launch.dtype, has_loop and gradients.input_hbm is not None),
+            None
+            if not has_loop or gradients.input_hbm is None
+            else scratch("grad_input_of_part_hbm", input_shape, gradients.input_hbm.dtype, True),
         )
 
     def of_part(self, block: Block, is_first: bool, is_last: bool) -> Gradients:

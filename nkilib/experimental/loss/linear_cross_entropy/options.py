@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes
 from nkilib.nki import nl
 
 # [classes, features], as PyTorch has the weight of a Linear, and its transpose.
@@ -65,6 +67,7 @@ class LinearLaunch:
         bias_hbm: [V], or None.
         class_weight_hbm: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
+        compute_dtype: that X, W and the bias are rounded to for the products; None for the type of X.
     """
 
     function: str
@@ -74,6 +77,7 @@ class LinearLaunch:
     bias_hbm: nl.NkiTensor | None
     class_weight_hbm: nl.NkiTensor | None
     weight_layout: str
+    compute_dtype: nl.DType | None = None
 
     @property
     def num_positions(self) -> int:
@@ -97,8 +101,17 @@ class LinearLaunch:
 
     @property
     def dtype(self) -> nl.DType:
-        """Of X and W, and of what is multiplied with them."""
-        return self.input_hbm.dtype
+        """Of the products: X, W and what is multiplied with them are rounded to it."""
+        return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
+
+    @property
+    def casts(self) -> CastBytes:
+        """Which operands have another type."""
+        found = [
+            dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
+            for tensor_hbm in (self.input_hbm, self.weight_hbm)
+        ]
+        return CastBytes(*found)
 
     @property
     def position_tiles(self) -> int:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from nkilib.nki import nl
 from tests.experimental.refusals import (
     CLASSES,
     COLUMNS,
@@ -94,8 +95,19 @@ OF_WEIGHT = [
         {"weight_hbm": zeros(0, COLUMNS)},
     ),
     Refusal(
+        "compute_dtype of integers",
+        "compute_dtype must be bfloat16, float32, float16 or None, got int32; None takes the type of input_hbm",
+        {"compute_dtype": nl.int32},
+    ),
+    Refusal(
+        "weight of integers beside a compute_dtype",
+        "weight_hbm must be bfloat16, float32 or float16, got int32; cast it",
+        {"compute_dtype": nl.bfloat16, "weight_hbm": zeros(CLASSES, COLUMNS, dtype=np.int32)},
+    ),
+    Refusal(
         "weight bfloat16",
-        "weight_hbm must have the dtype of input_hbm, float32, got bfloat16; cast one of them",
+        "weight_hbm must have the dtype of input_hbm, float32, got bfloat16; cast one of them, "
+        "or pass the compute_dtype that both are rounded to",
         {"weight_hbm": zeros(CLASSES, COLUMNS, dtype=ml_dtypes.bfloat16)},
     ),
 ]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE, LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS, TILE, LinearTiling
 
 # Tiles of positions whose logits stand side by side, and how many such groups there are.
 TILES_OF_GROUP, GROUPS = 4, 2
@@ -32,6 +32,8 @@ _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
 # Of a tile of logits beside its products: plain, and with any option; of a block of classes.
 _OF_TILE, _OF_TILE_WITH_OPTIONS, _OF_BLOCK = 3, 11, 20
+# Of a staged tile: a transfer and a cast.
+_OF_STAGED = 2
 
 # Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%.
 _COLUMNS_PER_US = 2400.0
@@ -83,6 +85,8 @@ class ForwardSizes:
         cores: of the launch.
         has_options: there is a bias, or an option of the loss, or a further result.
         program_share: of the instructions that a program may have, for the forward.
+        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
+        staging_bytes: of a partition, for operands that are transposed and then cast.
     """
 
     num_positions: int
@@ -92,6 +96,13 @@ class ForwardSizes:
     cores: int
     has_options: bool
     program_share: float = 1.0
+    weight_itemsize: int = 0
+    staging_bytes: int = 0
+
+    @property
+    def loaded_itemsize(self) -> int:
+        """Bytes of an element of W that DMA moves."""
+        return self.weight_itemsize or self.itemsize
 
     @property
     def depth(self) -> int:
@@ -120,7 +131,8 @@ class ForwardSizes:
         if self.has_options:
             logits, rows, statistics, small = 2 * logits, rows + 3 * 2 * class_block * 4, 12, 48
         columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
-        return operands + logits + rows + tiles * 4 * (statistics * columns + small) + _SMALL_BYTES
+        of_tiles = tiles * 4 * (statistics * columns + small)
+        return operands + logits + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
         """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes."""
@@ -135,8 +147,11 @@ class ForwardSizes:
     def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
         of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
+        of_block = _OF_BLOCK
+        if self.staging_bytes > 0:
+            of_block += _OF_STAGED * div_ceil(self.depth * _CLASS_BLOCKS[0], STAGED_ELEMENTS)
         total = limited_instructions(_INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY)
-        return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + _OF_BLOCK))
+        return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + of_block))
 
     def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
         """How many of the last classes the cores share: their products take longer than a swap does.
@@ -152,7 +167,7 @@ class ForwardSizes:
             return self._shared_by_override(override, class_block)
         passes = 4 if self.itemsize == 4 else 1
         of_class = passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
-        load = self.depth * TILE * self.itemsize / _BYTES_PER_US
+        load = self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
         if self.cores == 1 or class_block * (of_class - load) < _LOAD_US:
             return 0
         classes = div_ceil(int(_SWAP_US / of_class), TILE) * TILE
@@ -179,7 +194,7 @@ class ForwardSizes:
         passes = 4 if self.itemsize == 4 else 1
         product = passes * self.depth * columns / _COLUMNS_PER_US
         vector = (columns + steps * _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
-        load = columns * self.depth * TILE * self.itemsize / _BYTES_PER_US
+        load = columns * self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
         tile = self.depth * TILE * TILE * self.itemsize / _BYTES_PER_US
         found = max(tiles * max(product, vector), load) + steps * _STEP_US + tile + _POSITIONS_US
         bodies = self.most_bodies(plan)

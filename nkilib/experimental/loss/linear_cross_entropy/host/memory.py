@@ -1,10 +1,11 @@
 """Bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
 
-- The forward takes none.
+- The forward takes none, but for a bias that it rounds to a ``compute_dtype``.
 - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
   of one class block for each core, of at most 64 MiB.
 - Loss and gradients in one launch keep the float32 logits of a block of positions and the sums of dX, and where there
   are several blocks a float32 sum of dW.
+- With a ``compute_dtype``, :func:`copied_bytes` more. There is no copy of W, of whatever type it is.
 
 No form keeps logits of all positions and classes unless that is the smallest thing to keep.
 """
@@ -109,3 +110,15 @@ def form_bytes(
         backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
         one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),
     )
+
+
+def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
+    """What a launch takes for operands that it rounds to another type.
+
+    Args:
+        itemsize: bytes of an element of ``compute_dtype``.
+        input_elements: N D where gradients are wanted and X has another type; the cores share the copy.
+        bias_classes: V where there is a bias of another type; each core has a copy.
+        cores: of the launch.
+    """
+    return itemsize * (input_elements + cores * bias_classes)
