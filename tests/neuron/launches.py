@@ -159,7 +159,19 @@ _LINEAR: Final[dict[str, dict[str, Any]]] = {
 LINEAR_FORWARD: Final = {
     **_LINEAR,
     "shard": EXTENDED["shard"],
-    "every result": {**dict.fromkeys(_ASKED, True), "with_target": True},
+    "every result": {
+        **dict.fromkeys(_ASKED, True),
+        "with_target": True,
+        "with_log_sum_squares": True,
+        "with_mean_logit": True,
+    },
+    "scores of capped logits": {
+        **_BIAS,
+        "with_argmax": True,
+        "with_mean_logit": True,
+        "logit_softcap": 5.0,
+        "temperature": 0.7,
+    },
 }
 _FROZEN: Final = {
     "input's alone": {"grad_weight_wanted": False},

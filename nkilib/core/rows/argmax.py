@@ -8,6 +8,7 @@ A NaN is equal to nothing: a row that holds one has no argmax, and gets the numb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nkilib.core.rows.statistics import Columns, Place
@@ -83,6 +84,31 @@ class Argmax:
             part_sbuf = chunk_sbuf[:, begin : min(start + SEARCHED_MAX, size)]
             nisa.nc_find_index8(dst=self.places_sbuf, data=part_sbuf, vals=self.values_sbuf)
             _keep_first(found_sbuf, self.places_sbuf[:, 0:1], float(first + begin), start == 0)
+
+    def take_tiles(self, tiles_sbuf: Sequence[nl.NkiTensor], neg_max_sbuf: nl.NkiTensor, place: Place) -> None:
+        """-m_k and the column of m_k of a chunk of several batches, counted from the first one of the chunk.
+
+        Args:
+            tiles_sbuf: of each batch, float32 [rows, columns of the chunk].
+            neg_max_sbuf: -m_k of each, float32 [rows, batches].
+            place: of the chunk of the first batch.
+        """
+        batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
+        if tiles_sbuf[0].shape[1] < VALUES:
+            for number, tile_sbuf in enumerate(tiles_sbuf):
+                of_tile_sbuf = neg_max_sbuf[:, number : number + 1]
+                self.take(tile_sbuf, of_tile_sbuf, Place(place.batch + number, column), 0)
+            return
+        nisa.tensor_copy(dst=self.neg_max_sbuf[:, batches, column], src=neg_max_sbuf)
+        shape = (neg_max_sbuf.shape[0], len(tiles_sbuf), VALUES)
+        values_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        places_sbuf = nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=values_sbuf, data=neg_max_sbuf.expand_dim(2).broadcast(2, VALUES), op0=nl.multiply, operand0=-1.0
+        )
+        for number, tile_sbuf in enumerate(tiles_sbuf):
+            nisa.nc_find_index8(dst=places_sbuf[:, number], data=tile_sbuf, vals=values_sbuf[:, number])
+        nisa.tensor_scalar(dst=self.found_sbuf[:, batches, column], data=places_sbuf[:, :, 0], op0=nl.add, operand0=0.0)
 
     def combine(self, chunks: int) -> None:
         """The column of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""

@@ -50,6 +50,8 @@ _ASKED: Final = {
     "with_entropy": ("entropy",),
     "with_distance_sum": ("distance_sum",),
     "with_log_sum": ("maximum", "log_sum"),
+    "with_log_sum_squares": ("log_sum_squares",),
+    "with_mean_logit": ("mean_logit",),
 }
 _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
 _GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "grad_bias"}
@@ -67,7 +69,8 @@ def problem_of(given: Mapping[str, Any]) -> LinearProblem:
     recipe = {name: given[name] for name in _RECIPE & given.keys()}
     options = ExtendedLoss(given.get("class_weight_hbm"), **recipe)
     bias, layout = given.get("bias_hbm"), given.get("weight_layout", "vd")
-    return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout)
+    scale = given.get("logit_scale", 1.0)
+    return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout, scale)
 
 
 def upstream_of(given: Mapping[str, Any]) -> BackwardInputs:
@@ -95,7 +98,7 @@ def forward_truths(given: Mapping[str, Any]) -> Truths:
         problem = problem_of({**given, "targets_hbm": targets})
     with np.errstate(all="ignore"):
         exact, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
-        z = problem.options.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
+        z = problem.recipe.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
         maximum = z.max(axis=1)
     found = {each.name: Truth(getattr(exact, each.name), bounds.get(each.name)) for each in fields(exact)}
     found["maximum"] = Truth(maximum, bounds["maximum"])
@@ -265,6 +268,7 @@ def cases() -> Iterator[Case]:
     """All of them."""
     every, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
     blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
+    scaled = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}
     mean, one = {"grad_scale": 1 / POSITIONS}, {"grad_weight_wanted": False}
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
@@ -284,6 +288,8 @@ def cases() -> Iterator[Case]:
         yield _forward_case(f"a shard, {type_name}", 2, partial(_shard_forward, type_name))
         yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_truths)
         yield _forward_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name))
+        scores = {"with_entropy": True, "with_log_sum_squares": True, "with_mean_logit": True, **scaled}
+        yield _forward_case(f"scores, masked classes, {type_name}", 2, partial(_masked_launch, type_name, **scores))
         yield _backward_case(f"masked classes, {type_name}", 2, partial(_masked_backward, type_name))
         yield _both_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name, **mean))
     yield _forward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped))

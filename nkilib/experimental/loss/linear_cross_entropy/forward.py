@@ -242,7 +242,8 @@ class _BlockForward:
         targets_sbuf = load_targets(launch, block)
         values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
         of_shared = len(schedule.shared)
-        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options)
+        has_bias = launch.bias_hbm is not None
+        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options, has_bias)
         tiles, shared = range(len(input_sbuf)), None
         own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None
@@ -294,6 +295,7 @@ class _BlockForward:
 
     def _take_tiles(self, step: Step, through: _Pass, classes: ClassTiles, column: int) -> None:
         self._take_class_sums(classes, step, column)
+        self.forward.scores.take_counts(classes, self.statistics, column)
         through.targets.aim(step.block.size)
         for start in range(through.tiles.start, through.tiles.stop, TILES_OF_GROUP):
             tiles = range(start, min(start + TILES_OF_GROUP, through.tiles.stop))
@@ -309,9 +311,8 @@ class _BlockForward:
         group = scores.open(tiles.start, input_sbuf, classes, self.statistics, column, first_bank)
         through.targets.gather(group.logits_sbuf, tiles.start - through.tiles.start)
         if argmax is not None:
-            for number, tile in enumerate(tiles):
-                neg_max_sbuf = group.neg_max_sbuf[:, number : number + 1]
-                argmax.take(group.logits(number), neg_max_sbuf, Place(tile, column), 0)
+            ranked = scores.ranked(group, first_bank)
+            argmax.take_tiles(ranked.tiles, ranked.neg_max_sbuf, Place(tiles.start, column))
         scores.take_sums(group, classes, self.statistics, column, first_bank)
         if self.forward.kept is not None:
             first_tile = int(self.block.first) // PARTITIONS

@@ -49,6 +49,8 @@ def linear_cross_entropy_forward(
     with_entropy: bool = False,
     with_distance_sum: bool = False,
     with_log_sum: bool = False,
+    with_log_sum_squares: bool = False,
+    with_mean_logit: bool = False,
     first_class: int = 0,
     num_classes: int | None = None,
     compute_dtype: nl.DType | None = None,
@@ -88,10 +90,12 @@ def linear_cross_entropy_forward(
             value compiles anew.
         logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap; likewise a constant.
         with_target: also return target_logit and position_weight.
-        with_argmax: also return the first class of the largest logit.
+        with_argmax: also return the first class of the largest z, of equal float32 z as they are computed.
         with_entropy: also return the entropy of the softmax.
         with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m, and the class weights w.
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse.
+        with_log_sum_squares: also return ``log(sum_k p[k]**2)`` of the softmax p; of a shard, of its own softmax.
+        with_mean_logit: also return the mean of z over the classes of W that no bias of -inf masks.
         first_class: class of the first row of W, where it is a shard of the vocabulary. Targets and argmax count over
             all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
         num_classes: of all shards, up to 2^24; None: V.
@@ -101,7 +105,7 @@ def linear_cross_entropy_forward(
     Returns:
         Tuple of [N] float32 in HBM: loss (nats) and lse, ``log(sum(exp(z)))``. Then what was asked for: target_logit,
         ``z[t]``, and position_weight, ``w[t]`` or 1, both 0 where the position is ignored or the class in another
-        shard; argmax (int32); entropy; distance_sum; maximum and log_sum.
+        shard; argmax (int32); entropy; distance_sum; maximum and log_sum; log_sum_squares; mean_logit.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -111,7 +115,15 @@ def linear_cross_entropy_forward(
         function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
-    wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, with_target)
+    wanted = Wanted(
+        with_argmax,
+        with_entropy,
+        with_distance_sum,
+        with_log_sum,
+        with_target,
+        with_log_sum_squares,
+        with_mean_logit,
+    )
     options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes, wanted)
     tiling = validated_tiling(launch, has_options(launch, options), FORWARD, position_block, class_block)
     results = Results.of_options(launch.num_positions, options)

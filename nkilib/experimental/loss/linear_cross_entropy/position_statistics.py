@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.argmax import VALUES, Argmax
 from nkilib.core.rows.batches import StoredRows
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments
+from nkilib.core.rows.score_moments import MeanMoment, SquareMoment
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
@@ -43,18 +44,27 @@ class PositionStatistics:
 
     @classmethod
     def make(
-        cls, positions: StoredRows, targets: TargetValues, window: int, shared: int, options: Options
+        cls,
+        positions: StoredRows,
+        targets: TargetValues,
+        window: int,
+        shared: int,
+        options: Options,
+        has_bias: bool,
     ) -> PositionStatistics:
-        """Of no class at all; with columns for so many blocks of classes that the cores share."""
+        """Of no class at all; with columns for so many blocks of classes that the cores share.
+
+        A bias may mask classes, which then are not counted.
+        """
         tiles, own = targets.logits_sbuf.shape[1], window + 1
-        wanted, swapped = options.wanted, nl.num_programs() * own
-        count = 3 + 2 * options.sums_classes + wanted.entropy + 2 * wanted.argmax
+        swapped = nl.num_programs() * own
+        count = statistics_of_columns(options, has_bias)
         exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
         parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
         columns = Columns(PARTITIONS, tiles, swapped + shared)
         picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, parts)
-        moments = _moments(columns, options, parts)
-        argmax = _argmax(columns, options.classes.total, parts) if wanted.argmax else None
+        moments = _moments(columns, options, has_bias, parts)
+        argmax = _argmax(columns, options.classes.total, parts) if options.wanted.argmax else None
         for start, end in ((0, own), (swapped, swapped + shared)):
             if start == end:
                 continue
@@ -132,6 +142,10 @@ class PositionStatistics:
             summed += [moments.first.factors_sbuf, moments.first.first_sbuf]
         if moments is not None and moments.entropy is not None:
             summed.append(moments.entropy.entropy_sbuf)
+        if moments is not None and moments.squares is not None:
+            summed.append(moments.squares.squares_sbuf)
+        if moments is not None and moments.mean is not None:
+            summed += moments.mean.of_chunks
         for sums_sbuf in summed:
             nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
         nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale))
@@ -153,15 +167,28 @@ def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -
     )
 
 
-def _moments(columns: Columns, options: Options, parts: Iterator[nl.NkiTensor]) -> Moments | None:
-    if not (options.sums_classes or options.wanted.entropy):
+def statistics_of_columns(options: Options, has_bias: bool) -> int:
+    """How many numbers are kept of a block of classes for each position; the logit at the target is one."""
+    wanted = options.wanted
+    found = 3 + 2 * options.sums_classes + wanted.entropy + wanted.log_sum_squares + 2 * wanted.argmax
+    return found + (1 + has_bias if wanted.mean_logit else 0)
+
+
+def _moments(columns: Columns, options: Options, has_bias: bool, parts: Iterator[nl.NkiTensor]) -> Moments | None:
+    wanted = options.wanted
+    if not (options.sums_classes or wanted.entropy or wanted.log_sum_squares or wanted.mean_logit):
         return None
-    first = entropy = None
+    first = entropy = squares = mean = None
     if options.sums_classes:
         first = FirstMoment(next(parts), next(parts), columns.row_tile(), columns.row_tile())
     if options.wanted.entropy:
         entropy = EntropyMoment(next(parts), columns.row_tile())
-    return Moments(columns, first, entropy, columns.tile(), columns.tile())
+    if wanted.log_sum_squares:
+        squares = SquareMoment(next(parts), columns.row_tile())
+    if wanted.mean_logit:
+        counts = (next(parts), columns.row_tile()) if has_bias else (None, None)
+        mean = MeanMoment(columns, options.classes.held, next(parts), columns.row_tile(), *counts)
+    return Moments(columns, first, entropy, columns.tile(), columns.tile(), squares, mean)
 
 
 def _argmax(columns: Columns, num_classes: int, parts: Iterator[nl.NkiTensor]) -> Argmax:

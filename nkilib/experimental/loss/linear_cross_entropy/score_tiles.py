@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nkilib.core.rows.moments import raise_negligible
-from nkilib.core.rows.psum import Piece
 from nkilib.core.rows.statistics import Place
-from nkilib.core.rows.tiles import clamp
+from nkilib.core.rows.tiles import FLOAT32_LOWEST, clamp
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassTiles
@@ -22,12 +21,17 @@ from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import GR
 from nkilib.experimental.loss.linear_cross_entropy.logits import LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
+from nkilib.experimental.loss.linear_cross_entropy.ranking import RankedTiles, Ranking
 from nkilib.nki import nisa, nl
 
 # Banks of PSUM that tiles take in turn; one is left to transposes of positions.
 _BANKS = 7
-# Of these, where the entropy needs some for its exponentials.
-_BANKS_OF_ENTROPY = 2
+
+
+def has_terms(options: Options) -> bool:
+    """Something is summed over the classes beside the exponentials."""
+    wanted = options.wanted
+    return options.sums_classes or wanted.entropy or wanted.log_sum_squares or wanted.mean_logit
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,10 @@ class ScoreTiles:
         has_bias: of the launch.
         products: the banks.
         logits_sbuf, tangents_sbuf, maxima_sbuf: by turn, of a group.
-        exponentials_sbuf, terms_sbuf: by turn, of a tile: what nobody needs but the sums that are taken on the way.
-        exponentials_psum: likewise, for the entropy.
+        exponentials_sbuf: by turn, of a tile; float32 where more is made of them than their sum.
+        terms_sbuf: by turn, of a tile: what nobody needs but the sums that are taken on the way.
+        ranking: for the argmax; None without one.
+        unmasked_sbuf: for the mean logit 1.0, and 0.0 for masked classes of a block; None where none may be masked.
     """
 
     options: Options
@@ -78,7 +84,8 @@ class ScoreTiles:
     maxima_sbuf: list[nl.NkiTensor]
     exponentials_sbuf: list[nl.NkiTensor]
     terms_sbuf: list[nl.NkiTensor]
-    exponentials_psum: list[nl.NkiTensor]
+    ranking: Ranking | None
+    unmasked_sbuf: nl.NkiTensor | None
 
     @classmethod
     def make(cls, options: Options, num_features: int, has_bias: bool, tiles: int, classes: int) -> ScoreTiles:
@@ -88,17 +95,20 @@ class ScoreTiles:
             return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(GROUPS if is_needed else 0)]
 
         group, tile = (PARTITIONS, tiles, classes), (PARTITIONS, classes)
-        of_entropy = _BANKS_OF_ENTROPY if options.wanted.entropy else 0
+        wanted = options.wanted
+        exponentials = nl.float32 if wanted.entropy or wanted.log_sum_squares else nl.bfloat16
+        masks = wanted.mean_logit and has_bias
         return cls(
             options,
             has_bias,
-            LogitTiles.make(num_features, None, False, banks=_BANKS - of_entropy, turns=0, classes=classes),
+            LogitTiles.make(num_features, None, False, banks=_BANKS, turns=0, classes=classes),
             logits_sbuf=ring(group),
             tangents_sbuf=ring(group, options.softcap is not None),
             maxima_sbuf=ring((PARTITIONS, tiles)),
-            exponentials_sbuf=ring(tile, not options.wanted.entropy, nl.bfloat16),
-            terms_sbuf=ring(tile, options.sums_classes),
-            exponentials_psum=[nl.ndarray(tile, dtype=nl.float32, buffer=nl.psum) for _ in range(of_entropy)],
+            exponentials_sbuf=ring(tile, dtype=exponentials),
+            terms_sbuf=ring(tile, has_terms(options), nl.bfloat16),
+            ranking=Ranking.make(options.scale, tiles, classes) if wanted.argmax else None,
+            unmasked_sbuf=nl.ndarray(tile, dtype=nl.float32, buffer=nl.sbuf) if masks else None,
         )
 
     def open(
@@ -150,15 +160,53 @@ class ScoreTiles:
             place, turn = Place(group.start + tile, column), (first_bank + tile) % GROUPS
             scores_sbuf, neg_max_sbuf = group.scores(tile), place.of(row.neg_max_sbuf)
             if moments is not None and moments.first is not None:
-                terms_sbuf = self.terms_sbuf[turn][:, 0 : group.classes]
+                terms_sbuf = self._terms(turn, group)
                 moments.first.take_products(scores_sbuf, classes.factors_sbuf, terms_sbuf, neg_max_sbuf, place)
-            if moments is None or moments.entropy is None:
-                row.take_sum(self.exponentials_sbuf[turn][:, 0 : group.classes], scores_sbuf, place)
+            exponentials_sbuf = self.exponentials_sbuf[turn][:, 0 : group.classes]
+            row.take_sum(exponentials_sbuf, scores_sbuf, place)
+            if moments is None:
                 continue
-            if self.has_bias:
-                raise_negligible(scores_sbuf, neg_max_sbuf, row.scale)
-            tile_psum = self.exponentials_psum[turn][:, 0 : group.classes]
-            moments.entropy.take(row, scores_sbuf, [Piece(0, group.classes, True, True, tile_psum)], place)
+            if moments.mean is not None:
+                unmasked_sbuf = None if self.unmasked_sbuf is None else self.unmasked_sbuf[:, 0 : group.classes]
+                moments.mean.take(scores_sbuf, unmasked_sbuf, self._terms(turn, group), place)
+            if moments.squares is not None:
+                moments.squares.take(exponentials_sbuf, self._terms(turn, group), place)
+            if moments.entropy is not None:
+                if self.has_bias:
+                    raise_negligible(scores_sbuf, neg_max_sbuf, row.scale)
+                moments.entropy.take_terms(row, scores_sbuf, exponentials_sbuf, self._terms(turn, group), place)
+
+    def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
+        """Which classes of a block are masked, and how many are not, the same for all positions."""
+        moments = statistics.group.moments
+        if self.unmasked_sbuf is None or moments is None or moments.mean is None or moments.mean.counts_sbuf is None:
+            return
+        column_sbuf = moments.mean.counts_sbuf[:, :, column]
+        count_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar_reduce(
+            dst=self.unmasked_sbuf[:, 0 : classes.weight_sbuf.shape[2]],
+            data=classes.bias_sbuf,
+            op0=nl.greater_equal,
+            operand0=FLOAT32_LOWEST,
+            reduce_op=nl.add,
+            reduce_res=count_sbuf,
+        )
+        nisa.tensor_copy(dst=column_sbuf, src=count_sbuf.broadcast(1, column_sbuf.shape[1]))
+
+    def ranked(self, group: ScoreGroup, first_bank: int) -> RankedTiles:
+        """z of a group as the argmax compares it.
+
+        Raises:
+            ValueError: no argmax is asked for.
+        """
+        if self.ranking is None:
+            raise ValueError("linear_cross_entropy_forward: no argmax is asked for")
+        turn = first_bank // TILES_OF_GROUP % GROUPS
+        tiles = [group.scores(tile) for tile in range(group.scores_sbuf.shape[1])]
+        return self.ranking.ranked(tiles, None if self.options.softcap is not None else group.neg_max_sbuf, turn)
+
+    def _terms(self, turn: int, group: ScoreGroup) -> nl.NkiTensor:
+        return self.terms_sbuf[turn][:, 0 : group.classes]
 
     def _take_column(self, group: ScoreGroup, column_sbuf: nl.NkiTensor) -> None:
         """Minus the maxima of the scores; with a bias the group has the maxima of x, and gets minus them."""

@@ -173,7 +173,15 @@ OF_OPTIONS = [
     ),
     *(
         Refusal(f"{flag} a number", f"{flag} must be True or False, got 2", {flag: 2})
-        for flag in ("with_target", "with_argmax", "with_entropy", "with_distance_sum", "with_log_sum")
+        for flag in (
+            "with_target",
+            "with_argmax",
+            "with_entropy",
+            "with_distance_sum",
+            "with_log_sum",
+            "with_log_sum_squares",
+            "with_mean_logit",
+        )
     ),
     Refusal(
         "shard of too many classes",

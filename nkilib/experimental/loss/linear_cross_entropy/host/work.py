@@ -27,12 +27,15 @@ def linear_forward_work(
     with_distance_sum: bool = False,
     with_log_sum: bool = False,
     compute_dtype: Any = None,
+    with_log_sum_squares: bool = False,
+    with_mean_logit: bool = False,
     **_: Any,
 ) -> Work:
     """The work of ``linear_cross_entropy_forward``, whose parameters it takes."""
     positions = input_hbm.shape[0]
     elements = _elements(input_hbm, weight_hbm)
     results = 2 + 2 * with_target + with_argmax + with_entropy + with_distance_sum + 2 * with_log_sum
+    results += with_log_sum_squares + with_mean_logit
     return _work(
         input_hbm,
         compute_dtype,
