@@ -106,7 +106,7 @@ class BackwardParts:
             plan,
             core,
             positions,
-            BackwardStreams.make(launch, options, plan, kept),
+            BackwardStreams.make(launch, options, plan, kept, columns.slope_sbuf is not None),
             _logit_tiles(launch, options, plan, [banks_psum[bank] for bank in _LOGIT_BANKS]),
             GradientTiles.make(
                 columns,

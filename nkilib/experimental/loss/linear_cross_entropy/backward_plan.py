@@ -21,6 +21,7 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
@@ -60,7 +61,7 @@ _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
 _INSTRUCTIONS_OF_STAGED = 2
 # Of a tile of logits that no product has to fit a bank of PSUM for.
 _CLASSES_OF_KEPT_TILE = 1024
-# Columns of positions and what else is small, with room for alignment.
+# Columns of positions, eight of which stay, and what else is small, with room for alignment.
 _SMALL_BYTES = 3072
 _COLUMNS = 14
 # Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
@@ -128,7 +129,7 @@ class BackwardSizes:
             launch.bias_hbm is not None,
             options.needs_class_weights,
             options.softcap is not None,
-            options.spread != 0.0 or options.square != 0.0 or upstream.grad_lse_hbm is not None,
+            has_rest(launch, options, upstream),
             adds_to_weight,
             weight_itemsize=launch.casts.weight,
             staging_bytes=launch.casts.backward_staging(launch.has_classes_first),

@@ -2,7 +2,8 @@
 
 With p the softmax and h = p - onehot, the error, whose large terms cancel where a target is confident, the gradient of
 z is (A - D) * h + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), and of the logits
-under a cap that times 1 - tanh^2. The instructions whose term is 0 are left out.
+under a cap that times 1 - tanh^2. With a gradient g of the entropy H, D is larger by -g * (log p + H), which is a slope
+times the logit, and an offset. The instructions whose term is 0 are left out.
 """
 
 from __future__ import annotations
@@ -128,25 +129,29 @@ class GradientTiles:
             target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class.
             weights_sbuf: class weights, float32 [rows, classes]; None for 1.
         """
-        error_sbuf = _turn(self.errors_sbuf, number, place)
+        error_sbuf, own_sbuf = _turn(self.errors_sbuf, number, place), self.columns.own_sbuf
+        slopes_sbuf = self._slopes(number, error_sbuf, scores, place)
         self._softmax(error_sbuf, scores, place)
-        other_sbuf = self._others(number, error_sbuf, place, weights_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=error_sbuf,
-            data=self.count_sbuf[0 : place.rows, place.classes.first : place.classes.end],
-            op0=nl.equal,
-            operand0=target_sbuf,
-            op1=nl.subtract,
-            operand1=error_sbuf,
-            reverse1=True,
-        )
-        own_sbuf = place.of(self.columns.own_sbuf)
+        if own_sbuf is None:
+            self._multiply_slopes(dst_sbuf, slopes_sbuf, error_sbuf, scores)
+            return None
+        other_sbuf = self._others(number, error_sbuf, slopes_sbuf, place, weights_sbuf)
+        if self.columns.has_target:
+            nisa.scalar_tensor_tensor(
+                dst=error_sbuf,
+                data=self.count_sbuf[0 : place.rows, place.classes.first : place.classes.end],
+                op0=nl.equal,
+                operand0=target_sbuf,
+                op1=nl.subtract,
+                operand1=error_sbuf,
+                reverse1=True,
+            )
         if other_sbuf is not None:
             nisa.scalar_tensor_tensor(
                 dst=dst_sbuf if self.softcap is None else error_sbuf,
                 data=error_sbuf,
                 op0=nl.multiply,
-                operand0=own_sbuf,
+                operand0=place.of(own_sbuf),
                 op1=nl.add,
                 operand1=other_sbuf,
             )
@@ -157,7 +162,45 @@ class GradientTiles:
         if self.softcap is not None:
             self._square(scores)
             through_cap(error_sbuf, error_sbuf, scores)
-        return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
+        return LastProduct(dst_sbuf, error_sbuf, place.of(own_sbuf))
+
+    def _slopes(
+        self, number: int, error_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace
+    ) -> nl.NkiTensor | None:
+        """D where it grows with the logits, in a tile of its own; None where it is the same for all classes.
+
+        With a maximum the exponents, without their bias, are in ``error_sbuf`` too.
+        """
+        if self.columns.neg_maximum_sbuf is not None:
+            nisa.tensor_scalar(
+                dst=error_sbuf,
+                data=scores,
+                op0=nl.multiply,
+                operand0=self.scale,
+                op1=nl.add,
+                operand1=place.of(self.columns.neg_maximum_sbuf),
+            )
+            scores = error_sbuf
+        slope_sbuf, rest_sbuf = self.columns.slope_sbuf, self.columns.rest_sbuf
+        if slope_sbuf is None or rest_sbuf is None:
+            return None
+        slopes_sbuf = _turn(self.others_sbuf, number, place)
+        nisa.activation(dst=slopes_sbuf, op=nl.copy, data=scores, scale=place.of(slope_sbuf), bias=place.of(rest_sbuf))
+        return slopes_sbuf
+
+    def _multiply_slopes(
+        self,
+        dst_sbuf: nl.NkiTensor,
+        slopes_sbuf: nl.NkiTensor | None,
+        softmax_sbuf: nl.NkiTensor,
+        scores: nl.NkiTensor,
+    ) -> None:
+        """D * p, and nothing else."""
+        gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
+        nisa.tensor_tensor(dst=gradient_sbuf, data1=slopes_sbuf, data2=softmax_sbuf, op=nl.multiply)
+        if self.softcap is not None:
+            self._square(scores)
+            through_cap(dst_sbuf, softmax_sbuf, scores)
 
     def _square(self, tangents: nl.NkiTensor) -> None:
         """The squares of tangents in their place. A square of -inf would make NaN of the gradient, which is 0 there."""
@@ -166,28 +209,29 @@ class GradientTiles:
         squared(tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
-        """p; the scores stay as they are."""
-        bias_sbuf, neg_maximum_sbuf = place.of(self.columns.bias_sbuf), self.columns.neg_maximum_sbuf
-        if neg_maximum_sbuf is None:
+        """p; the scores stay as they are. With a maximum the exponents are in ``dst_sbuf``, but for their bias."""
+        bias_sbuf = place.of(self.columns.bias_sbuf)
+        if self.columns.neg_maximum_sbuf is None:
             nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, bias=bias_sbuf, scale=self.scale)
-            return
-        nisa.tensor_scalar(
-            dst=dst_sbuf,
-            data=scores,
-            op0=nl.multiply,
-            operand0=self.scale,
-            op1=nl.add,
-            operand1=place.of(neg_maximum_sbuf),
-        )
-        nisa.activation(dst=dst_sbuf, op=nl.exp, data=dst_sbuf, bias=bias_sbuf)
+        else:
+            nisa.activation(dst=dst_sbuf, op=nl.exp, data=dst_sbuf, bias=bias_sbuf)
 
     def _others(
-        self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace, weights_sbuf: nl.NkiTensor | None
+        self,
+        number: int,
+        softmax_sbuf: nl.NkiTensor,
+        slopes_sbuf: nl.NkiTensor | None,
+        place: TilePlace,
+        weights_sbuf: nl.NkiTensor | None,
     ) -> nl.NkiTensor | None:
         """D * p - spread * w, in a tile of its own; None for 0."""
         rest_sbuf, spread_sbuf = self.columns.rest_sbuf, self.columns.spread_sbuf
         if rest_sbuf is None:
             return None
+        if slopes_sbuf is not None:
+            nisa.tensor_tensor(dst=slopes_sbuf, data1=slopes_sbuf, data2=softmax_sbuf, op=nl.multiply)
+            self._subtract_spread(slopes_sbuf, place, weights_sbuf)
+            return slopes_sbuf
         other_sbuf = _turn(self.others_sbuf, number, place)
         if spread_sbuf is not None and weights_sbuf is None:
             nisa.tensor_scalar(
@@ -200,17 +244,26 @@ class GradientTiles:
             )
             return other_sbuf
         nisa.activation(dst=other_sbuf, op=nl.copy, data=softmax_sbuf, scale=place.of(rest_sbuf))
-        if spread_sbuf is not None:
-            nisa.scalar_tensor_tensor(
-                dst=other_sbuf,
-                data=weights_sbuf,
-                op0=nl.multiply,
-                operand0=place.of(spread_sbuf),
-                op1=nl.subtract,
-                operand1=other_sbuf,
-                reverse1=True,
-            )
+        self._subtract_spread(other_sbuf, place, weights_sbuf)
         return other_sbuf
+
+    def _subtract_spread(self, other_sbuf: nl.NkiTensor, place: TilePlace, weights_sbuf: nl.NkiTensor | None) -> None:
+        """Subtract spread * w in place."""
+        if self.columns.spread_sbuf is None:
+            return
+        spread_sbuf = place.of(self.columns.spread_sbuf)
+        if weights_sbuf is None:
+            nisa.tensor_scalar(dst=other_sbuf, data=other_sbuf, op0=nl.subtract, operand0=spread_sbuf)
+            return
+        nisa.scalar_tensor_tensor(
+            dst=other_sbuf,
+            data=weights_sbuf,
+            op0=nl.multiply,
+            operand0=spread_sbuf,
+            op1=nl.subtract,
+            operand1=other_sbuf,
+            reverse1=True,
+        )
 
 
 def _turn(tiles_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:

@@ -12,11 +12,17 @@ from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients, has_options
+from nkilib.experimental.loss.linear_cross_entropy.options import (
+    LinearLaunch,
+    WantedGradients,
+    has_options,
+    without_loss,
+)
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
     validate_scratch_bytes,
@@ -136,7 +142,7 @@ def linear_cross_entropy_backward(
     weight_hbm: nl.NkiTensor,
     targets_hbm: nl.NkiTensor,
     lse_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor | None = None,
     bias_hbm: nl.NkiTensor | None = None,
     class_weight_hbm: nl.NkiTensor | None = None,
     grad_lse_hbm: nl.NkiTensor | None = None,
@@ -157,6 +163,8 @@ def linear_cross_entropy_backward(
     weight_sum: float | None = None,
     maximum_hbm: nl.NkiTensor | None = None,
     log_sum_hbm: nl.NkiTensor | None = None,
+    entropy_hbm: nl.NkiTensor | None = None,
+    grad_entropy_hbm: nl.NkiTensor | None = None,
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
@@ -166,10 +174,12 @@ def linear_cross_entropy_backward(
 ) -> tuple[nl.NkiTensor, ...]:
     """Gradients of what the forward returns with respect to input, weight and bias.
 
-    Of the loss, of lse and of the target's log-probability ``z[t] - lse``, each times the gradient that comes to it. In
-    PyTorch, with the forward's results::
+    Of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the entropy, each times the gradient that
+    comes to it. At least one of these upstream gradients is given, and one that is None costs nothing. In PyTorch, with
+    the forward's results::
 
-        torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
+        results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
+        torch.autograd.grad(results, (input, weight, bias), upstream)
 
     The gradient of a tile of logits is rounded to the dtype of the products once, sums are float32, and every
     result is rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it
@@ -189,8 +199,10 @@ def linear_cross_entropy_backward(
             logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype: as in
             the forward.
         lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
-        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
-        grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability.
+        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at. None
+            for no gradient of the loss, whose class weights and options are not looked at either then.
+        grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability; the gradient of
+            the log-probability of an ignored position is not looked at, that of its lse is.
         position_block: positions whose gradients of logits are on chip at a time, a multiple of 128; None: what
             ``choose_linear_tiling`` says.
         class_block: classes of a core that are worked on at a time, a multiple of 128; None likewise.
@@ -198,6 +210,9 @@ def linear_cross_entropy_backward(
         weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
             shards. With them the softmax loses nothing to the rounding of a large lse.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, of a shard
+            the entropy over all shards, and the gradient of each, of ignored positions too; both or neither. A class
+            that is masked, with a logit of -inf, has a gradient of 0.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: None stands for True with a bias.
         grad_weight_sum_hbm: float32, in the shape of W, in HBM: dW is added to it in place, unrounded.
@@ -224,13 +239,16 @@ def linear_cross_entropy_backward(
         weight_sum,
         maximum_hbm,
         log_sum_hbm,
+        entropy_hbm,
+        grad_entropy_hbm,
     )
     options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes)
+    if grad_loss_hbm is None:
+        launch, options = without_loss(launch, options)
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    adds_more = grad_lse_hbm is not None or grad_weight_sum_hbm is not None
-    extended = adds_more or has_options(launch, options)
+    extended = grad_weight_sum_hbm is not None or has_rest(launch, options, upstream) or has_options(launch, options)
     tiling = validated_tiling(launch, extended, BACKWARD, position_block, class_block)
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
     backward_of_core(launch, options, tiling, upstream, gradients)

@@ -147,6 +147,12 @@ class WantedGradients:
         return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
 
+def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, Options]:
+    """Return launch and options of a backward without a gradient of the loss, without what the loss alone needs."""
+    recipe = replace(options.recipe, label_smoothing=0.0, lse_square_scale=0.0)
+    return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
+
+
 def has_options(launch: LinearLaunch, options: Options) -> bool:
     """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles."""
     recipe = replace(options.recipe, ignore_index=LossOptions().ignore_index)

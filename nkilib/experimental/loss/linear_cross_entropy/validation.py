@@ -82,7 +82,7 @@ def validate_linear_upstream(launch: LinearLaunch, options: Options, upstream: P
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
-    validate_upstream(launch.function, launch.num_positions, options, upstream, _LIKE)
+    validate_upstream(launch.function, launch.num_positions, options, upstream, _LIKE, requires_loss=False)
 
 
 def validate_wanted_gradients(

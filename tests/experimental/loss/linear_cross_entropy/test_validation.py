@@ -153,6 +153,25 @@ OF_VECTORS = [
         "maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
         {"maximum_hbm": zeros(3)},
     ),
+    *(
+        Refusal(
+            f"{name} alone",
+            "entropy_hbm and grad_entropy_hbm belong together, got one of them; pass both, or neither",
+            {name: zeros(3)},
+        )
+        for name in ("entropy_hbm", "grad_entropy_hbm")
+    ),
+    Refusal(
+        "gradients of entropies bfloat16",
+        "grad_entropy_hbm must be float32, got bfloat16; cast it to float32",
+        {"entropy_hbm": zeros(3), "grad_entropy_hbm": zeros(3, dtype=ml_dtypes.bfloat16)},
+    ),
+    Refusal(
+        "no gradient",
+        "at least one of grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm, grad_entropy_hbm must be a tensor, got none; "
+        "launch nothing where no gradient comes",
+        {"grad_loss_hbm": None},
+    ),
 ]
 OF_OPTIONS = [
     Refusal(

@@ -13,7 +13,9 @@ such sum after another in float32.
 - log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz. The mean of z: by the mean of
   dz, and a row of sums, one of each window of blocks of at least 128 classes, adds u of the mean of |z| for each.
 - A logit's gradient G: that of cross-entropy for exact logits; p is off by expm1(dz + max dz) more, for the logit and
-  for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. Then G is rounded once, r |G|. Of float16, which
+  for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. The gradient h of the entropy H adds that of
+  h p (log p + H), in which p is off likewise, and log p by dz + max dz. All of it is over a temperature, and so is dz,
+  beside a cap's derivative. Then G is rounded once, r |G|. Of float16, which
   has subnormals, it carries a power of two that brings the largest coefficient to at least 1: 2^-25 of that is lost.
 - dX: sum over the classes of what G is off by, times |W|; (K + 135) u sum |G| |W| for the additions, those of blocks
   and cores among them; the result is rounded once, r |dX|, and of float16 2^-25 more, half of what its subnormals are
@@ -119,7 +121,10 @@ def linear_gradient_bounds(
         upstream.grad_lse,
         upstream.grad_logprob,
     )
-    floor = roundoff.floor * float(sizes.max(initial=0.0))
+    largest = float(sizes.max(initial=0.0))
+    if upstream.grad_entropy is not None:
+        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
+    floor = roundoff.floor * largest / problem.recipe.temperature
     of_input = np.empty(problem.input.shape, np.float64)
     held = weight[classes]
     of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
@@ -201,8 +206,13 @@ def _gradients_of_logits(
             given,
         )
         with np.errstate(invalid="ignore", over="ignore"):
-            p = np.exp(options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis])
-            of_p = sizes[rows, np.newaxis] * p * np.expm1(off + off.max(axis=1, keepdims=True))
+            log_p = options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis]
+            p, of_log_p = np.exp(log_p), (off + off.max(axis=1, keepdims=True)) / options.temperature
+            of_p = sizes[rows, np.newaxis] * p * np.expm1(of_log_p) / options.temperature
+            if given.entropy is not None and given.grad_entropy is not None:
+                terms = np.abs(log_p + given.entropy[:, np.newaxis]) * np.expm1(of_log_p) + of_log_p * np.exp(of_log_p)
+                of_entropy = np.abs(given.grad_entropy[:, np.newaxis]) * np.where(p == 0.0, 0.0, p * terms)
+                of_p = of_p + of_entropy / options.temperature
             if cap is not None:
                 tangents = np.tanh(logits / cap)
                 of_p = of_p * (1.0 - np.square(tangents)) + np.abs(gradient) * 2.0 * np.abs(tangents) * off / cap

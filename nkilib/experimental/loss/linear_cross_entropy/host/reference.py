@@ -112,7 +112,8 @@ def linear_backward_reference(
 
     PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
 
-        torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
+        results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
+        torch.autograd.grad(results, (input, weight, bias), upstream)
 
     Args:
         problem: with all classes.
