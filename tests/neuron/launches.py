@@ -153,8 +153,11 @@ _BIAS: Final = {"bias_hbm": _numbers(10, CLASSES)}
 _LINEAR: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "[D, V]": {"weight_layout": "dv", "weight_hbm": _numbers(9, FEATURES, CLASSES)},
-    "all": {**_BIAS, **{name: value for name, value in _TOGETHER.items() if name != "temperature"}},
+    "all": {**_BIAS, **_TOGETHER},
+    "scale of the logits": {"logit_scale": 0.5, "logit_softcap": 2.0},
     "tiling": {"position_block": 128, "class_block": 128},
+    "products in bfloat16": {**_BIAS, "compute_dtype": nl.bfloat16},
+    "products in float32": {"compute_dtype": nl.float32},
 }
 LINEAR_FORWARD: Final = {
     **_LINEAR,
@@ -182,6 +185,8 @@ LINEAR_BACKWARD: Final = {
     **_FROZEN,
     "weights of a shard": EXTENDED_BACKWARD["weights of a shard"],
     "every gradient": {**_GRADIENTS, **_MAXIMUM},
+    "entropy": {**_BIAS, **_ENTROPIES, **_GRADIENTS, "temperature": 0.7},
+    "entropy alone": {**_ENTROPIES, **_MAXIMUM, "grad_loss_hbm": None},
     "added to a sum": {"grad_weight_sum_hbm": _numbers(11, CLASSES, FEATURES)},
     "input's in float32": {"grad_input_float32": True},
 }

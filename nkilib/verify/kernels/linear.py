@@ -27,6 +27,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
+from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths
 from nkilib.verify.observation import Array
@@ -65,7 +66,8 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def problem_of(given: Mapping[str, Any]) -> LinearProblem:
-    """A launch on all classes as the reference takes it."""
+    """A launch on all classes as the reference takes it, with the operands rounded to the type of the products."""
+    given = {**given, **_rounded(given)}
     recipe = {name: given[name] for name in _RECIPE & given.keys()}
     options = ExtendedLoss(given.get("class_weight_hbm"), **recipe)
     bias, layout = given.get("bias_hbm"), given.get("weight_layout", "vd")
@@ -73,14 +75,22 @@ def problem_of(given: Mapping[str, Any]) -> LinearProblem:
     return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout, scale)
 
 
+def _rounded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The operands in the type of the products, where the launch names it."""
+    if given.get("compute_dtype") is None:
+        return {}
+    dtype = _TYPES[str(given["compute_dtype"])]
+    rounded = {name: given[name].astype(dtype) for name in ("input_hbm", "weight_hbm", "bias_hbm") if name in given}
+    return {**rounded, **({"bias_hbm": rounded["bias_hbm"].astype(np.float32)} if "bias_hbm" in rounded else {})}
+
+
 def upstream_of(given: Mapping[str, Any]) -> BackwardInputs:
     """What comes to the backward of such a launch; to one that computes its own lse, the exact one."""
     if "lse_hbm" not in given:
         scale = given["grad_scale"] if "grad_scale" in given else given["grad_scale_hbm"][0]
         return BackwardInputs(_lse(given), np.full(POSITIONS, scale, np.float32))
-    return BackwardInputs(
-        given["lse_hbm"], given["grad_loss_hbm"], given.get("grad_lse_hbm"), given.get("grad_logprob_hbm")
-    )
+    names = ("grad_lse_hbm", "grad_logprob_hbm", "entropy_hbm", "grad_entropy_hbm")
+    return BackwardInputs(given["lse_hbm"], given["grad_loss_hbm"], *(given.get(name) for name in names))
 
 
 def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -194,6 +204,19 @@ def _every_gradient(type_name: str) -> dict[str, Any]:
     )
 
 
+def _of_scores(type_name: str, **options: Any) -> dict[str, Any]:
+    """Gradients of log-probability and entropy, of masked classes too."""
+    given = _masked_launch(type_name, **options)
+    with np.errstate(all="ignore"):
+        entropy = linear_forward_reference(problem_of(given)).entropy
+    return _backward(
+        given,
+        grad_logprob_hbm=inputs.numbers(7, POSITIONS),
+        entropy_hbm=entropy.astype(np.float32),
+        grad_entropy_hbm=inputs.numbers(8, POSITIONS),
+    )
+
+
 def _of_shard(given: dict[str, Any]) -> dict[str, Any]:
     """The last classes of a launch on all."""
     held = {name: given[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
@@ -292,6 +315,13 @@ def cases() -> Iterator[Case]:
         yield _forward_case(f"scores, masked classes, {type_name}", 2, partial(_masked_launch, type_name, **scores))
         yield _backward_case(f"masked classes, {type_name}", 2, partial(_masked_backward, type_name))
         yield _both_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name, **mean))
+    for type_name in _TYPES:
+        yield _backward_case(f"gradient of the entropy, {type_name}", 2, partial(_of_scores, type_name, **scaled))
+        other = {"compute_dtype": nl.float32 if type_name == "bfloat16" else nl.bfloat16, "bias_hbm": True}
+        in_other = f"products in {other['compute_dtype']}, {type_name}"
+        yield _forward_case(in_other, 2, partial(_launch, type_name, **other))
+        yield _backward_case(in_other, 2, partial(_of_backward, type_name, {}, **other))
+        yield _both_case(in_other, 2, partial(_launch, type_name, **other, **scaled, **mean))
     yield _forward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped))
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_transposed_backward, "bfloat16", **capped))
     yield _both_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped, **mean))
