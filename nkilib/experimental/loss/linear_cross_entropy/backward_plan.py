@@ -54,7 +54,7 @@ LOGIT_BANKS = 5
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
-PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
+PROGRAM_INSTRUCTIONS, POSITIONS_OF_PROGRAM = 29000, 4096
 # Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
 # Of a staged tile of W: a transfer and a cast.
@@ -255,7 +255,7 @@ class BackwardPlan:
 
     def program_limit(self, num_positions: int) -> float:
         """How many instructions the program may have for the backward."""
-        limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
+        limit = PROGRAM_INSTRUCTIONS if num_positions <= POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:

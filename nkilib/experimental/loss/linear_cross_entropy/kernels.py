@@ -71,7 +71,7 @@ def linear_cross_entropy_forward(
     that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
-        N: positions, that is tokens (1 to 65,536).
+        N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
 
@@ -181,16 +181,17 @@ def linear_cross_entropy_backward(
         results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    The gradient of a tile of logits is rounded to the dtype of the products once, sums are float32, and every
-    result is rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it
-    carries a power of two, chosen on the device for the largest upstream gradient, that is removed in float32:
-    where one of them is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond inputs
-    and outputs the kernel takes 4 N D bytes of HBM for each core, and where the positions take several blocks at
-    most 64 MiB for each core more. An X of another dtype than the products is rounded once, to a copy of N D
-    elements; of W there is no copy. Launch as the forward.
+    The gradient of a tile of logits is rounded to the dtype of the products once, sums are float32, and every result is
+    rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it carries a
+    power of two, chosen on the device for the largest upstream gradient, that is removed in float32: where one of them
+    is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond inputs and outputs the kernel
+    takes 4 N D bytes of HBM for each core, and where the positions take several blocks at most 64 MiB for each core
+    more. An X of another dtype than the products is rounded once, to a copy of N D elements; of W there is no copy.
+    More than 65,536 positions are split here: parts of at most 16,384 take their turns in a loop of the device, with dW
+    and db added up in float32 over them, in 4 V D bytes more unless dW is float32. Launch as the forward.
 
     Dimensions:
-        N: positions, that is tokens (1 to 65,536).
+        N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
 
@@ -293,7 +294,7 @@ def linear_cross_entropy_forward_backward(
     backward. Launch as the forward.
 
     Dimensions:
-        N: positions, that is tokens (1 to 65,536).
+        N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
 

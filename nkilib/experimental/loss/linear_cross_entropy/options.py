@@ -15,8 +15,8 @@ CLASSES_FIRST, FEATURES_FIRST = "vd", "dv"
 WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
 
 FEATURES_MIN, FEATURES_MAX = 16, 16384
-# Positions beyond it belong into another launch: what is kept of each takes SBUF.
-POSITIONS_MAX = 65536
+# What an index of 32 bits counts.
+POSITIONS_MAX = 2**31 - 1
 # Classes of all shards are counted in float32 where they are compared with a target.
 CLASSES_MAX = 2**24
 

@@ -5,13 +5,10 @@ For an input that ``torch.nn.functional.linear_cross_entropy`` refuses too, the 
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
 from nkilib.core.host.reductions import check_reduction
-from nkilib.experimental.loss.linear_cross_entropy.options import POSITIONS_MAX
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.checks import (
@@ -88,15 +85,9 @@ def check_kernel_arguments(caller: Caller, given: LinearArguments) -> None:
         TypeError: input and weight are of another type than bfloat16, float16 and float32.
         RuntimeError: input, weight and bias are of unlike types; ``weight`` requires grad.
         NotImplementedError: no floating types; ``grad_weight_sum`` of XLA tensors.
-        ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit; more positions than a launch takes.
+        ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit.
     """
     _check_dtypes(caller, given)
-    positions = prod(given.input.shape[:-1])
-    if positions > POSITIONS_MAX:
-        raise ValueError(
-            f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them, "
-            f"with normalizer= for a mean"
-        )
     check_normalizer(caller, given.normalizer, given.reduction, given.input.device)
     _check_sum(caller, given.linear_weight, given.grad_weight_sum)
 

@@ -45,8 +45,8 @@ OF_INPUT = [
     ),
     Refusal(
         "no rows",
-        "input_hbm must have 1 to 65536 rows, got shape (0, 100); launch nothing for no position, and several times "
-        "for more",
+        "input_hbm must have 1 to 2147483647 rows, got shape (0, 100); launch nothing for no position, and "
+        "several times for more",
         {"input_hbm": zeros(0, COLUMNS)},
     ),
     *(

@@ -8,9 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nkilib.core.plan_limits import limited_instructions, limits_in_force
+from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS, TILE, LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import (
+    POSITIONS_UNSPLIT,
+    STAGED_ELEMENTS,
+    TILE,
+    LinearTiling,
+)
 
 # Tiles of positions whose logits stand side by side, and how many such groups there are.
 TILES_OF_GROUP, GROUPS = 4, 2
@@ -135,13 +140,16 @@ class ForwardSizes:
         return operands + logits + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
-        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes."""
+        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes.
+
+        Of very many positions they are a loop however few classes there are.
+        """
         count = div_ceil(self.position_tiles, min(position_block // TILE, self.position_tiles))
         size = div_ceil(self.position_tiles, count) * TILE
         whole, rest = divmod(self.num_positions, size)
         unrolled = PositionPlan(size, whole, rest, False)
         steps = div_ceil(self.class_tiles, class_block // TILE)
-        is_long = self.most_bodies(unrolled) < steps
+        is_long = self.most_bodies(unrolled) < steps or self.num_positions > limited_positions(POSITIONS_UNSPLIT)
         return unrolled._replace(is_loop=whole > 1 and is_long)
 
     def most_bodies(self, plan: PositionPlan) -> int:

@@ -12,7 +12,9 @@ from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     copied_bytes,
     logits_blocks,
     one_launch_bytes,
+    split_backward_bytes,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
 from nkilib.guarantee import Guarantee
 
@@ -33,13 +35,15 @@ def backward_workspace_bytes(
     position_block: int | None = None,
     class_block: int | None = None,
     weight_layout: str = "vd",
+    grad_weight_sum_hbm: Any = None,
+    grad_input_float32: bool = False,
     compute_dtype: Any = None,
     cores: int = 1,
     **_: Any,
 ) -> int:
     """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block.
 
-    X and a bias that are rounded to ``compute_dtype`` besides.
+    X and a bias that are rounded to ``compute_dtype`` besides; of more than 65,536 positions what their parts take.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(
@@ -50,9 +54,21 @@ def backward_workspace_bytes(
         weight_layout=weight_layout,
         weight_dtype=weight_hbm.dtype,
     )
-    blocks = position_block or chosen.position_block, class_block or chosen.class_block
-    sums = backward_bytes(launch.positions, launch.features, *blocks, cores=cores)
-    return sums + _copies(input_hbm, bias_hbm, compute_dtype, cores)
+    tiling = LinearTiling(position_block or chosen.position_block, class_block or chosen.class_block)
+    copies = _copies(input_hbm, bias_hbm, compute_dtype, cores)
+    parts = position_parts(launch.positions, launch.features)
+    if not parts.is_split:
+        return copies + backward_bytes(launch.positions, launch.features, *tiling, cores=cores)
+    is_wide = grad_input_float32 or dtype_name(input_hbm.dtype) == "float32"
+    return copies + split_backward_bytes(
+        parts,
+        launch.features,
+        launch.classes,
+        tiling,
+        input_itemsize=4 if is_wide else 2,
+        has_weight_sum=grad_weight_sum_hbm is not None or dtype_name(weight_hbm.dtype) == "float32",
+        cores=cores,
+    )
 
 
 def one_launch_workspace_bytes(
@@ -135,7 +151,10 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace=f"4 cores N D, and 8 cores class_block D where N > position_block; {_COPIES}",
+    workspace=(
+        "4 cores N D, and 8 cores class_block D where N > position_block; of more than 65,536 positions twice that of "
+        f"a part of n <= 16,384, 4 n D and 4 V D + 8 V; {_COPIES}"
+    ),
     in_place="grad_weight_sum_hbm",
     error=(
         "dX: sum |W| off(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; "

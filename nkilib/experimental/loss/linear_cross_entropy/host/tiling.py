@@ -16,7 +16,7 @@ from nkilib.experimental.loss.linear_cross_entropy.backward_plan import Backward
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes, LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -74,7 +74,7 @@ def choose_linear_tiling(
         gradients = linear_cross_entropy_backward[2](input, weight, targets, lse, grad_loss, **tiling._asdict())
 
     Args:
-        num_positions: N, rows of the input, 1 to 65,536.
+        num_positions: N, rows of the input, 1 to 2^31 - 1.
         num_features: D, its columns, 16 to 16,384.
         vocab_size: V, classes of the weight, 1 to 2^24.
         dtype: bfloat16, float16 or float32, of the products: as NKI, numpy, torch or a string names it.
@@ -152,7 +152,13 @@ def _forward(launch: _Launch) -> LinearTiling:
     return choose_forward_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
-def _backward(launch: _Launch, adds_to_weight: bool = False, keeps_logits: bool = False) -> LinearTiling:
+def _backward(launch: _Launch) -> LinearTiling:
+    """Of a part of the positions where they are split."""
+    parts = position_parts(launch.num_positions, launch.num_features)
+    return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
+
+
+def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> LinearTiling:
     sizes = BackwardSizes(
         launch.num_positions,
         launch.num_features,
@@ -176,7 +182,7 @@ def _forward_backward(launch: _Launch) -> LinearTiling:
     """Of the gradients of a block of positions, whose logits are there."""
     blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
     block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
-    return _backward(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
+    return _of_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
 
 
 _CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
