@@ -33,10 +33,11 @@ def launch_of_part(launch: LinearLaunch, block: Block) -> LinearLaunch:
 
 def upstream_of_part(upstream: PositionUpstream, block: Block) -> PositionUpstream:
     """What comes to some positions."""
-    found: dict[str, Any] = {field.name: getattr(upstream, field.name) for field in fields(upstream)}
-    return PositionUpstream(
-        **{name: block.of(value) if isinstance(value, nl.NkiTensor) else value for name, value in found.items()}
-    )
+    found: dict[str, Any] = {}
+    for field in fields(upstream):
+        value = getattr(upstream, field.name)
+        found[field.name] = block.of(value) if isinstance(value, nl.NkiTensor) else value
+    return PositionUpstream(**found)
 
 
 def meet(tensor_hbm: nl.NkiTensor) -> None:
