@@ -38,7 +38,7 @@ class GradientColumns:
         neg_maximum_sbuf: is added to the logits before; None where the exponents take -lse.
         has_target: there is a gradient of the loss or of the log-probability.
         own_sbuf: A - D, what the error at the target is multiplied with. Without a target p is multiplied with it, and
-            it is D; None where D grows with the logits.
+            it is D; not looked at where D grows with the logits then.
         rest_sbuf: D, or what it is where the exponents, without their bias, are 0.
         slope_sbuf: by how much D grows with the scores, or with the exponents under a maximum; None for 0.
         spread_sbuf: what class weights are multiplied with.
@@ -49,7 +49,7 @@ class GradientColumns:
     bias_sbuf: nl.NkiTensor
     neg_maximum_sbuf: nl.NkiTensor | None
     has_target: bool
-    own_sbuf: nl.NkiTensor | None
+    own_sbuf: nl.NkiTensor
     rest_sbuf: nl.NkiTensor | None
     slope_sbuf: nl.NkiTensor | None
     spread_sbuf: nl.NkiTensor | None
@@ -63,8 +63,7 @@ class GradientColumns:
         target_sbuf = positions.loaded(launch.targets_hbm)
         terms = _target_terms(launch, options, upstream, exponents.lse_sbuf, target_sbuf)
         has_target = upstream.grad_loss_hbm is not None or upstream.grad_logprob_hbm is not None
-        own_sbuf = terms.own_sbuf if has_target else None
-        rest_sbuf, spread_sbuf = terms.rest_sbuf, terms.spread_sbuf
+        own_sbuf, rest_sbuf, spread_sbuf = terms.own_sbuf, terms.rest_sbuf, terms.spread_sbuf
         grad_entropy_sbuf = None
         if upstream.grad_entropy_hbm is not None:
             grad_entropy_sbuf = loaded_gradient(positions, upstream.grad_entropy_hbm, options)
@@ -72,9 +71,10 @@ class GradientColumns:
         if launch.dtype == nl.float16:
             # |p (log p + H)| is less than 5, however many classes there are: its coefficient is the gradient alone.
             power = PowerOfTwo.of_largest(_present(own_sbuf, rest_sbuf, grad_entropy_sbuf))
-            own_sbuf, rest_sbuf, spread_sbuf, grad_entropy_sbuf = (
+            own_sbuf = scaled(own_sbuf, power.factor_sbuf)
+            rest_sbuf, spread_sbuf, grad_entropy_sbuf = (
                 None if each is None else scaled(each, power.factor_sbuf)
-                for each in (own_sbuf, rest_sbuf, spread_sbuf, grad_entropy_sbuf)
+                for each in (rest_sbuf, spread_sbuf, grad_entropy_sbuf)
             )
         slope_sbuf = None
         if grad_entropy_sbuf is not None and upstream.entropy_hbm is not None:
@@ -84,7 +84,7 @@ class GradientColumns:
         if exponents.factor_sbuf is not None:
             rest_sbuf = _with_factor(exponents.factor_sbuf, own_sbuf, rest_sbuf)
             slope_sbuf = None if slope_sbuf is None else product(slope_sbuf, exponents.factor_sbuf)
-        if not has_target and slope_sbuf is None:
+        if not has_target and slope_sbuf is None and rest_sbuf is not None:
             own_sbuf, rest_sbuf = rest_sbuf, None
         if options.classes.first > 0:
             target_sbuf = _shifted(target_sbuf, -float(options.classes.first))
@@ -196,19 +196,13 @@ def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
     return [column_sbuf for column_sbuf in columns_sbuf if column_sbuf is not None]
 
 
-def _with_factor(
-    factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor | None, rest_sbuf: nl.NkiTensor | None
-) -> nl.NkiTensor:
+def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
     """D of p / factor: D * factor + (A - D) * (factor - 1), as the error at the target keeps p / factor."""
-    terms_sbuf = [] if rest_sbuf is None else [product(rest_sbuf, factor_sbuf)]
-    if own_sbuf is not None:
-        added_sbuf = float32_like(factor_sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=added_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
-        )
-        terms_sbuf.append(added_sbuf)
-    first_sbuf, *others_sbuf = terms_sbuf
-    return summed(first_sbuf, others_sbuf)
+    found_sbuf = float32_like(factor_sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=found_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
+    )
+    return found_sbuf if rest_sbuf is None else summed(found_sbuf, [product(rest_sbuf, factor_sbuf)])
 
 
 def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:

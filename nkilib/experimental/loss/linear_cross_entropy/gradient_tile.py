@@ -129,10 +129,10 @@ class GradientTiles:
             target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class.
             weights_sbuf: class weights, float32 [rows, classes]; None for 1.
         """
-        error_sbuf, own_sbuf = _turn(self.errors_sbuf, number, place), self.columns.own_sbuf
+        error_sbuf, own_sbuf = _turn(self.errors_sbuf, number, place), place.of(self.columns.own_sbuf)
         slopes_sbuf = self._slopes(number, error_sbuf, scores, place)
         self._softmax(error_sbuf, scores, place)
-        if own_sbuf is None:
+        if slopes_sbuf is not None and not self.columns.has_target:
             self._multiply_slopes(dst_sbuf, slopes_sbuf, error_sbuf, scores)
             return None
         other_sbuf = self._others(number, error_sbuf, slopes_sbuf, place, weights_sbuf)
@@ -151,7 +151,7 @@ class GradientTiles:
                 dst=dst_sbuf if self.softcap is None else error_sbuf,
                 data=error_sbuf,
                 op0=nl.multiply,
-                operand0=place.of(own_sbuf),
+                operand0=own_sbuf,
                 op1=nl.add,
                 operand1=other_sbuf,
             )
@@ -162,7 +162,7 @@ class GradientTiles:
         if self.softcap is not None:
             self._square(scores)
             through_cap(error_sbuf, error_sbuf, scores)
-        return LastProduct(dst_sbuf, error_sbuf, place.of(own_sbuf))
+        return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
 
     def _slopes(
         self, number: int, error_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace
@@ -191,13 +191,13 @@ class GradientTiles:
     def _multiply_slopes(
         self,
         dst_sbuf: nl.NkiTensor,
-        slopes_sbuf: nl.NkiTensor | None,
+        slopes_sbuf: nl.NkiTensor,
         softmax_sbuf: nl.NkiTensor,
         scores: nl.NkiTensor,
     ) -> None:
         """D * p, and nothing else."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
-        nisa.tensor_tensor(dst=gradient_sbuf, data1=slopes_sbuf, data2=softmax_sbuf, op=nl.multiply)
+        _multiply(gradient_sbuf, slopes_sbuf, softmax_sbuf)
         if self.softcap is not None:
             self._square(scores)
             through_cap(dst_sbuf, softmax_sbuf, scores)
@@ -229,7 +229,7 @@ class GradientTiles:
         if rest_sbuf is None:
             return None
         if slopes_sbuf is not None:
-            nisa.tensor_tensor(dst=slopes_sbuf, data1=slopes_sbuf, data2=softmax_sbuf, op=nl.multiply)
+            _multiply(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             self._subtract_spread(slopes_sbuf, place, weights_sbuf)
             return slopes_sbuf
         other_sbuf = _turn(self.others_sbuf, number, place)
@@ -264,6 +264,13 @@ class GradientTiles:
             operand1=other_sbuf,
             reverse1=True,
         )
+
+
+def _multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
+    """The product of two tiles of float32 in SBUF: Vector is modelled to take twice as long for ``tensor_tensor``."""
+    nisa.scalar_tensor_tensor(
+        dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=others_sbuf
+    )
 
 
 def _turn(tiles_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:

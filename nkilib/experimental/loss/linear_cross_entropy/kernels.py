@@ -249,7 +249,8 @@ def linear_cross_entropy_backward(
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    extended = grad_weight_sum_hbm is not None or has_rest(launch, options, upstream) or has_options(launch, options)
+    is_extended = has_options(launch, options, of_backward=True) or has_rest(launch, options, upstream)
+    extended = is_extended or grad_weight_sum_hbm is not None
     tiling = validated_tiling(launch, extended, BACKWARD, position_block, class_block)
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
     backward_of_core(launch, options, tiling, upstream, gradients)

@@ -153,7 +153,13 @@ def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, 
     return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
 
 
-def has_options(launch: LinearLaunch, options: Options) -> bool:
-    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles."""
-    recipe = replace(options.recipe, ignore_index=LossOptions().ignore_index)
-    return launch.bias_hbm is not None or options.is_weighted or recipe != LossOptions() or options.wanted != Wanted()
+def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
+    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles.
+
+    A temperature, and a scale of the logits with it, takes none ``of_backward``.
+    """
+    usual = LossOptions()
+    recipe = replace(options.recipe, ignore_index=usual.ignore_index)
+    if of_backward:
+        recipe = replace(recipe, temperature=usual.temperature)
+    return launch.bias_hbm is not None or options.is_weighted or recipe != usual or options.wanted != Wanted()
