@@ -55,6 +55,8 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: float = 0.0,
         options: object = None,
         logit_softcap: float | None = None,
+        temperature: float = 1.0,
+        logit_scale: float = 1.0,
         lse_square_scale: float = 0.0,
         normalizer: Tensor | None = None,
         return_outputs: bool = False,
@@ -79,6 +81,8 @@ class LinearCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
         self.options = options
         self.logit_softcap = logit_softcap
+        self.temperature = temperature
+        self.logit_scale = logit_scale
         self.lse_square_scale = lse_square_scale
         self.return_outputs = return_outputs
         self.memory_limit = memory_limit
@@ -108,6 +112,8 @@ class LinearCrossEntropyLoss(nn.Module):
             label_smoothing=self.label_smoothing,
             options=self.options,
             logit_softcap=self.logit_softcap,
+            temperature=self.temperature,
+            logit_scale=self.logit_scale,
             lse_square_scale=self.lse_square_scale,
             normalizer=self.normalizer if normalizer is None else normalizer,
             return_outputs=self.return_outputs,

@@ -11,7 +11,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, one_launch_bytes
 from nkilib.torch.functions.cross_entropy.target_indices import is_ignored, kernel_target
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.operators import WITH_GRADIENTS, Scratch, WantedGradients
+from nkilib.torch.functions.linear_cross_entropy.operators import WITH_GRADIENTS, Product, Scratch, WantedGradients
 
 # The kernel takes the logits of at least as many positions.
 _TILE: Final = 128
@@ -70,6 +70,7 @@ def loss_with_gradients(
     linear_bias: Tensor | None,
     class_weight: Tensor | None,
     options: LossOptions,
+    product: Product,
     reduction: str,
     normalizer: Tensor | None,
     wanted: WantedGradients,
@@ -83,6 +84,7 @@ def loss_with_gradients(
         target: [N].
         linear_bias, class_weight: [V] float32, or None.
         options: of the loss.
+        product: what is done with the product.
         reduction: ``"mean"`` or ``"sum"``.
         normalizer: divisor of the mean.
         wanted: gradients.
@@ -91,7 +93,7 @@ def loss_with_gradients(
     scale = input.new_ones((), dtype=torch.float32)
     if reduction == "mean":
         scale = scale / (_divisor(target, class_weight, options) if normalizer is None else normalizer.to(scale))
-    keywords = WITH_GRADIENTS.keywords_from(Scratch(scratch_bytes), options, wanted)
+    keywords = WITH_GRADIENTS.keywords_from(Scratch(scratch_bytes), options, product, wanted)
     operator = WITH_GRADIENTS.op(input.device)
     total, *_ = operator(input, linear_weight, target, scale.detach(), linear_bias, class_weight, **keywords)
     loss: Tensor = total

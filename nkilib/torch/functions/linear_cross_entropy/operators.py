@@ -48,6 +48,13 @@ class Scratch:
     scratch_bytes: int = SCRATCH_BYTES
 
 
+@dataclass(frozen=True)
+class Product:
+    """``logit_scale``: what product and bias are multiplied by, before cap and temperature."""
+
+    logit_scale: float = 1.0
+
+
 def as_weight(call: Call) -> Shape:
     """[V, D]."""
     return tuple(call.tensor("linear_weight").shape)
@@ -94,7 +101,7 @@ _GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
 _GRADIENTS_ON_REQUEST: Final = {each.name: each.request for each in _GRADIENTS}
 
 # Of the options of the loss, those that these kernels have.
-_OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
+_OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature")
 _WITHOUT: Final = tuple(each.name for each in options_of(LossOptions) if each.name not in _OPTIONS)
 _ON_REQUEST: Final = {
     "target_logit": "with_target",
@@ -132,7 +139,7 @@ FORWARD: Final = register(
     Operator(
         "linear_cross_entropy_forward",
         inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, _SUM_FOR_BACKWARD),
-        options=(LossOptions, Wanted),
+        options=(LossOptions, Product, Wanted),
         without=(*_WITHOUT, "with_distance_sum"),
         outputs=(
             Output("loss", depends_on=_OF_LOGITS),
@@ -181,7 +188,7 @@ BACKWARD: Final = register(
     Operator(
         "linear_cross_entropy_backward",
         inputs=_BACKWARD_INPUTS,
-        options=(LossOptions, WantedGradients),
+        options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=_GRADIENTS,
         kernel=linear_cross_entropy_backward,
@@ -197,7 +204,7 @@ BACKWARD_ADDING: Final = register(
     Operator(
         "linear_cross_entropy_backward_adding",
         inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM),
-        options=(LossOptions, WantedGradients),
+        options=(LossOptions, Product, WantedGradients),
         without=(*_WITHOUT, "grad_weight_wanted"),
         outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
         kernel=linear_cross_entropy_backward,
@@ -220,7 +227,7 @@ WITH_GRADIENTS: Final = register(
     Operator(
         "linear_cross_entropy_with_gradients",
         inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, Input("grad_scale", dimensions=0), _LINEAR_BIAS, _CLASS_WEIGHT),
-        options=(Scratch, LossOptions, WantedGradients),
+        options=(Scratch, LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=_OF_LOGITS), *_GRADIENTS),
         kernel=linear_cross_entropy_forward_backward,

@@ -17,7 +17,7 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
-from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD
+from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD, Product
 from nkilib.torch.functions.vocab_parallel.results import combined_results, with_weight_sum
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 from nkilib.torch.functions.vocab_parallel_linear.operators import BACKWARD, BACKWARD_ADDING, STATISTICS
@@ -48,6 +48,7 @@ def vocab_parallel_linear_results(
     operands: ShardOperands,
     class_weight: Tensor | None,
     options: LossOptions,
+    product: Product,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     wanted: Wanted,
@@ -60,6 +61,7 @@ def vocab_parallel_linear_results(
         operands: of this rank.
         class_weight: [V] float32, or None.
         options: of the loss.
+        product: what is done with the product.
         shards: of all ranks.
         group: None for all processes.
         wanted: which of logprob, argmax and entropy are asked for; the others are empty.
@@ -70,7 +72,12 @@ def vocab_parallel_linear_results(
     asked_for = replace(wanted, with_distance_sum=options.label_smoothing > 0.0)
     # The backward communicates where the input needs a gradient: on every rank, or on none.
     needs_gradient = input.requires_grad and torch.is_grad_enabled()
-    all_claims = {"features": input.shape[1], "input requires grad": needs_gradient, **claims}
+    all_claims = {
+        "features": input.shape[1],
+        "input requires grad": needs_gradient,
+        "logit_scale": product.logit_scale,
+        **claims,
+    }
     with torch.no_grad():
         own = STATISTICS.op(input.device)(
             input.detach(),
@@ -78,7 +85,7 @@ def vocab_parallel_linear_results(
             target,
             None if linear_bias is None else linear_bias.detach(),
             own_weight,
-            **STATISTICS.keywords_from(options, shards.columns, asked_for),
+            **STATISTICS.keywords_from(options, product, shards.columns, asked_for),
         )
         statistics = ShardStatistics(*own)
         whole = combined_results(
@@ -86,7 +93,7 @@ def vocab_parallel_linear_results(
         )
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
     tensors = (input, linear_weight, target, linear_bias, own_weight, grad_weight_sum)
-    keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
+    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
     found = apply(*tensors, whole.weight_sum, whole.target_weight, whole.results, keywords, group)
     return whole.results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
 

@@ -17,7 +17,7 @@ from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, statistics_outputs
 from nkilib.torch.functions.cross_entropy.target_indices import check_range
 from nkilib.torch.functions.linear_cross_entropy import operators as of_whole
-from nkilib.torch.functions.linear_cross_entropy.operators import LINEAR, WantedGradients, targets, vocabulary
+from nkilib.torch.functions.linear_cross_entropy.operators import LINEAR, Product, WantedGradients, targets, vocabulary
 
 VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
 
@@ -37,7 +37,7 @@ STATISTICS: Final = register(
         of_whole.FORWARD,
         name="linear_cross_entropy_shard_statistics",
         inputs=of_whole.FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
-        options=(LossOptions, Columns, Wanted),
+        options=(LossOptions, Product, Columns, Wanted),
         without=(*of_whole.BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
         outputs=statistics_outputs(vocabulary),
         arguments=_forward_arguments,
@@ -55,7 +55,7 @@ def _unrounded(output: Output) -> Output:
 
 
 _TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
-_BACKWARD_OPTIONS: Final = (LossOptions, Columns, Sums, WantedGradients)
+_BACKWARD_OPTIONS: Final = (LossOptions, Product, Columns, Sums, WantedGradients)
 
 BACKWARD: Final = register(
     replace(
