@@ -57,6 +57,7 @@ class LinearCrossEntropyLoss(nn.Module):
         logit_softcap: float | None = None,
         temperature: float = 1.0,
         logit_scale: float = 1.0,
+        compute_dtype: torch.dtype | None = None,
         lse_square_scale: float = 0.0,
         normalizer: Tensor | None = None,
         return_outputs: bool = False,
@@ -83,6 +84,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.logit_softcap = logit_softcap
         self.temperature = temperature
         self.logit_scale = logit_scale
+        self.compute_dtype = compute_dtype
         self.lse_square_scale = lse_square_scale
         self.return_outputs = return_outputs
         self.memory_limit = memory_limit
@@ -114,6 +116,7 @@ class LinearCrossEntropyLoss(nn.Module):
             logit_softcap=self.logit_softcap,
             temperature=self.temperature,
             logit_scale=self.logit_scale,
+            compute_dtype=self.compute_dtype,
             lse_square_scale=self.lse_square_scale,
             normalizer=self.normalizer if normalizer is None else normalizer,
             return_outputs=self.return_outputs,

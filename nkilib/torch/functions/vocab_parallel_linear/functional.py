@@ -19,6 +19,7 @@ from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArgument
 from nkilib.torch.functions.linear_cross_entropy.checks import (
     check_arguments,
     check_kernel_arguments,
+    checked_product,
     checked_recipe,
 )
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
@@ -55,6 +56,7 @@ def vocab_parallel_linear_cross_entropy(
     logit_softcap: float | None = ...,
     temperature: float = ...,
     logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: Literal[False] = ...,
@@ -79,6 +81,7 @@ def vocab_parallel_linear_cross_entropy(
     logit_softcap: float | None = ...,
     temperature: float = ...,
     logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: Literal[True],
@@ -103,6 +106,7 @@ def vocab_parallel_linear_cross_entropy(
     logit_softcap: float | None = ...,
     temperature: float = ...,
     logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: bool = ...,
@@ -126,6 +130,7 @@ def vocab_parallel_linear_cross_entropy(
     logit_softcap: float | None = None,
     temperature: float = 1.0,
     logit_scale: float = 1.0,
+    compute_dtype: torch.dtype | None = None,
     lse_square_scale: float = 0.0,
     normalizer: Tensor | None = None,
     return_outputs: bool = False,
@@ -169,10 +174,10 @@ def vocab_parallel_linear_cross_entropy(
         temperature: from 1e-6 to 1e6, divides the logits, after the cap; as ``logit_scale`` a constant of the compiled
             kernel: each new value compiles anew.
         logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap.
+        compute_dtype: as for ``linear_cross_entropy``, the same on every rank.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
         normalizer: tensor without dimensions that replaces the divisor of the mean.
-        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of all classes. Its ``entropy`` has no
-            derivative here.
+        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of all classes.
         grad_weight_sum: as for ``linear_cross_entropy``, of this rank's rows.
 
     Returns:
@@ -210,11 +215,11 @@ def vocab_parallel_linear_cross_entropy(
     shards = shards_of_ranks(_WEIGHT, given.linear_weight.shape[0], place, num_classes, shard_sizes)
     _check_kernels_take(given, shards)
     check_weight(_CALLER, given.weight, shards.num_classes, soft=False)
-    given = given.autocast()
-    check_kernel_arguments(_CALLER, given)
+    product = checked_product(_CALLER, given, product, compute_dtype)
+    check_kernel_arguments(_CALLER, given, product)
     if return_outputs:
         check_outputs(_CALLER, shards.num_classes)
-    operands = _operands(given, shards)
+    operands = shard_operands(given, shards)
     results = vocab_parallel_linear_results(
         _CALLER,
         operands,
@@ -240,7 +245,7 @@ def _check_kernels_take(given: LinearArguments, shards: VocabularyShards) -> Non
         )
 
 
-def _operands(given: LinearArguments, shards: VocabularyShards) -> ShardOperands:
+def shard_operands(given: LinearArguments, shards: VocabularyShards) -> ShardOperands:
     """The rows of positions and those of classes, padding left out."""
     linear_weight, linear_bias, summed = given.linear_weight, given.linear_bias, given.grad_weight_sum
     wanted = wanted_gradients(given.input, linear_weight, linear_bias)
