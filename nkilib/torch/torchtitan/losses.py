@@ -1,4 +1,4 @@
-"""The losses of TorchTitan on the kernels, under their names and with their arguments; it is not imported.
+"""The losses of TorchTitan from logits, under their names and with their arguments; TorchTitan is not imported.
 
 What they equal is written down in ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss`
 and 0.3.0 for the rest. How each is put in the place of TorchTitan's is in docs/trainers.md.
