@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import nkilib.torch
 from nkilib.torch.dispatch.operator import TILE_DTYPES
+from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.replacement import Release, Replacement, Undo, replace
 
 _RELEASE: Final = Release("nkilib.torch.verl.install", "verl", "0.9.1")
@@ -74,9 +74,9 @@ def linear_cross_entropy(
     if group is not None:
         hidden = _gradient_on_first_rank(hidden, dist.get_rank(group) == 0)
     rows, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    scores = nkilib.torch.linear_token_scores(rows, weight, targets, group, temperature=temperature)
+    scores = linear_token_scores(rows, weight, targets, group, temperature=temperature)
     logprobs: Tensor = scores.logprob if lowered == "none" else getattr(scores.logprob, lowered)()
-    return logprobs, scores.entropy
+    return logprobs, cast(Tensor, scores.entropy)
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
@@ -117,8 +117,8 @@ def fused_linear_for_ppo(
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
             :func:`nkilib.torch.linear_token_scores`.
     """
-    scores = nkilib.torch.linear_token_scores(hidden_states, vocab_weights, input_ids, temperature=temperature)
-    return scores.logprob, scores.entropy
+    scores = linear_token_scores(hidden_states, vocab_weights, input_ids, temperature=temperature)
+    return scores.logprob, cast(Tensor, scores.entropy)
 
 
 def install(devices: Sequence[str] = ("neuron",)) -> Undo:

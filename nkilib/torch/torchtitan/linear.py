@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-import nkilib.torch
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.functions.chunks import chunked_loss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
+from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.torchtitan.losses import IGNORE_INDEX
 
 # Results of hidden states, each of the shape of the labels.
@@ -140,7 +140,7 @@ def compute_linear_logprobs(
 
 def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy: bool) -> tuple[Tensor, ...]:
     """Log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
-    scores = nkilib.torch.linear_token_scores(
+    scores = linear_token_scores(
         hidden.view(*labels.shape, hidden.shape[-1]),
         head.weight,
         labels,
@@ -148,7 +148,7 @@ def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy
         ignore_index=IGNORE_INDEX,
         outputs=("entropy",) if with_entropy else (),
     )
-    return (scores.logprob, scores.entropy.detach()) if with_entropy else (scores.logprob,)
+    return (scores.logprob,) if scores.entropy is None else (scores.logprob, scores.entropy.detach())
 
 
 def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
