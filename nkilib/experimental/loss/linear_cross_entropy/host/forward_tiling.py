@@ -37,6 +37,8 @@ _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
 # Of a tile of logits beside its products: plain, and with any option; of a block of classes.
 _OF_TILE, _OF_TILE_WITH_OPTIONS, _OF_BLOCK = 3, 11, 20
+# Numbers of each of several target ids of a position: where it is, what is found there, and what is made of that.
+_OF_ID = 14
 # Of a staged tile: a transfer and a cast.
 _OF_STAGED = 2
 
@@ -92,6 +94,7 @@ class ForwardSizes:
         program_share: of the instructions that a program may have, for the forward.
         weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
         staging_bytes: of a partition, for operands that are transposed and then cast.
+        ids: target ids of a position.
     """
 
     num_positions: int
@@ -103,6 +106,7 @@ class ForwardSizes:
     program_share: float = 1.0
     weight_itemsize: int = 0
     staging_bytes: int = 0
+    ids: int = 1
 
     @property
     def loaded_itemsize(self) -> int:
@@ -136,7 +140,7 @@ class ForwardSizes:
         if self.has_options:
             logits, rows, statistics, small = 2 * logits, rows + 3 * 2 * class_block * 4, 12, 48
         columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
-        of_tiles = tiles * 4 * (statistics * columns + small)
+        of_tiles = tiles * 4 * (statistics * columns + small + _OF_ID * (self.ids if self.ids > 1 else 0))
         return operands + logits + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:

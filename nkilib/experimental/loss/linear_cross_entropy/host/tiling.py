@@ -22,6 +22,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
+    IDS_MAX,
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
@@ -47,6 +48,7 @@ class _Launch(NamedTuple):
     extended: bool
     scratch_bytes: int
     casts: CastBytes
+    ids: int = 1
 
 
 def choose_linear_tiling(
@@ -63,6 +65,7 @@ def choose_linear_tiling(
     scratch_bytes: int = SCRATCH_BYTES,
     input_dtype: Any = None,
     weight_dtype: Any = None,
+    ids: int = 1,
 ) -> LinearTiling:
     """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
 
@@ -87,6 +90,7 @@ def choose_linear_tiling(
         scratch_bytes: of ``linear_cross_entropy_forward_backward``.
         input_dtype, weight_dtype: of X and W where the kernel is given a ``compute_dtype``, which is ``dtype`` then;
             None: ``dtype``.
+        ids: K, 1 to 64, of ``linear_token_scores_forward`` and ``linear_token_scores_backward``.
 
     Returns:
         What the kernels accept for such a launch on the target.
@@ -102,6 +106,7 @@ def choose_linear_tiling(
             ("num_positions", num_positions, 1, POSITIONS_MAX),
             ("num_features", num_features, FEATURES_MIN, FEATURES_MAX),
             ("vocab_size", vocab_size, 1, CLASSES_MAX),
+            ("ids", ids, 1, IDS_MAX),
         )
     ]
     name = dtype_name(dtype)
@@ -118,10 +123,10 @@ def choose_linear_tiling(
         if value not in known:
             raise ValueError(f"{caller}: {argument} must be one of {', '.join(map(str, known))}, got {value!r}")
     first = weight_layout == CLASSES_FIRST
-    positions, features, classes = sizes
+    positions, features, classes, ids = sizes
     casts = CastBytes(*(0 if operand == name else _ITEMSIZES[operand] for operand in operands))
     launch = _Launch(
-        positions, features, classes, _ITEMSIZES[name], cores, target, first, bool(extended), scratch_bytes, casts
+        positions, features, classes, _ITEMSIZES[name], cores, target, first, bool(extended), scratch_bytes, casts, ids
     )
     return _chosen(direction, launch, limits_in_force())
 
@@ -148,13 +153,14 @@ def _forward(launch: _Launch) -> LinearTiling:
         launch.extended,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
+        ids=launch.ids,
     )
     return choose_forward_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
 def _backward(launch: _Launch) -> LinearTiling:
     """Of a part of the positions where they are split."""
-    parts = position_parts(launch.num_positions, launch.num_features)
+    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
     return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
 
 
@@ -173,6 +179,7 @@ def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> 
         keeps_logits=keeps_logits,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.backward_staging(launch.has_classes_first, keeps_logits),
+        ids=launch.ids,
     )
     available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
     return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
