@@ -1,6 +1,6 @@
 """Log-probabilities of several target ids a position and their gradients in float64, and how far kernels may be off.
 
-The forward is that of linear cross-entropy with each position as often as it has ids. The gradient of the logits is
+The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of the logits is
 that of log-sum-exp and entropy, and for gradients g_k of the ids t_k ``sum_k g_k (1[t_k = v] - p_v)``, over the
 temperature and through a cap.
 
@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.cross_entropy.host.extended_bounds import coefficient_sizes
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.host.bounds import FORWARD_UNITS
+from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, coefficient_sizes
 from nkilib.experimental.loss.cross_entropy.host.reference import (
     BackwardInputs,
     ExtendedResults,
@@ -40,7 +42,8 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 
-_OF_IDS = ("logprob", "target_logit")
+# Of one target.
+_OF_LOSS = ("loss", "position_weight", "distance_sum")
 
 
 @dataclass(frozen=True)
@@ -66,18 +69,27 @@ def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
     Args:
         problem: whose targets are [N, K].
     """
-    found = linear_forward_reference(_position_of_each_id(problem))
-    results = {each.name: getattr(found, each.name) for each in fields(ExtendedResults)}
-    # 0.0, and not -0.0, where an id is ignored.
-    results["logprob"] = 0.0 - results.pop("loss")
-    return _of_positions(results, problem)
+    found = linear_forward_reference(_of_largest(problem))
+    results = {each.name: getattr(found, each.name) for each in fields(ExtendedResults) if each.name not in _OF_LOSS}
+    valid, ids = problem.targets != problem.options.ignore_index, _AtIds.of(problem)
+    results["logprob"] = np.where(valid, ids.below, 0.0) - np.where(valid, ids.log_sum, 0.0)
+    results["target_logit"] = np.where(valid, ids.scores, 0.0)
+    return results
 
 
 def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Largest accepted errors by name of a result; arguments as in :func:`scores_forward_reference`."""
-    found = linear_forward_bounds(_position_of_each_id(problem))
-    found["logprob"] = found.pop("loss")
-    return _of_positions(found, problem)
+    """Largest accepted errors by name of a result; arguments as in :func:`scores_forward_reference`.
+
+    The bound of a loss is that of the class of the largest logit and 16 u of the distance from there.
+    """
+    found, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
+    recipe = problem.recipe
+    of_cap = CAP_UNITS * UNIT * (recipe.logit_softcap or 0.0) / recipe.temperature
+    of_scale = 0.0 if recipe.temperature == 1.0 else 2.0 * UNIT
+    with np.errstate(invalid="ignore"):
+        found["logprob"] = found["loss"][:, np.newaxis] - FORWARD_UNITS * UNIT * ids.below
+        found["target_logit"] = of_cap + SMALLEST_NORMAL + of_scale * np.abs(ids.scores) + ids.off
+    return {name: values for name, values in found.items() if name not in _OF_LOSS}
 
 
 def scores_backward_reference(
@@ -210,17 +222,43 @@ class _Ids:
             yield GradientRows(block.rows, gradient, off)
 
 
-def _position_of_each_id(problem: LinearProblem) -> LinearProblem:
-    """Each position as often as it has ids, one id each."""
-    ids = problem.targets.shape[1]
-    return replace(problem, input=np.repeat(problem.input, ids, axis=0), targets=problem.targets.reshape(-1))
+@dataclass(frozen=True)
+class _AtIds:
+    """What there is at the ids, and of each position, float64 [N, K] and [N, 1]; an ignored id is class 0.
+
+    Attributes:
+        scores: z.
+        below: z less the maximum.
+        off: how far z may be off by the rounding of products.
+        log_sum: lse less the maximum.
+    """
+
+    scores: Float64Array
+    below: Float64Array
+    off: Float64Array
+    log_sum: Float64Array
+
+    @classmethod
+    def of(cls, problem: LinearProblem) -> _AtIds:
+        weight, recipe = problem.classes_first, problem.recipe
+        classes = np.where(problem.targets == recipe.ignore_index, 0, problem.targets)
+        found: list[list[Float64Array]] = [[], [], [], []]
+        for rows in problem.row_blocks():
+            z = recipe.scores(problem.logits_of(rows, weight), None)
+            maximum = z.max(axis=1, keepdims=True)
+            off = logit_bounds(problem, rows, weight) / recipe.temperature
+            scores = np.take_along_axis(z, classes[rows], axis=1)
+            with np.errstate(invalid="ignore"):
+                log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
+                values = (scores, scores - maximum, np.take_along_axis(off, classes[rows], axis=1), log_sum)
+            for part, value in zip(found, values, strict=True):
+                part.append(value)
+        return cls(*(np.concatenate(part) for part in found))
 
 
-def _of_positions(found: dict[str, Float64Array], problem: LinearProblem) -> dict[str, Float64Array]:
-    """Results [N, K] of the ids, and [N] of the positions."""
-    shape = problem.targets.shape
-    return {
-        name: values.reshape(shape) if name in _OF_IDS else values[:: shape[1]]
-        for name, values in found.items()
-        if name not in ("position_weight", "distance_sum")
-    }
+def _of_largest(problem: LinearProblem) -> LinearProblem:
+    """One target a position, of which nothing but the sizes of errors is taken: the class of the largest logit."""
+    weight = problem.classes_first
+    largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
+    options = replace(problem.options, ignore_index=-100)
+    return replace(problem, targets=np.concatenate(largest), options=options)
