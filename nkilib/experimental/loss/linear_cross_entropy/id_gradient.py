@@ -31,6 +31,11 @@ _SORTED_AT_A_TIME = 1024
 _GPSIMD = nisa.engine.gpsimd
 
 
+def sorted_at_a_time(ids: int) -> int:
+    """Tiles of positions that are sorted at a time."""
+    return _SORTED_AT_A_TIME // searched_ids(ids)
+
+
 @dataclass(frozen=True)
 class IdColumns:
     """The ids of all positions, K' of each: as many as whole searches look for.
@@ -58,7 +63,7 @@ class IdColumns:
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf),
         )
         nisa.memset(dst=columns.table_sbuf[:, :, 0:1], value=0.0)
-        at_a_time = _SORTED_AT_A_TIME // searched
+        at_a_time = sorted_at_a_time(launch.ids)
         for first in range(0, tiles, at_a_time):
             columns._make_tiles(launch, options, grad_logprob_hbm, first, min(first + at_a_time, tiles))
         return columns
