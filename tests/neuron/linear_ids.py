@@ -47,8 +47,7 @@ FORWARD: Final = {
     "one id": {"targets_hbm": ids(1)},
     "64 ids": {"targets_hbm": ids(64)},
     "every result": {
-        f"with_{name}": True
-        for name in ("target", "argmax", "entropy", "log_sum", "log_sum_squares", "mean_logit")
+        f"with_{name}": True for name in ("target", "argmax", "entropy", "log_sum", "log_sum_squares", "mean_logit")
     },
 }
 BACKWARD: Final = {

@@ -183,7 +183,9 @@ def cases() -> Iterator[Case]:
     yield _forward_case("an ignored class, maximum and log-sum", 2, partial(_launch, "bfloat16", **_OTHERS, **_TILING))
     yield _backward_case("the input's alone, from maximum and log-sum", 2, partial(_with_maximum, **_OTHERS, **_TILING))
     frozen = {"grad_input_wanted": False, "grad_bias_wanted": False}
-    yield _backward_case("the weight's alone", 2, partial(_of_backward, partial(_launch, "bfloat16", bias_hbm=True), frozen))
+    yield _backward_case(
+        "the weight's alone", 2, partial(_of_backward, partial(_launch, "bfloat16", bias_hbm=True), frozen)
+    )
     make = partial(_transposed, "bfloat16", logit_softcap=5.0, bias_hbm=True)
     yield _forward_case("[D, V], soft cap, bias", 2, make)
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_of_backward, make, {"with_entropy": True}))

@@ -165,7 +165,7 @@ def _problem_of(size: Size) -> Any:
 
 def check_forward_of_size(size: Size) -> None:
     """Launch a size and compare all results with float64."""
-    check_forward(_problem_of(size), Launch(size["cores"], wanted=("target",)))
+    check_forward(_problem_of(size), Launch(size["cores"]))
 
 
 def check_backward_of_size(size: Size) -> None:

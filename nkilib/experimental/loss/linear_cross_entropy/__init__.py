@@ -2,6 +2,7 @@
 
 loss, lse = linear_cross_entropy_forward[2](input, weight, targets, ...)
 grad_input, grad_weight = linear_cross_entropy_backward[2](input, weight, targets, lse, grad_loss, ...)
+logprob, lse = linear_token_scores_forward[2](input, weight, ids, ...)
 
 :mod:`nkilib.experimental.loss.inline` has the functions, to be called from NKI code.
 """

@@ -77,9 +77,7 @@ class IdColumns:
         ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
         gradients_sbuf = load_ids(grad_logprob_hbm.slice(0, start, last), 0.0, searched)
         valid_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=valid_sbuf, data=ids_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index)
-        )
+        nisa.tensor_scalar(dst=valid_sbuf, data=ids_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
         gradients_sbuf = selected(gradients_sbuf, valid_sbuf)
         if options.temperature != 1.0:
             gradients_sbuf = scaled(gradients_sbuf, 1.0 / options.temperature)
@@ -89,9 +87,7 @@ class IdColumns:
         nisa.tensor_reduce(dst=self.size_sbuf[:, first:end], op=nl.add, data=size_sbuf, axis=2)
         sums_sbuf = _join_equal(ids_sbuf, gradients_sbuf, launch.ids)
         if options.classes.first > 0:
-            nisa.tensor_scalar(
-                dst=ids_sbuf, data=ids_sbuf, op0=nl.subtract, operand0=float(options.classes.first)
-            )
+            nisa.tensor_scalar(dst=ids_sbuf, data=ids_sbuf, op0=nl.subtract, operand0=float(options.classes.first))
         _sort(self.sorted_sbuf[:, first:end], self.table_sbuf[:, first:end, 1:], ids_sbuf, sums_sbuf)
 
 
@@ -132,9 +128,7 @@ def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) 
     return sums_sbuf
 
 
-def _sort(
-    sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor
-) -> None:
+def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
     """Unlike ids in order, and what belongs to them: all float32 [128, tiles, K']. Eight of the largest at a time."""
     searched = ids_sbuf.shape[2]
     negated_sbuf = scaled(ids_sbuf, -1.0)

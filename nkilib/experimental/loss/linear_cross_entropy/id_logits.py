@@ -103,9 +103,7 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
     return tangents_sbuf
 
 
-def _logprob(
-    scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, targets: TargetValues
-) -> nl.NkiTensor:
+def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, targets: TargetValues) -> nl.NkiTensor:
     """z[t] - m - log d, 0 where the id is ignored and NaN where lse is infinite.
 
     It does not go through the lse: where logits are large, z[t] - lse would cancel what the rounding of the lse has

@@ -23,7 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
 from .linear_inputs import BF16, FP16, FP32, Sizes, in_layout, problem_of
 from .score_checks import WANTED, Launch, check_backward, check_forward, check_gradients, upstream_of, with_ids
 
-IDS = (2, 3, 8, 9, 64)
+IDS = (2, 9, 64)
 TYPES = (FP32, BF16, FP16)
 
 
@@ -60,10 +60,10 @@ def test_hard_rows(kind: str) -> None:
     both(problem, Launch(class_block=128, wanted=WANTED), of_lse=True, of_entropy=kind != "spread 50")
 
 
-@pytest.mark.parametrize("ids", [2, 64])
+@pytest.mark.parametrize("ids", [2, 17])
 def test_several_blocks_of_positions_and_classes_in_loops(ids: int) -> None:
     """Programs so short that classes are loops of the device; classes that the cores share in the forward."""
-    problem = of_ids("normal", ids, Sizes(390, 32, 2300, BF16))
+    problem = of_ids("normal", ids, Sizes(260, 32, 2300, BF16))
     with shrunk(PlanLimits(program_instructions=900)):
         both(problem, Launch(position_block=128, class_block=256))
     with shrunk(PlanLimits(shared_classes=200)):
@@ -148,7 +148,7 @@ def test_ids_of_a_confident_position_lose_nothing() -> None:
 
 
 def test_classes_at_ends_of_tiles_and_an_ignore_index_that_is_a_class() -> None:
-    """Ids at both ends of every tile of 128 classes of both cores; class 5 is ignored, and gets no gradient of its own."""
+    """Ids at both ends of every tile of 128 classes of both cores; class 5 is ignored, and has no gradient of its own."""
     problem = problem_of("normal", Sizes(130, 32, 1100, FP32))
     ends = np.array([0, 127, 128, 255, 256, 511, 512, 549, 550, 551, 575, 576, 639, 640, 1098, 1099, 5], np.int32)
     targets = np.stack([np.roll(ends, shift) for shift in range(130)])
@@ -160,7 +160,8 @@ def test_classes_at_ends_of_tiles_and_an_ignore_index_that_is_a_class() -> None:
 def test_without_a_gradient_of_the_log_probabilities() -> None:
     problem = of_ids("normal", 3, Sizes(60, 32, 300, FP32))
     expected = scores_forward_reference(problem)
-    given = upstream_of(problem, expected["lse"].astype(np.float32), expected["entropy"].astype(np.float32), of_lse=True)
+    lse, entropy = (expected[name].astype(np.float32) for name in ("lse", "entropy"))
+    given = upstream_of(problem, lse, entropy, of_lse=True)
     check_backward(problem, Launch(), replace(given, grad_logprob=None))
     check_backward(problem, Launch(), replace(given, grad_logprob=None, entropy=None, grad_entropy=None))
 

@@ -207,8 +207,10 @@ class _Ids:
             upstream.grad_lse,
             upstream.grad_logprob,
         )
-        of_sums = (self.classes.shape[1] + 4) * ROUNDOFF * np.broadcast_to(
-            self.sizes.sum(axis=1, keepdims=True), self.sizes.shape
+        of_sums = (
+            (self.classes.shape[1] + 4)
+            * ROUNDOFF
+            * np.broadcast_to(self.sizes.sum(axis=1, keepdims=True), self.sizes.shape)
         )
         for block in gradients_of_logits(first, upstream, sizes, weight):
             gradient = self.gradient(block.rows, weight)
