@@ -211,6 +211,7 @@ class _Backward:
             op0=nl.subtract,
             operand0=float(first),
         )
+        self.parts.search_first()
 
     def _step(self, step: Step, share: Span) -> None:
         """A block of classes and all positions; ``share`` are all classes of the core."""

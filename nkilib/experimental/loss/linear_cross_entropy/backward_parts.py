@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, weight_tiles
@@ -34,6 +36,11 @@ _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
 # A tile is transposed when so many more have been made: then it is there, whatever options it takes. Without a cap one
 # is nearly enough, and for a block of few tiles better: the last ones are transposed while dX waits for them.
 TRANSPOSED_LATER, _FEW_TRANSPOSED_LATER, _FEW_TILES = 2, 1, 8
+
+
+# The share of a block whose places of several target ids are found while the block before is multiplied with W and X,
+# which takes Tensor two thirds of its time. The rest is found while logits are.
+_SEARCHED_AHEAD = 0.7
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ class BackwardParts:
                 masks=plan.keeps_logits and launch.bias_hbm is not None,
                 block=plan.class_tiles * PARTITIONS,
                 classes=plan.classes_of_tile,
-                ids=None if ids is None else ids.tiles(plan.class_tiles * PARTITIONS, plan.classes_of_tile),
+                ids=None if ids is None else ids.tiles(plan.position_tiles, plan.class_block, plan.classes_of_tile),
             ),
             GradientBlock.make(plan, launch.dtype, input_gradient is not None or bias_gradient is not None),
             nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),
@@ -136,6 +143,33 @@ class BackwardParts:
         for gradient in (self.input_gradient, self.weight_gradient):
             if gradient is not None:
                 gradient.restart()
+
+    def search_first(self) -> None:
+        """Find places of several target ids in the first block: those that no round before it has found."""
+        self._search(self.positions[0], 0, 0.0, _SEARCHED_AHEAD)
+
+    def search_ahead(self, round_: Round, step: int, steps: int) -> None:
+        """Find some of those in the block of the next round, in step ``step`` of ``steps``."""
+        if round_.next_positions is not None:
+            skipped = round_.classes.size if round_.is_last else 0
+            done, found = step / steps, (step + 1) / steps
+            self._search(round_.next_positions, skipped, _SEARCHED_AHEAD * done, _SEARCHED_AHEAD * found)
+
+    def search_rest(self, round_: Round, start: int, end: int) -> None:
+        """Find those of the round that are left, while tiles ``start`` to ``end`` of positions are made."""
+        done, found = (_SEARCHED_AHEAD + (1.0 - _SEARCHED_AHEAD) * tile / round_.tiles for tile in (start, end))
+        self._search(round_.positions, 0, done, found)
+
+    def _search(self, positions: Span, skipped: int, done: float, found: float) -> None:
+        """From one share of the tiles of a block to another one."""
+        ids = self.tiles.ids
+        if ids is None:
+            return
+        first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
+        count = tiles * ids.tiles_of_classes
+        for number in range(_whole(done * count), _whole(found * count)):
+            column, tile = first + number // ids.tiles_of_classes, number % ids.tiles_of_classes
+            ids.search(column, tile, self.targets_sbuf[:, column], skipped)
 
     def transposed_later(self, round_: Round) -> int:
         """How many tiles are made before one is transposed."""
@@ -169,6 +203,11 @@ class BackwardParts:
         if self.own_classes is not None:
             self.own_classes.keep(weight_sbuf[:, :, 0 : stripe.size])
         return weight_sbuf
+
+
+def _whole(count: float) -> int:
+    """The nearest number above, but for the rounding of a share."""
+    return ceil(count - 1e-6)
 
 
 def _banks() -> list[nl.NkiTensor]:

@@ -23,7 +23,11 @@ from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
-from nkilib.experimental.loss.linear_cross_entropy.host.id_sizes import bytes_of_ids, instructions_of_ids
+from nkilib.experimental.loss.linear_cross_entropy.host.id_sizes import (
+    bytes_of_ids,
+    bytes_of_places,
+    instructions_of_ids,
+)
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
@@ -352,6 +356,7 @@ class BackwardPlan:
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
+            bytes_of_places(self.ids, self.position_tiles, self.class_block, self.classes_of_tile),
         )
         return sum(rings) + self.option_bytes + self.staging_bytes + _SMALL_BYTES
 

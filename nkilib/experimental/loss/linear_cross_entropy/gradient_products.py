@@ -52,6 +52,7 @@ class GradientProducts:
                 if is_last_stripe and unit.number == self._loads_next_at(units):
                     self._load_next(round_)
                 weight_groups.add(unit, loads.piece_of(unit))
+                self.parts.search_ahead(round_, number * len(units) + unit.number, len(stripes) * len(units))
             if not is_last_stripe and not self._runs_ahead:
                 next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
             weight_sbuf = next_weight_sbuf

@@ -138,8 +138,8 @@ class GradientTiles:
             dst_sbuf: [rows, classes], of the type of the products.
             scores: float32 [rows, classes], the logits, or the tangents of a cap; overwritten.
             place: of the tile.
-            target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class; [rows,
-                1, K'] of several ids.
+            target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class; not
+                looked at where there are several.
             weights_sbuf: class weights, float32 [rows, classes]; None for 1.
         """
         error_sbuf, own_sbuf = _turn(self.errors_sbuf, number, place), place.of(self.columns.own_sbuf)
@@ -147,7 +147,7 @@ class GradientTiles:
         self._softmax(error_sbuf, scores, place)
         ids_sbuf = None
         if self.ids is not None:
-            ids_sbuf = self.ids.gradients(number, target_sbuf[:, 0], place.column, *place.classes)
+            ids_sbuf = self.ids.gradients(number, place.rows, place.column, *place.classes)
         if slopes_sbuf is not None and not self.columns.has_target:
             self._multiply_slopes(dst_sbuf, slopes_sbuf, error_sbuf, scores, ids_sbuf)
             return None

@@ -205,6 +205,6 @@ class IdGradient:
         )
         return cls(columns, table_sbuf)
 
-    def tiles(self, block: int, classes: int) -> IdTiles | None:
+    def tiles(self, position_tiles: int, block: int, classes: int) -> IdTiles | None:
         """As :meth:`IdTiles.make`; None without a gradient of the log-probabilities."""
-        return None if self.table_sbuf is None else IdTiles.make(self.table_sbuf, block, classes)
+        return None if self.table_sbuf is None else IdTiles.make(self.table_sbuf, position_tiles, block, classes)

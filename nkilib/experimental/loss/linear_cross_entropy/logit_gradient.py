@@ -50,6 +50,7 @@ class LogitGradient:
         last: LastProduct | None = None
         for tile in range(round_.tiles):
             input_sbuf = loaded.pop(0)
+            self.parts.search_rest(round_, tile, tile + 1)
             places = [TilePlace(first_column + tile, round_.rows(tile), span) for span in of_tiles]
             # Scalar loads a table for the tangents and one for the exponentials: once for all tiles that fit the rings.
             at_a_time = 1 if self.parts.tiles.softcap is None else TURNS - 1
@@ -79,6 +80,7 @@ class LogitGradient:
         Every tile of a batch has a bank of PSUM of its own. A bank must hold one unfinished sum at most: on trn2 a
         product that begins a sum was seen to clear what is pending in its bank. So W^T streams by once for each batch.
         """
+        self.parts.search_rest(round_, 0, round_.tiles)
         spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
         batches = [range(batch.first, batch.end) for batch in cut(round_.tiles, self.parts.plan.tiles_of_batch)]
         passes = [(number, classes, batch) for number, classes in enumerate(spans) for batch in batches]

@@ -31,7 +31,7 @@ class PositionStatistics:
         group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
             the same of the other core.
         targets: their logits are there in the end.
-        picked_sbuf: what this core has of them: column 0, float32 [128, tiles]; of several target ids a tile of its own.
+        picked_sbuf: what this core has of them: column 0, float32 [128, tiles]; of several ids a tile of its own.
         received_ids_sbuf: what the other core has of several ids, float32 [128, tiles, ids]; None for one.
         exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous: this
             one's, the other one's, and those of blocks of classes that the cores share.

@@ -25,9 +25,9 @@ _NAMES = {"target": ("target_logit",), "log_sum": ("maximum", "log_sum")}
 
 
 def with_ids(problem: LinearProblem, ids: int, seed: int = 5, ignored: float = 0.2) -> LinearProblem:
-    """The problem with so many ids a position: its target first and last, the first and last class, others, ignored ones.
+    """The problem with so many ids a position: its target twice, others, and ignored ones.
 
-    Where there is room, so that ids are repeated, stand at ends of tiles, and are neighbours.
+    Where there is room also the first and the last class, and neighbours.
     """
     rng, positions, classes = np.random.default_rng(seed), len(problem.targets), problem.vocab_size
     allowed = np.arange(classes)

@@ -11,13 +11,13 @@ from typing import Final
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import IDS_OF_SEARCH, TILE, searched_ids
 
-# Tiles that are made at a time: one is GpSimd's, one Vector's.
+# Tiles that are gathered at a time.
 ID_TURNS: Final = 2
 _FLOAT32_BYTES = 4
-# Of a tile beside the searches: the ids of its positions, how many are below it, a running sum, places, the gather and
-# the sum.
-_INSTRUCTIONS = 6
-# Beside the sources: a running sum and, by turn, places and gradients.
+# Of a tile beside the searches: the ids of its positions, how many are below it, a running sum, places, the same as
+# indices, the gather and the sum.
+_INSTRUCTIONS = 7
+# A running sum and, by turn, indices and gradients.
 _TILES = 1 + 2 * ID_TURNS
 
 
@@ -27,8 +27,13 @@ def bytes_of_ids(ids: int, num_positions: int, classes_of_tile: int) -> int:
         return 0
     searched = searched_ids(ids)
     kept = div_ceil(num_positions, TILE) * (3 * searched + 1)
-    searches = (ID_TURNS + 1) * (classes_of_tile + searched) + searched
+    searches = 2 * (classes_of_tile + searched) + searched
     return (kept + searches + _TILES * classes_of_tile) * _FLOAT32_BYTES
+
+
+def bytes_of_places(ids: int, position_tiles: int, class_block: int, classes_of_tile: int) -> int:
+    """Bytes of a partition: a place for each logit of a block."""
+    return 0 if ids == 1 else position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
 
 
 def instructions_of_ids(ids: int) -> int:

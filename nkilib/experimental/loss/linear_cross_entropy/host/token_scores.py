@@ -1,6 +1,6 @@
 """Log-probabilities of several target ids a position and their gradients in float64, and how far kernels may be off.
 
-The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of the logits is
+The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of logits is
 that of log-sum-exp and entropy, and for gradients g_k of the ids t_k ``sum_k g_k (1[t_k = v] - p_v)``, over the
 temperature and through a cap.
 
