@@ -50,7 +50,7 @@ def with_ids(given: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
     found = np.stack([np.roll(given["targets_hbm"], 7 * shift) for shift in range(ids)], axis=1)
     if ids > 1:
         found[:, -1] = found[:, 0]
-        found[::3, 1] = -100
+        found[::3, 1] = given.get("ignore_index", -100)
     return {**given, "targets_hbm": found}
 
 
@@ -189,8 +189,8 @@ def cases() -> Iterator[Case]:
     make = partial(_transposed, "bfloat16", logit_softcap=5.0, bias_hbm=True)
     yield _forward_case("[D, V], soft cap, bias", 2, make)
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_of_backward, make, {"with_entropy": True}))
-    other = partial(_launch, "bfloat16", compute_dtype=nl.float32)
-    yield _forward_case("products in float32", 2, other)
-    yield _backward_case("products in float32", 2, partial(_of_backward, other, {}))
+    other = partial(_launch, "float32", compute_dtype=nl.bfloat16)
+    yield _forward_case("products in bfloat16", 2, other)
+    yield _backward_case("products in bfloat16", 2, partial(_of_backward, other, {}))
     yield _forward_case("a shard", 2, partial(_shard_forward, "float32"))
     yield _backward_case("a shard", 2, partial(_shard_backward, "float32"), partial(_shard_truths, "float32"))
