@@ -14,6 +14,7 @@ from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes, LinearTiling, position_parts
@@ -47,6 +48,7 @@ class _Launch(NamedTuple):
     extended: bool
     scratch_bytes: int
     casts: CastBytes
+    needs: ForwardNeeds
 
 
 def choose_linear_tiling(
@@ -63,6 +65,7 @@ def choose_linear_tiling(
     scratch_bytes: int = SCRATCH_BYTES,
     input_dtype: Any = None,
     weight_dtype: Any = None,
+    forward_needs: ForwardNeeds | None = None,
 ) -> LinearTiling:
     """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
 
@@ -87,6 +90,7 @@ def choose_linear_tiling(
         scratch_bytes: of ``linear_cross_entropy_forward_backward``.
         input_dtype, weight_dtype: of X and W where the kernel is given a ``compute_dtype``, which is ``dtype`` then;
             None: ``dtype``.
+        forward_needs: of the forward, which options there are; None: all of them if ``extended``.
 
     Returns:
         What the kernels accept for such a launch on the target.
@@ -120,8 +124,21 @@ def choose_linear_tiling(
     first = weight_layout == CLASSES_FIRST
     positions, features, classes = sizes
     casts = CastBytes(*(0 if operand == name else _ITEMSIZES[operand] for operand in operands))
+    needs = forward_needs
+    if needs is None:
+        needs = ForwardNeeds.everything() if extended else ForwardNeeds()
     launch = _Launch(
-        positions, features, classes, _ITEMSIZES[name], cores, target, first, bool(extended), scratch_bytes, casts
+        positions,
+        features,
+        classes,
+        _ITEMSIZES[name],
+        cores,
+        target,
+        first,
+        bool(extended),
+        scratch_bytes,
+        casts,
+        needs,
     )
     return _chosen(direction, launch, limits_in_force())
 
@@ -145,7 +162,7 @@ def _forward(launch: _Launch) -> LinearTiling:
         launch.vocab_size,
         launch.itemsize,
         launch.cores,
-        launch.extended,
+        launch.needs,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
     )
