@@ -201,6 +201,7 @@ class Trunk(nn.Module):
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("error:.*returned a view tensor")
 @pytest.mark.parametrize("reshard", [False, True])
 @pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY)])
 def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(

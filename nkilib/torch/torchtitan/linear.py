@@ -166,7 +166,12 @@ def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored
     """
     if not fsdp_module(head):
         return reduced(*scored(hidden.flatten(0, -2)))
-    with _as_forward(head, scored):
+
+    def forward(rows: Tensor) -> tuple[Tensor, ...]:
+        # Copies, of a few bytes a token: FSDP2 puts its hooks on results, and warns of views.
+        return tuple(each.clone() for each in scored(rows))
+
+    with _as_forward(head, forward):
         return chunked_loss(hidden, labels, head, lambda results, _: reduced(*results), 1)
 
 
