@@ -51,6 +51,9 @@ _BATCHES_MOST = 2
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
 # Banks of PSUM for tiles of logits.
 LOGIT_BANKS = 5
+# Tiles of tangents beside each other, at most, where there is room: Scalar loads a table of the tangents and one of the
+# exponentials for all but one of them. Of more than there are banks it would wait for the products.
+_TANGENTS_MOST = LOGIT_BANKS + 1
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
@@ -155,6 +158,7 @@ class BackwardBuffers:
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
         weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
         takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
+        tangents: tiles of the tangents of a cap, which is no buffer without one.
     """
 
     tiles_of_piece: int = 1
@@ -165,6 +169,7 @@ class BackwardBuffers:
     weight_results: int = 1
     weight_slices: int = 0
     takes_turns: int = 0
+    tangents: int = TURNS
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,8 @@ class BackwardPlan:
         result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
-        option_bytes: that the options of the loss take of a partition.
-        keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
+        option_bytes: that the options of the loss take of a partition, with the fewest tangents.
+        has_softcap, keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
     """
 
@@ -202,6 +207,7 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    has_softcap: bool
     keeps_logits: bool
     program_share: float
     staging_bytes: int
@@ -345,6 +351,7 @@ class BackwardPlan:
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
+            (buffers.tangents - TURNS) * self.classes_of_tile * _FLOAT32_BYTES,
         )
         return sum(rings) + self.option_bytes + self.staging_bytes + _SMALL_BYTES
 
@@ -381,6 +388,7 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            has_softcap=sizes.has_softcap,
             keeps_logits=sizes.keeps_logits,
             program_share=sizes.program_share,
             staging_bytes=sizes.staging_bytes,
@@ -412,6 +420,8 @@ class BackwardPlan:
         streaming = self._streaming(steps)
         if streaming is not None:
             return streaming
+        if self.has_softcap and not self.keeps_logits:
+            steps += [{"tangents": tangents} for tangents in range(TURNS + 1, _TANGENTS_MOST + 1)]
         found = self._with(steps)
         if found.is_ample or self.keeps_logits:
             return found
