@@ -21,7 +21,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import BF16, FP32, Array, Sizes, normal_problem
 
-# Of dX and dW: in norm and of the worst row, relative, at the size that peers were measured at. The best one of them has
+# Of dX and dW: in norm and of the worst row, relative, at the size that peers were measured at. The best of them has
 # 2.33e-3 and 4.3e-3 of dW there; at most 1.01 and 1.1 of that.
 LARGE = Sizes(2048, 2048, 32000)
 OF_INPUT, OF_WEIGHT = (2.35e-3, 4.5e-3), (1.01 * 2.33e-3, 1.1 * 4.3e-3)
