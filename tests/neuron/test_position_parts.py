@@ -15,5 +15,5 @@ def test_parts_have_the_simulators_bits(tmp_path: Path) -> None:
         done = machine.run("-m", "tests.neuron.position_parts", file, backend=backend)
         assert done.returncode == 0, done.stderr
         found.append(pickle.loads(file.read_bytes()))
-    assert len(found[0]) == 80
+    assert len(found[0]) == 40
     assert found[0] == found[1]
