@@ -34,11 +34,11 @@ _GRADIENTS = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"
 
 def drawn(draw: Draw, function: str) -> Call:
     """A call of one of the two."""
-    positions, features, classes = _sizes(draw)
+    positions, features, classes = sizes(draw)
     name, dtype = dtype_of(draw)
     targets, ignored = drawn_targets(draw, positions, classes)
     recipe = _recipe(draw, classes, ignored)
-    tensors, kind = _tensors(draw, positions, features, classes, targets)
+    tensors, kind = operands(draw, positions, features, classes, targets)
     shape = (2, positions // 2) if positions % 2 == 0 and draw.chance(0.3) else (positions,)
     is_transposed = draw.chance(0.2)
     weight = tensor_of(tensors["linear_weight"], dtype)
@@ -80,7 +80,7 @@ def drawn(draw: Draw, function: str) -> Call:
     )
 
 
-def _sizes(draw: Draw) -> tuple[int, int, int]:
+def sizes(draw: Draw) -> tuple[int, int, int]:
     """N, D and V: mostly those of the smallest models, where plans have several blocks, groups and stripes."""
     limits = draw.limits
     several = ((500, 2_100), (600, 6_000), (500, 4_000))
@@ -117,7 +117,7 @@ def _recipe(draw: Draw, classes: int, ignored: int) -> Recipe:
     return Recipe(loss, given["reduction"], normalizer, given["return_outputs"], given)
 
 
-def _tensors(draw: Draw, positions: int, features: int, classes: int, targets: Array) -> tuple[dict[str, Array], str]:
+def operands(draw: Draw, positions: int, features: int, classes: int, targets: Array) -> tuple[dict[str, Array], str]:
     """Hidden states and weights: of usual logits, of a large spread, or of confident targets."""
     kind = draw.one_of(("normal", "normal", "spread", "confident"))
     spread = {"normal": 1.0, "spread": 8.0, "confident": 1.0}[kind]
@@ -219,20 +219,8 @@ class _Truth:
             "entropy": Expected(exact.entropy.reshape(shape), bounds["entropy"].reshape(shape), np.float32),
             "logprob": Expected(logprob.reshape(shape), of_logprob.reshape(shape), np.float32),
             "z_loss": self._reduced(square, off),
-            "argmax": self._argmax(results),
+            "argmax": argmax_within(self._problem, results, exact.argmax, shape),
         }
-
-    def _argmax(self, results: Results) -> Expected:
-        """Any class whose logit may be the largest within its error."""
-        given = results.values["argmax"].reshape(-1)
-        weight, expected = self._problem.classes_first, self._exact.argmax.copy()
-        for rows in self._problem.row_blocks():
-            logits, off = self._problem.logits_of(rows, weight), logit_bounds(self._problem, rows, weight)
-            at = np.arange(len(logits)), np.clip(given[rows], 0, logits.shape[1] - 1)
-            reach = logits[at] + off[at] >= (logits - off).max(axis=1)
-            expected[rows] = np.where(reach & (given[rows] == at[1]), given[rows], expected[rows])
-        shape = self._shape[:-1]
-        return Expected(expected.reshape(shape), np.zeros(shape), np.int64)
 
     def _upstream(self, results: Results) -> tuple[BackwardInputs, Array]:
         """What the backward gets, in float64, and sizes of what may be off by the roundings of quotients."""
@@ -304,3 +292,16 @@ class _Truth:
             of_weight += of_logits.T @ np.abs(problem.input[rows].astype(np.float64))
             of_bias += of_logits.sum(axis=0)
         return LinearGradients(of_input, of_weight, of_bias)
+
+
+def argmax_within(problem: LinearProblem, results: Results, exact: Array, shape: tuple[int, ...]) -> Expected:
+    """Any class whose logit may be the largest within its error, after a cap, which makes equals of large ones."""
+    given, recipe = results.values["argmax"].reshape(-1), problem.recipe
+    weight, expected = problem.classes_first, exact.copy()
+    for rows in problem.row_blocks():
+        logits = recipe.scores(problem.logits_of(rows, weight), None)
+        off = logit_bounds(problem, rows, weight) / recipe.temperature + 4.0 * UNIT * np.abs(logits)
+        at = np.arange(len(logits)), np.clip(given[rows], 0, logits.shape[1] - 1)
+        reach = logits[at] + off[at] >= (logits - off).max(axis=1)
+        expected[rows] = np.where(reach & (given[rows] == at[1]), given[rows], expected[rows])
+    return Expected(expected.reshape(shape), np.zeros(shape), np.int64)
