@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import dtype_of, machine, stored
-from benchmarks.fuzz.families.linear import argmax_within, operands, sizes
+from benchmarks.fuzz.families.linear import argmax_within, of_entropy, operands, sizes
 from benchmarks.fuzz.families.positions import drawn_targets
 from benchmarks.fuzz.values import DTYPES, INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import SMALLEST_NORMAL
@@ -162,13 +162,8 @@ class _Truth:
             of_lse = of_lse + np.abs(upstream.grad_lse)
         for rows in problem.row_blocks():
             log_p = recipe.scores(problem.logits_of(rows, weight), None) - lse[rows, np.newaxis]
-            p, off = np.exp(log_p), self._bounds["lse"][rows, np.newaxis]
-            size = of_lse[rows, np.newaxis] * p * np.expm1(off)
-            if upstream.grad_entropy is not None and upstream.entropy is not None:
-                surprise = np.abs(log_p + upstream.entropy[rows, np.newaxis]) * np.expm1(off)
-                surprise = surprise + (off + self._bounds["entropy"][rows, np.newaxis]) * np.exp(off)
-                size = size + np.abs(upstream.grad_entropy[rows, np.newaxis]) * np.where(p == 0.0, 0.0, p * surprise)
-            size = size / recipe.temperature
+            size = of_lse[rows, np.newaxis] * np.exp(log_p) * np.expm1(self._bounds["lse"][rows, np.newaxis])
+            size = (size + of_entropy(upstream, rows, log_p, self._bounds)) / recipe.temperature
             of_input[rows] = size @ np.abs(weight)
             of_weight += size.T @ np.abs(problem.input[rows].astype(np.float64))
             of_bias += size.sum(axis=0)
