@@ -112,7 +112,7 @@ KINDS: Final = {
     ),
     # It clips ratios of whole sequences: a larger step leaves none that is not clipped, and no gradient.
     "rloo": Kind(
-        RLOOTrainer, RLOOConfig, _PROMPTS, {**_SAMPLED, "learning_rate": 1e-3}, further={"reward_funcs": reward}
+        RLOOTrainer, RLOOConfig, _PROMPTS, {**_SAMPLED, "learning_rate": 5e-5}, further={"reward_funcs": reward}
     ),
 }
 
