@@ -32,7 +32,6 @@ from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
 from tests.experimental.loss.linear_cross_entropy.test_backward import BLOCKS, Launched, launched
 
 SIZES = Sizes(150, 160, 310)
-TYPES = pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 # With maximum and log_sum, and without: of each type one is always tested, and the other one is swept.
 FORMS = [
     pytest.param(dtype, with_pair, id=f"{dtype}-{with_pair}", marks=() if is_usual else pytest.mark.sweep)
@@ -101,8 +100,15 @@ def test_the_bounds_refuse_other_gradients() -> None:
                 wrong.check()
 
 
-@TYPES
-@pytest.mark.parametrize("name", list(OPTIONS))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if dtype == BF16 or name == "all" else pytest.mark.sweep)
+        for name in OPTIONS
+        for dtype in (BF16, FP16, FP32)
+    ],
+    ids=str,
+)
 def test_gradients_with_options_are_within_their_bounds(name: str, dtype: Any) -> None:
     problem = with_options(problem_of("30% ignored", Sizes(140, 64, 300, dtype)), name)
     launched(problem, given_to(problem)).check()
