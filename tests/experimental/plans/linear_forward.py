@@ -133,7 +133,8 @@ def branches_of_forward(size: Size) -> Branches:
         "shared": "none" if not schedule.shared else several(len(schedule.shared)),
     }
     if not plan.is_loop and schedule.head is None:
-        found["groups of tiles"] = several(div_ceil(plan.tiles, planned.group_tiles))
+        groups = several(div_ceil(plan.tiles, planned.group_tiles))
+        found["groups of tiles"] = f"{groups}, up to {planned.group_tiles} each"
     if plan.blocks > 1 and schedule.opening is not None:
         last = schedule.count + len(schedule.shared) - 1
         is_late = (last - schedule.opening.number) % BUFFERS == 0
