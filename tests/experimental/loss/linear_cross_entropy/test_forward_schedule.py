@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from .forward_checks import WANTED, Launch, check
 from .linear_inputs import Sizes, in_layout, normal_problem, with_options
 
 EVERYTHING = Launch(wanted=WANTED, class_block=128)
+BYTES_OF = forward_tiling.ForwardSizes.bytes_of
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,24 @@ def test_tensor_is_kept_busy(positions: int, features: int, most: float) -> None
     found = profiled(positions, features, 32_000)
     products_us = positions * features * 16_000 / (128 * 128 * 2400)
     assert found.time_us <= most * products_us
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"with_entropy": True, "with_log_sum_squares": True, "temperature": 0.7}, 1.05),
+        ({"with_entropy": True, "logit_softcap": 30.0}, 1.085),
+        (dict.fromkeys(("with_entropy", "with_log_sum_squares", "with_mean_logit", "with_argmax"), True), 1.405),
+    ],
+)
+def test_scores_leave_tensor_busy(options: dict[str, Any], most: float) -> None:
+    """Modelled likewise. And what a tiling counts is enough for what the launch takes of SBUF."""
+    with mock.patch.object(forward_tiling.ForwardSizes, "bytes_of", autospec=True, side_effect=BYTES_OF) as counted:
+        found = profiled(1024, 1024, 32_000, **options)
+    products_us = 1024 * 1024 * 16_000 / (128 * 128 * 2400)
+    assert found.time_us <= most * products_us
+    sizes = counted.call_args.args[0]
+    assert found.sbuf_peak_bytes_per_partition <= BYTES_OF(sizes, 8, 512)
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:
