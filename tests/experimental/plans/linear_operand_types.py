@@ -30,7 +30,12 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS, CastBytes, position_parts
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import (
+    STAGED_ELEMENTS,
+    CastBytes,
+    PositionParts,
+    position_parts,
+)
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD,
@@ -52,15 +57,15 @@ _BF16, _FP16, _FP32 = "bfloat16", "float16", "float32"
 # Of the products, of X and of W.
 _TYPES = (
     (_BF16, _FP32, _FP32),
-    (_BF16, _BF16, _FP32),
-    (_FP16, _FP32, _BF16),
     (_FP32, _BF16, _BF16),
     (_BF16, _BF16, _BF16),
 )
-_POSITIONS = (1, 300, 1024, 4096, 16384, 65536, 70000, 131072)
-_FEATURES = (16, 200, 1024, 4096, 8192, 16384)
-_CLASSES = (300, 3000, 128256)
-_SAMPLED = 41
+_POSITIONS = (300, 1024, 4096, 16384, 70000, 131072)
+_FEATURES = (200, 1024, 8192)
+_CLASSES = (3000, 128256)
+_SAMPLED = 37
+# Of a partition, in launches that stand for larger ones.
+_KIBIBYTES = (28, 32, 40, 44, 56, 64)
 _HALF_ULP = {_BF16: 2.0**-9, _FP16: 2.0**-12, _FP32: 2.0**-25}
 
 
@@ -91,14 +96,11 @@ def _small() -> Iterator[tuple[Size, Limits]]:
     """Sizes that are launched in place of large ones."""
     limits: tuple[Limits, ...] = (
         {},
-        {"positions": 256},
-        {"resident_features": 512},
-        {"resident_features": 512, "positions": 256},
-        {"sbuf_bytes": 48 * 1024},
-        {"sbuf_bytes": 56 * 1024, "positions": 256},
-        {"sbuf_bytes": 64 * 1024},
+        {"resident_features": 384},
+        *({"sbuf_bytes": kibibytes * 1024} for kibibytes in _KIBIBYTES),
+        *({"sbuf_bytes": kibibytes * 1024, "positions": 256} for kibibytes in _KIBIBYTES),
     )
-    sizes = product(_KERNELS, _TYPES, ("vd", "dv"), (100, 300, 512, 600, 900), (200, 640, 1152), (300, 700))
+    sizes = product(_KERNELS, _TYPES, ("vd", "dv"), (512, 700, 768), (200, 400, 640, 1152), (700, 1000))
     for (direction, types, layout, positions, features, classes), each in product(sizes, limits):
         yield _size(positions, features, classes, types, layout, direction), each
 
@@ -109,7 +111,7 @@ class _Planned(NamedTuple):
     Attributes:
         tiling: that is chosen.
         plan: of gradients; None of a forward alone.
-        parts: how many there are of the positions, "one", "whole" or "with a rest".
+        parts: of the positions: "one", several "whole" ones or some "with a rest"; "in blocks" of another kernel.
     """
 
     tiling: LinearTiling
@@ -147,13 +149,13 @@ def _planned_under(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> _
         sizes = replace(sizes, staging_bytes=casts.forward_staging(is_first))
         tiles = min(tiling.position_block // TILE, div_ceil(positions, TILE))
         require_room(sizes.bytes_of(tiles, tiling.class_block) <= usable_sbuf_bytes())
-        plan = sizes.position_plan(*tiling)
-        return _Planned(tiling, None, "loop" if plan.is_loop else several(plan.blocks))
+        return _Planned(tiling, None, "in blocks")
     keeps_logits = direction == FORWARD_BACKWARD
     parts = position_parts(positions, features)
+    name = "one" if not parts.is_split else "with a rest" if parts.rest > 0 else "whole"
     if keeps_logits:
         blocks = logits_blocks(positions, features, classes)
-        parts = parts._replace(size=blocks.positions, whole=positions // blocks.positions, rest=0)
+        parts, name = PositionParts(blocks.positions, blocks.number, 0), "in blocks"
     gradients = BackwardSizes(
         parts.size,
         features,
@@ -167,25 +169,22 @@ def _planned_under(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> _
     )
     found = BackwardPlan.of(gradients, *tiling)
     require_room(found.fits)
-    rest = "with a rest" if parts.rest > 0 else "whole"
-    return _Planned(tiling, found, rest if parts.is_split else "one")
+    return _Planned(tiling, found, name)
 
 
 def branches(size: Size) -> Branches:
-    """What is cast, how many staged tiles a transfer of W takes, and parts of the positions of the backward."""
-    planned, casts = _planned(size), _casts(size)
-    found: Branches = {
-        "kernel": size["direction"],
-        "layout": size["layout"],
-        "casts": [name for name, itemsize in zip(("X", "W"), casts, strict=True) if itemsize > 0],
-    }
-    if size["direction"] != FORWARD_BACKWARD:
-        found["parts"] = planned.parts
+    """Of operands that are cast how W is, how it stands and how many staged tiles a transfer of it takes.
+
+    Of others whether the positions are split, which is a branch of the backward alone.
+    """
+    planned = _planned(size)
+    found: Branches = {"kernel": size["direction"]}
     if planned.plan is not None:
         found["logits"] = standing(planned.plan)
-    if casts.weight > 0:
-        found["staged tiles"] = several(div_ceil(_transferred(size, planned), STAGED_ELEMENTS))
-    return found
+    if _casts(size).weight == 0:
+        return found | {"parts": planned.parts}
+    staged = div_ceil(_transferred(size, planned), STAGED_ELEMENTS)
+    return found | {"layout": size["layout"], "staged tiles": "none" if staged == 0 else several(staged)}
 
 
 def _transferred(size: Size, planned: _Planned) -> int:
