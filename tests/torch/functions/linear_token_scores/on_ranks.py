@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from nkilib.torch import LinearTokenScores, linear_token_scores
@@ -72,11 +73,14 @@ def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | Non
 def run_gathered(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
     """Of this rank's own hidden states, a multiple of those of the problem, and a layer that FSDP2 has sharded."""
     mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
-    leaves = problem.operands.leaves()
-    leaves["input"] = own_input(problem, dist.get_rank(group)).requires_grad_()
-    for name in leaves:
-        if name != "input":
-            leaves[name] = distribute_tensor(leaves[name].detach(), mesh, [Shard(0)]).requires_grad_()
+    operands = problem.operands
+    bias, (classes, features) = operands.linear_bias, operands.linear_weight.shape
+    layer = nn.Linear(features, classes, bias=bias is not None, dtype=operands.linear_weight.dtype)
+    layer.load_state_dict({"weight": operands.linear_weight, **({} if bias is None else {"bias": bias})})
+    fully_shard(layer, mesh=mesh)
+    leaves: dict[str, Tensor] = {"input": own_input(problem, dist.get_rank(group)).requires_grad_()}
+    leaves |= {f"linear_{name}": parameter for name, parameter in layer.named_parameters()}
+    assert all(isinstance(each, DTensor) for name, each in leaves.items() if name != "input")
     scores = linear_token_scores(target=problem.operands.target, outputs=EVERY, **leaves, **problem.options)
     found = _found(problem, scores, leaves)
     gradients = found["gradients"]
