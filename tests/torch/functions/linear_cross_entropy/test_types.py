@@ -52,8 +52,10 @@ def test_operands_are_rounded_to_the_type_of_the_products(
     """The loss is that of operands that are cast before; gradients are rounded once, to the types of their tensors."""
     problem = _problem(input_dtype, weight_dtype)
     found = problem.ours(compute_dtype=compute_dtype, memory_limit=memory_limit)
+    if FLOAT16 in (input_dtype, weight_dtype):  # of which there is one form
+        memory_limit = None
     expected = _cast(problem, compute_dtype).ours(memory_limit=memory_limit)
-    torch.testing.assert_close(found.loss, expected.loss)  # of float16 there is one form, and another order of sums
+    assert torch.equal(found.loss, expected.loss)
     for name, gradient in found.gradients.items():
         other, dtype = expected.gradients[name], getattr(problem, name).dtype
         assert gradient is not None and other is not None and gradient.dtype == dtype
