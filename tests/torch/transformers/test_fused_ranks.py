@@ -83,7 +83,9 @@ def test_losses_and_gradients_do_not_depend_on_the_group_or_the_output_dtype_of_
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_autograd_keeps_the_weight_that_is_freed_after_the_forward_and_no_copy(name: str, found_by_ranks: Found) -> None:
+def test_autograd_keeps_the_weight_that_is_freed_after_the_forward_and_no_copy(
+    name: str, found_by_ranks: Found
+) -> None:
     case = CASES[name]
     for each in found_by_ranks:
         (size,) = each[name]["saved"]

@@ -100,8 +100,8 @@ def test_one_rank_of_a_group_without_classes_has_the_scores_of_all() -> None:
 
 
 INPUTS = ("Tensor input", "Tensor linear_weight", "Tensor target")
-GIVEN = ("Tensor maximum", "Tensor log_sum", "Tensor grad_logprob")
-OPTIONAL = ("Tensor? grad_lse", "Tensor? linear_bias")
+GIVEN = ("Tensor maximum", "Tensor log_sum")
+OPTIONAL = ("Tensor? grad_logprob", "Tensor? grad_lse", "Tensor? linear_bias")
 OF_ENTROPY = ("Tensor? entropy=None", "Tensor? grad_entropy=None")
 SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
     "forward": ((*INPUTS, "Tensor? linear_bias=None", "Tensor? grad_weight_sum=None"), 8),
