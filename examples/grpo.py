@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import tempfile
 import time
@@ -31,7 +32,7 @@ from nkilib.nki import NOT_SIMULATED, SIMULATED
 WORDS, WIDTH, PROMPT_WORDS, ANSWER_WORDS = 256, 64, 4, 12
 # One word of eight is good: an answer at random has that share.
 GOOD_SHARE = 8
-PROMPTS, ANSWERS, BATCH = 64, 8, 32
+PROMPTS, ANSWERS, BATCH = 64, 8, 24
 LEARNING_RATE = 1e-2
 SEED = 0
 STEPS, QUICK_STEPS = 40, 20
@@ -185,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     start = time.perf_counter()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # a new trainer of TRL reports to the hub
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of names between releases of TRL and transformers
         rewards = train(console, options.steps, Path(directory))

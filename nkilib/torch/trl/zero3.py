@@ -56,15 +56,15 @@ class _Parameters:
     """Weight and bias, which a graph does not keep.
 
     Attributes:
-        tensors: they.
+        tensors: they, without a bias that there is not.
     """
 
-    tensors: Sequence[Tensor | None]
+    tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
         """What the graph keeps of a tensor that it saves."""
         for number, each in enumerate(self.tensors):
-            if each is not None and saved.data_ptr() == each.data_ptr() and saved.numel() == each.numel():
+            if saved.data_ptr() == each.data_ptr() and saved.numel() == each.numel():
                 return _OfParameter(number, saved.size(), saved.stride())
         return saved
 
@@ -72,9 +72,7 @@ class _Parameters:
         """The tensor again; the parameters have been gathered."""
         if isinstance(kept, Tensor):
             return kept
-        whole = self.tensors[kept.number]
-        assert whole is not None
-        return whole.detach().as_strided(kept.size, kept.stride)
+        return self.tensors[kept.number].detach().as_strided(kept.size, kept.stride)
 
 
 def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
@@ -100,7 +98,7 @@ class _Gathered(torch.autograd.Function):
     ) -> TokenResults:
         ctx.set_materialize_grads(False)
         ctx.place = place
-        parameters = _Parameters((weight, bias))
+        parameters = _Parameters([each for each in (weight, bias) if each is not None])
         wanted = ctx.needs_input_grad
         of_hidden, of_weight = _leaf(hidden, wanted[0]), _leaf(weight, wanted[1])
         of_bias = None if bias is None else _leaf(bias, wanted[2])

@@ -143,12 +143,35 @@ def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
 
 
 @pytest.mark.usefixtures("_no_tiles")
+def test_numbers_of_a_configuration_may_be_integers() -> None:
+    given = operands(FLOAT32, FLOAT32, FLOAT32)
+    found = getattr(place, NAME).apply(*given, 2, 64, 5, 3)
+    expected = getattr(place, NAME).apply(*given, 2.0, 64, 5.0, 3.0)
+    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.usefixtures("_no_tiles")
 def test_no_position_is_nothing() -> None:
     hidden, weight, bias, targets = operands(FLOAT32, FLOAT32, FLOAT32)
     found = getattr(place, NAME).apply(hidden[:0], weight, bias, targets[:0], 1.0, 64)
     assert [each.shape for each in found] == [(0,)] * 5
     found[0].sum().backward()
     assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.usefixtures("_no_tiles", "compile_afresh")
+def test_a_call_fits_into_a_whole_graph() -> None:
+    def score(*given: Tensor) -> Results:
+        return getattr(place, NAME).apply(*given, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
+
+    compiled, eager = operands(FLOAT32, FLOAT32, FLOAT32), operands(FLOAT32, FLOAT32, FLOAT32)
+    found = torch.compile(score, fullgraph=True, backend="aot_eager")(*compiled)
+    expected = score(*eager)
+    for value, other in zip(found, expected, strict=True):
+        assert (value is None and other is None) or torch.equal(value, other)
+    total(found).backward()
+    total(expected).backward()
+    assert all(torch.equal(each.grad, other.grad) for each, other in zip(compiled[:3], eager[:3], strict=True))
 
 
 @pytest.mark.usefixtures("_no_tiles")
