@@ -23,6 +23,7 @@ from tests.torch.trainer_ranks_run import (
     labels,
     logits_of,
     upstream,
+    wide_hidden_and_weight,
 )
 
 Found = list[dict[Any, Any]]
@@ -150,21 +151,22 @@ def test_tokens_over_one_dimension_of_a_mesh_and_classes_over_the_other(
 
 
 @by_ranks
-@pytest.mark.parametrize("kind", ["chunks", "chunks of a DTensor", "chunks under FSDP"])
+@pytest.mark.parametrize("kind", ["chunks", "chunks of a DTensor", "chunks under FSDP", "no logits under FSDP"])
 def test_chunks_of_tokens_are_the_whole(kind: str, ranks: int, found_by_processes: Found) -> None:
-    hidden, weight = (each.double().requires_grad_() for each in hidden_and_weight())
+    given = wide_hidden_and_weight() if kind == "no logits under FSDP" else hidden_and_weight()
+    hidden, weight = (each.double().requires_grad_() for each in given)
     found = of_group(found_by_processes, ranks, kind)
     expected = titan_loss(hidden @ weight.T, labels())
     # A gradient of hidden is a sum over classes of |weight| < 4, one of the weight a sum over tokens of |hidden| < 4.
     scale = 4.0 * max(CLASSES, TOKENS) / COUNT
-    if kind == "chunks under FSDP":  # each rank has its own tokens
+    if kind.endswith("under FSDP"):  # each rank has its own tokens
         losses = torch.stack([each["loss"] for each in found])
         assert torch.equal(losses, torch.stack([each["validated"] for each in found]))
         assert_loss(losses.sum(), expected.detach(), MAGNITUDE * TOKENS / COUNT)
         assert_gradient(torch.cat([each["hidden"] for each in found]), gradient(expected, hidden), scale)
         assert all(each["is sharded"] for each in found)
     for each in found:
-        if kind != "chunks under FSDP":
+        if not kind.endswith("under FSDP"):
             assert_loss(each["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
             assert_gradient(each["hidden"], gradient(expected, hidden), scale)
         assert_gradient(each["weight"], gradient(expected, weight), scale)

@@ -23,13 +23,21 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import nkilib.simulator
 from nkilib.torch import cross_entropy, token_scores, vocab_parallel_cross_entropy
-from nkilib.torch.torchtitan import ChunkedCrossEntropyLoss, CrossEntropyLoss, compute_logprobs, cross_entropy_loss
+from nkilib.torch.torchtitan import (
+    ChunkedCrossEntropyLoss,
+    CrossEntropyLoss,
+    LinearCrossEntropyLoss,
+    compute_logprobs,
+    cross_entropy_loss,
+)
 from tests.torch.inputs import make_logits, make_targets
 
 PROCESSES: Final = 4
 TOKENS: Final = 8
 WIDTH: Final = 6
 CLASSES: Final = 13
+# Of the output layer whose logits are never there: kernels take 16 features or more.
+FEATURES: Final = 16
 # Of every rank, by the number of ranks.
 SIZES: Final = {2: [7, 6], 4: [4, 4, 4, 1]}
 # So few that the last of four ranks has none.
@@ -166,6 +174,63 @@ def chunks_of_fsdp(mesh: DeviceMesh) -> Results:
     }
 
 
+def wide_hidden_and_weight() -> tuple[Tensor, Tensor]:
+    return make_logits(TOKENS, FEATURES, seed=6, spread=1.0), make_logits(CLASSES, FEATURES, seed=7, spread=1.0)
+
+
+class _Scale(nn.Module):
+    """In the place of a norm, by 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(FEATURES))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.weight * hidden
+
+
+class _SkipsHead(nn.Module):
+    """As a decoder of TorchTitan whose output layer the loss calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = _Scale()
+        self.lm_head = nn.Linear(FEATURES, CLASSES, bias=False)
+        self.lm_head.load_state_dict({"weight": wide_hidden_and_weight()[1]})
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+def linear_loss_of_fsdp(mesh: DeviceMesh) -> Results:
+    """The output layer in one group with the norm, as TorchTitan has them, called after the model: in two steps."""
+    model = _SkipsHead()
+    fully_shard([model.norm, model.lm_head], mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
+    for module in (model, model.lm_head):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    mine = slice(mesh.get_local_rank() * TOKENS // mesh.size(), (mesh.get_local_rank() + 1) * TOKENS // mesh.size())
+    parameters = list(model.parameters())
+    for _ in range(2):
+        for each in parameters:
+            each.grad = None
+        leaf = wide_hidden_and_weight()[0][mine].clone().requires_grad_()
+        loss_of = LinearCrossEntropyLoss(lm_head=model.lm_head)
+        loss, _ = loss_of(model(leaf), labels()[mine], COUNT)
+        loss.backward()
+        with torch.no_grad():
+            validated, _ = loss_of(model(leaf), labels()[mine], COUNT)
+    return {
+        "loss": loss.detach(),
+        "validated": validated,
+        "hidden": leaf.grad,
+        "weight": model.lm_head.weight.grad.full_tensor(),  # type: ignore[union-attr]
+        "is sharded": isinstance(model.lm_head.weight, DTensor),
+    }
+
+
 def main(rank: int, directory: Path) -> None:
     """Run everything and save it as ``DIRECTORY/RANK.pt``, by the number of ranks of the mesh."""
     store = f"file://{directory / 'store'}"
@@ -180,6 +245,7 @@ def main(rank: int, directory: Path) -> None:
                 "chunks": chunks_of_a_sharded_layer(mesh, distributed=False),
                 "chunks of a DTensor": chunks_of_a_sharded_layer(mesh, distributed=True),
                 "chunks under FSDP": chunks_of_fsdp(mesh),
+                "no logits under FSDP": linear_loss_of_fsdp(mesh),
             }
         found["two dimensions"] = two_dimensions(square)
     torch.save(found, directory / f"{rank}.pt")
