@@ -234,7 +234,7 @@ class LinearCrossEntropyLoss:
         check_linear_head(type(self).__name__, lm_head, "take ChunkedCrossEntropyLoss, which calls it")
         (losses,) = results_in_forward(lm_head, pred, labels, _losses)
         if is_fully_sharded(lm_head) and not torch.is_grad_enabled():
-            lm_head.reshard()  # type: ignore[operator]  # which otherwise the backward does, where the model has not called it
+            lm_head.reshard()  # type: ignore[operator]  # as the backward does
         total = losses.sum()
         return (total if global_valid_tokens is None else total / global_valid_tokens), {}
 

@@ -77,7 +77,8 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
         function: of hidden states, targets, weight and bias. The tensors it returns may have any type.
 
     Returns:
-        Its results, under a policy too in the types that they have. They are no views where ``head`` is called.
+        Its results, under a policy too in the types that they have: copies where ``head`` is called and its backward
+        has to gather.
     """
     if not is_fully_sharded(head):
         return function(hidden, target, head.weight, head.bias)
