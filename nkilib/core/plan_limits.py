@@ -37,6 +37,7 @@ class PlanLimits:
             because their products would take less time than the exchange.
         weight_tiles: the number of tiles of dW that the linear backward accumulates at a time.
         piece_tiles: the number of tiles of positions of X that the linear backward loads at a time.
+        positions: the number of positions from which on the linear kernels split them.
     """
 
     sbuf_bytes: int | None = None
@@ -49,6 +50,7 @@ class PlanLimits:
     shared_classes: int | None = None
     weight_tiles: int | None = None
     piece_tiles: int | None = None
+    positions: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -136,6 +138,11 @@ def limited_weight_tiles(usual: int) -> int:
 def limited_piece_tiles(usual: int) -> int:
     """Return the usual number of tiles of positions of a piece, or the limit in force where that is less."""
     return _least(usual, limits_in_force().piece_tiles)
+
+
+def limited_positions(usual: int) -> int:
+    """Return the usual number of positions of a launch that is not split, or the limit in force where that is less."""
+    return _least(usual, limits_in_force().positions)
 
 
 def _least(usual: int, limit: int | None) -> int:

@@ -31,6 +31,8 @@ from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
+from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
+from nkilib.torch.functions.linear_token_scores.results import LinearTokenScores
 from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
 from nkilib.torch.functions.margins.multilabel_margin_loss import MultiLabelMarginLoss, multilabel_margin_loss
 from nkilib.torch.functions.nll_loss.functional import nll_loss
@@ -61,6 +63,7 @@ __all__ = [
     "KLDivLoss",
     "L1Loss",
     "LinearCrossEntropyLoss",
+    "LinearTokenScores",
     "LogSoftmax",
     "MSELoss",
     "MarginRankingLoss",
@@ -87,6 +90,7 @@ __all__ = [
     "kl_div",
     "l1_loss",
     "linear_cross_entropy",
+    "linear_token_scores",
     "log_softmax",
     "margin_ranking_loss",
     "mse_loss",

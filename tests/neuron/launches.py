@@ -153,13 +153,32 @@ _BIAS: Final = {"bias_hbm": _numbers(10, CLASSES)}
 _LINEAR: Final[dict[str, dict[str, Any]]] = {
     "default": {},
     "[D, V]": {"weight_layout": "dv", "weight_hbm": _numbers(9, FEATURES, CLASSES)},
-    "all": {**_BIAS, **{name: value for name, value in _TOGETHER.items() if name != "temperature"}},
+    "all": {**_BIAS, **_TOGETHER},
+    "scale of the logits": {"logit_scale": 0.5, "logit_softcap": 2.0},
     "tiling": {"position_block": 128, "class_block": 128},
+    "products in bfloat16": {**_BIAS, "compute_dtype": nl.bfloat16},
+    "products in float16, [D, V]": {
+        "weight_layout": "dv",
+        "weight_hbm": _numbers(9, FEATURES, CLASSES),
+        "compute_dtype": nl.float16,
+    },
 }
 LINEAR_FORWARD: Final = {
     **_LINEAR,
     "shard": EXTENDED["shard"],
-    "every result": {**dict.fromkeys(_ASKED, True), "with_target": True},
+    "every result": {
+        **dict.fromkeys(_ASKED, True),
+        "with_target": True,
+        "with_log_sum_squares": True,
+        "with_mean_logit": True,
+    },
+    "scores of capped logits": {
+        **_BIAS,
+        "with_argmax": True,
+        "with_mean_logit": True,
+        "logit_softcap": 5.0,
+        "temperature": 0.7,
+    },
 }
 _FROZEN: Final = {
     "input's alone": {"grad_weight_wanted": False},
@@ -170,6 +189,8 @@ LINEAR_BACKWARD: Final = {
     **_FROZEN,
     "weights of a shard": EXTENDED_BACKWARD["weights of a shard"],
     "every gradient": {**_GRADIENTS, **_MAXIMUM},
+    "entropy": {**_BIAS, **_ENTROPIES, **_GRADIENTS, "temperature": 0.7},
+    "entropy alone": {**_ENTROPIES, **_MAXIMUM, "grad_loss_hbm": None},
     "added to a sum": {"grad_weight_sum_hbm": _numbers(11, CLASSES, FEATURES)},
     "input's in float32": {"grad_input_float32": True},
 }

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import nkilib.simulator
-from nkilib.torch import cross_entropy, token_scores, vocab_parallel_cross_entropy
+from nkilib.torch import cross_entropy, token_scores, verl, vocab_parallel_cross_entropy
 from nkilib.torch.torchtitan import (
     ChunkedCrossEntropyLoss,
     CrossEntropyLoss,
@@ -36,8 +36,6 @@ PROCESSES: Final = 4
 TOKENS: Final = 8
 WIDTH: Final = 6
 CLASSES: Final = 13
-# Of the output layer whose logits are never there: kernels take 16 features or more.
-FEATURES: Final = 16
 # Of every rank, by the number of ranks.
 SIZES: Final = {2: [7, 6], 4: [4, 4, 4, 1]}
 # So few that the last of four ranks has none.
@@ -46,6 +44,10 @@ FEW: Final = 5
 UNPADDED: Final = 10
 COUNT: Final = 37.0
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Of hidden states from which a loss is computed without logits: the fewest that the kernels take.
+FEATURES: Final = 16
+TEMPERATURE: Final = 0.8
 
 Results = dict[str, Any]
 _all_reduce = dist.all_reduce
@@ -174,61 +176,39 @@ def chunks_of_fsdp(mesh: DeviceMesh) -> Results:
     }
 
 
-def wide_hidden_and_weight() -> tuple[Tensor, Tensor]:
-    return make_logits(TOKENS, FEATURES, seed=6, spread=1.0), make_logits(CLASSES, FEATURES, seed=7, spread=1.0)
+def features_and_weight() -> tuple[Tensor, Tensor]:
+    """Of losses without logits; four ranks have as many classes each."""
+    return make_logits(TOKENS, FEATURES, seed=4, spread=1.0), make_logits(CLASSES - 1, FEATURES, seed=5, spread=0.5)
 
 
-class _Scale(nn.Module):
-    """In the place of a norm, by 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(FEATURES))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.weight * hidden
-
-
-class _SkipsHead(nn.Module):
-    """As a decoder of TorchTitan whose output layer the loss calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = _Scale()
-        self.lm_head = nn.Linear(FEATURES, CLASSES, bias=False)
-        self.lm_head.load_state_dict({"weight": wide_hidden_and_weight()[1]})
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        normed: Tensor = self.norm(hidden)
-        return normed
-
-
-def linear_loss_of_fsdp(mesh: DeviceMesh) -> Results:
-    """The output layer in one group with the norm, as TorchTitan has them, called after the model: in two steps."""
-    model = _SkipsHead()
-    fully_shard([model.norm, model.lm_head], mesh=mesh, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh)
-    for module in (model, model.lm_head):
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+def without_logits_under_fsdp(mesh: DeviceMesh) -> Results:
+    """The output layer as in ``chunks_of_fsdp``, and the loss inside of its forward."""
+    hidden, weight = features_and_weight()
+    head = nn.Linear(*reversed(weight.shape), bias=False)
+    head.load_state_dict({"weight": weight})
+    fully_shard(head, mesh=mesh)
+    head.set_gradient_divide_factor(1.0)
+    head.set_force_sum_reduction_for_comms(True)
     mine = slice(mesh.get_local_rank() * TOKENS // mesh.size(), (mesh.get_local_rank() + 1) * TOKENS // mesh.size())
-    parameters = list(model.parameters())
-    for _ in range(2):
-        for each in parameters:
-            each.grad = None
-        leaf = wide_hidden_and_weight()[0][mine].clone().requires_grad_()
-        loss_of = LinearCrossEntropyLoss(lm_head=model.lm_head)
-        loss, _ = loss_of(model(leaf), labels()[mine], COUNT)
-        loss.backward()
-        with torch.no_grad():
-            validated, _ = loss_of(model(leaf), labels()[mine], COUNT)
-    return {
-        "loss": loss.detach(),
-        "validated": validated,
-        "hidden": leaf.grad,
-        "weight": model.lm_head.weight.grad.full_tensor(),  # type: ignore[union-attr]
-        "is sharded": isinstance(model.lm_head.weight, DTensor),
-    }
+    leaf = hidden[mine].clone().requires_grad_()
+    loss_of = LinearCrossEntropyLoss()
+    loss_of.set_lm_head(head)
+    loss, _ = loss_of(leaf, labels().clamp(max=CLASSES - 2)[mine], COUNT)
+    loss.backward()
+    with torch.no_grad():
+        validated, _ = loss_of(leaf, labels().clamp(max=CLASSES - 2)[mine], COUNT)
+    gradient = head.weight.grad.full_tensor()
+    return {"loss": loss.detach(), "validated": validated, "hidden": leaf.grad, "weight": gradient}
+
+
+def scores_of_verl(mesh: DeviceMesh) -> Results:
+    """Each rank has its rows of the weight; gradients of the hidden states are parts of a sum."""
+    hidden, weight = features_and_weight()
+    leaf, part = hidden.requires_grad_(), weight.chunk(mesh.size())[mesh.get_local_rank()].clone().requires_grad_()
+    target = labels().clamp(min=0, max=CLASSES - 2)
+    logprob, entropy = verl.linear_cross_entropy(leaf, part, target, TEMPERATURE, "none", mesh.get_group())
+    ((logprob + 0.1 * entropy) * upstream()).sum().backward()
+    return {"logprob": logprob.detach(), "entropy": entropy.detach(), "hidden": leaf.grad, "weight": part.grad}
 
 
 def main(rank: int, directory: Path) -> None:
@@ -237,6 +217,8 @@ def main(rank: int, directory: Path) -> None:
     dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=PROCESSES)
     dist.all_reduce = _counted_all_reduce
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    of_tokens = {2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("pairs", "dp"))["dp"]}
+    of_tokens[PROCESSES] = init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("dp",))
     found: dict[Any, Any] = {}
     with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
         for mesh in (square["tp"], init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("tp",))):
@@ -245,7 +227,8 @@ def main(rank: int, directory: Path) -> None:
                 "chunks": chunks_of_a_sharded_layer(mesh, distributed=False),
                 "chunks of a DTensor": chunks_of_a_sharded_layer(mesh, distributed=True),
                 "chunks under FSDP": chunks_of_fsdp(mesh),
-                "no logits under FSDP": linear_loss_of_fsdp(mesh),
+                "without logits under FSDP": without_logits_under_fsdp(of_tokens[mesh.size()]),
+                "verl": scores_of_verl(mesh),
             }
         found["two dimensions"] = two_dimensions(square)
     torch.save(found, directory / f"{rank}.pt")

@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.psum import Piece
+from nkilib.core.rows.score_moments import MeanMoment, SquareMoment
 from nkilib.core.rows.shifted import ShiftedSums
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, selected, sum_in_place
@@ -130,6 +131,34 @@ class EntropyMoment:
         """E_k and s_k of one chunk, whose maximum is there and in which nothing is -inf: :func:`raise_negligible`."""
         terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), statistics.scale)
         terms.sum(chunk_sbuf, pieces, place.of(statistics.sums_sbuf), place.of(self.entropy_sbuf))
+
+    def take_terms(
+        self,
+        statistics: Statistics,
+        chunk_sbuf: nl.NkiTensor,
+        exponentials_sbuf: nl.NkiTensor,
+        terms_sbuf: nl.NkiTensor,
+        place: Place,
+    ) -> None:
+        """E_k of one chunk whose exponentials are there, in one pass.
+
+        Args:
+            statistics: with the maximum of the chunk.
+            chunk_sbuf: x, [rows, columns], in which nothing is -inf: :func:`raise_negligible`.
+            exponentials_sbuf: exp(scale * (x - m_k)), float32 of the same shape.
+            terms_sbuf: any float type, of the same shape; it is overwritten.
+            place: of the chunk.
+        """
+        nisa.scalar_tensor_tensor(
+            dst=terms_sbuf,
+            data=chunk_sbuf,
+            op0=nl.add,
+            operand0=place.of(statistics.neg_max_sbuf),
+            op1=nl.multiply,
+            operand1=exponentials_sbuf,
+            reduce_op=nl.add,
+            reduce_res=place.of(self.entropy_sbuf),
+        )
 
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
@@ -314,6 +343,8 @@ class Moments:
         entropy: E.
         distances_sbuf: m_k - m, finite, [rows, batches, columns].
         terms_sbuf: to compute in, of the same shape.
+        squares: Q.
+        mean: the sum of the elements.
     """
 
     columns: Columns
@@ -321,6 +352,8 @@ class Moments:
     entropy: EntropyMoment | None
     distances_sbuf: nl.NkiTensor
     terms_sbuf: nl.NkiTensor
+    squares: SquareMoment | None = None
+    mean: MeanMoment | None = None
 
     @classmethod
     def make(cls, columns: Columns, with_first: bool, with_entropy: bool) -> Moments | None:
@@ -340,18 +373,26 @@ class Moments:
         nisa.tensor_scalar(dst=kept_sbuf, data=distances_sbuf, op0=nl.maximum, operand0=FLOAT32_LOWEST)
 
     def combine(self, statistics: Statistics, chunks: int) -> None:
-        """F, G and E of the rows, while the weights are there: before ``Statistics.combine_sums``."""
+        """What is gathered of the rows, while the weights are there: before ``Statistics.combine_sums``."""
         distances_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         terms_sbuf = self.columns.in_use(self.terms_sbuf, chunks)
         if self.first is not None:
             self.first.combine(self.columns, distances_sbuf, terms_sbuf, chunks)
         if self.entropy is not None:
             self.entropy.combine(statistics, distances_sbuf, terms_sbuf, chunks)
+        if self.squares is not None:
+            self.squares.combine(statistics, terms_sbuf, chunks)
+        if self.mean is not None:
+            self.mean.combine(chunks)
 
     def restart(self) -> None:
-        """Put F, G and E of the chunks so far into column 0."""
+        """Put what is gathered of the chunks so far into column 0."""
         if self.first is not None:
             self.columns.restart(self.first.factors_sbuf, self.first.row_factors_sbuf)
             self.columns.restart(self.first.first_sbuf, self.first.row_first_sbuf)
         if self.entropy is not None:
             self.columns.restart(self.entropy.entropy_sbuf, self.entropy.row_entropy_sbuf)
+        if self.squares is not None:
+            self.columns.restart(self.squares.squares_sbuf, self.squares.row_squares_sbuf)
+        if self.mean is not None:
+            self.mean.restart()

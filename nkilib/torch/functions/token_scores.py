@@ -17,7 +17,7 @@ from nkilib.torch.functions.cross_entropy.checks import check_arguments, check_i
 from nkilib.torch.functions.cross_entropy.operators import CROSS_ENTROPY, FORWARD, Wanted
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
 from nkilib.torch.functions.vocab_parallel.autograd import vocab_parallel_results
-from nkilib.torch.functions.vocab_parallel.shards import group_place, shards_of_ranks, without_padding
+from nkilib.torch.functions.vocab_parallel.shards import check_whole, group_place, shards_of_ranks, without_padding
 
 _CALLER: Final = Caller("token_scores", "logits", "logits", CROSS_ENTROPY.instead)
 
@@ -103,7 +103,7 @@ def token_scores(
         check_inplace(_CALLER, logits, -1)
     rows, classes, wanted = as_rows(logits, -1), target.reshape(-1), Wanted(with_entropy=entropy)
     if group is None:
-        _check_whole(num_classes, shard_sizes)
+        check_whole(_CALLER, num_classes, shard_sizes)
         keywords = FORWARD.keywords_from(options, wanted)
         results = ForwardResults(*DERIVATIVE.apply(inplace, rows, classes, None, **keywords))
     else:
@@ -112,11 +112,3 @@ def token_scores(
     shape = rows_shape(logits, -1)
     # A difference, for the negative of 0 has a sign.
     return TokenScores(0.0 - results.loss.reshape(shape), results.entropy.reshape(shape if entropy else (0,)))
-
-
-def _check_whole(num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
-    if num_classes is not None or shard_sizes is not None:
-        raise ValueError(
-            f"{_CALLER}: num_classes and shard_sizes say which classes the ranks of a group have, got no group; pass "
-            f"group, or slice the logits"
-        )

@@ -27,6 +27,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
+from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths
 from nkilib.verify.observation import Array
@@ -50,6 +51,8 @@ _ASKED: Final = {
     "with_entropy": ("entropy",),
     "with_distance_sum": ("distance_sum",),
     "with_log_sum": ("maximum", "log_sum"),
+    "with_log_sum_squares": ("log_sum_squares",),
+    "with_mean_logit": ("mean_logit",),
 }
 _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
 _GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "grad_bias"}
@@ -63,11 +66,22 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 
 
 def problem_of(given: Mapping[str, Any]) -> LinearProblem:
-    """A launch on all classes as the reference takes it."""
+    """A launch on all classes as the reference takes it, with the operands rounded to the type of the products."""
+    given = {**given, **_rounded(given)}
     recipe = {name: given[name] for name in _RECIPE & given.keys()}
     options = ExtendedLoss(given.get("class_weight_hbm"), **recipe)
     bias, layout = given.get("bias_hbm"), given.get("weight_layout", "vd")
-    return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout)
+    scale = given.get("logit_scale", 1.0)
+    return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout, scale)
+
+
+def _rounded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The operands in the type of the products, where the launch names it."""
+    if given.get("compute_dtype") is None:
+        return {}
+    dtype = _TYPES[str(given["compute_dtype"])]
+    rounded = {name: given[name].astype(dtype) for name in ("input_hbm", "weight_hbm", "bias_hbm") if name in given}
+    return {**rounded, **({"bias_hbm": rounded["bias_hbm"].astype(np.float32)} if "bias_hbm" in rounded else {})}
 
 
 def upstream_of(given: Mapping[str, Any]) -> BackwardInputs:
@@ -75,9 +89,8 @@ def upstream_of(given: Mapping[str, Any]) -> BackwardInputs:
     if "lse_hbm" not in given:
         scale = given["grad_scale"] if "grad_scale" in given else given["grad_scale_hbm"][0]
         return BackwardInputs(_lse(given), np.full(POSITIONS, scale, np.float32))
-    return BackwardInputs(
-        given["lse_hbm"], given["grad_loss_hbm"], given.get("grad_lse_hbm"), given.get("grad_logprob_hbm")
-    )
+    names = ("grad_lse_hbm", "grad_logprob_hbm", "entropy_hbm", "grad_entropy_hbm")
+    return BackwardInputs(given["lse_hbm"], given["grad_loss_hbm"], *(given.get(name) for name in names))
 
 
 def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -95,7 +108,7 @@ def forward_truths(given: Mapping[str, Any]) -> Truths:
         problem = problem_of({**given, "targets_hbm": targets})
     with np.errstate(all="ignore"):
         exact, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
-        z = problem.options.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
+        z = problem.recipe.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
         maximum = z.max(axis=1)
     found = {each.name: Truth(getattr(exact, each.name), bounds.get(each.name)) for each in fields(exact)}
     found["maximum"] = Truth(maximum, bounds["maximum"])
@@ -191,6 +204,19 @@ def _every_gradient(type_name: str) -> dict[str, Any]:
     )
 
 
+def _of_scores(type_name: str, **options: Any) -> dict[str, Any]:
+    """Gradients of log-probability and entropy, of masked classes too."""
+    given = _masked_launch(type_name, **options)
+    with np.errstate(all="ignore"):
+        entropy = linear_forward_reference(problem_of(given)).entropy
+    return _backward(
+        given,
+        grad_logprob_hbm=inputs.numbers(7, POSITIONS),
+        entropy_hbm=entropy.astype(np.float32),
+        grad_entropy_hbm=inputs.numbers(8, POSITIONS),
+    )
+
+
 def _of_shard(given: dict[str, Any]) -> dict[str, Any]:
     """The last classes of a launch on all."""
     held = {name: given[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
@@ -265,6 +291,7 @@ def cases() -> Iterator[Case]:
     """All of them."""
     every, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
     blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
+    scaled = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}
     mean, one = {"grad_scale": 1 / POSITIONS}, {"grad_weight_wanted": False}
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
@@ -284,8 +311,17 @@ def cases() -> Iterator[Case]:
         yield _forward_case(f"a shard, {type_name}", 2, partial(_shard_forward, type_name))
         yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_truths)
         yield _forward_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name))
+        scores = {"with_entropy": True, "with_log_sum_squares": True, "with_mean_logit": True, **scaled}
+        yield _forward_case(f"scores, masked classes, {type_name}", 2, partial(_masked_launch, type_name, **scores))
         yield _backward_case(f"masked classes, {type_name}", 2, partial(_masked_backward, type_name))
         yield _both_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name, **mean))
+    for type_name in _TYPES:
+        yield _backward_case(f"gradient of the entropy, {type_name}", 2, partial(_of_scores, type_name, **scaled))
+        other = {"compute_dtype": nl.float32 if type_name == "bfloat16" else nl.bfloat16, "bias_hbm": True}
+        in_other = f"products in {other['compute_dtype']}, {type_name}"
+        yield _forward_case(in_other, 2, partial(_launch, type_name, **other))
+        yield _backward_case(in_other, 2, partial(_of_backward, type_name, {}, **other))
+        yield _both_case(in_other, 2, partial(_launch, type_name, **other, **scaled, **mean))
     yield _forward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped))
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_transposed_backward, "bfloat16", **capped))
     yield _both_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped, **mean))

@@ -10,6 +10,7 @@ from tests.experimental.plans import (
     linear_backward,
     linear_forward,
     linear_forward_backward,
+    linear_operand_types,
     margins,
     nll_loss,
     rowwise,
@@ -39,6 +40,7 @@ FAMILIES: dict[str, PlanFamily] = {
         linear_forward_backward.FORWARDS,
         linear_forward_backward.CLASSES,
         linear_forward_backward.OPERANDS,
+        linear_operand_types.FAMILY,
     )
 }
 

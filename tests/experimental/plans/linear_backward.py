@@ -206,7 +206,9 @@ def _upstream(problem: LinearProblem, variant: Variant) -> tuple[BackwardInputs,
         logits = problem.logits_of(slice(None), problem.classes_first)
         maximum = problem.options.scores(logits, None).max(axis=1).astype(np.float32)
         pair = {"maximum_hbm": maximum, "log_sum_hbm": (forward.lse - maximum).astype(np.float32)}
-    return upstream_of(problem, lse, variant.further), pair
+    return upstream_of(
+        problem, lse, variant.further, forward.entropy.astype(np.float32) if variant.entropy else None
+    ), pair
 
 
 def check_backward(size: Size, **tiling: int) -> None:
@@ -232,6 +234,8 @@ def check_backward(size: Size, **tiling: int) -> None:
             upstream.grad_loss,
             grad_lse_hbm=upstream.grad_lse,
             grad_logprob_hbm=upstream.grad_logprob,
+            entropy_hbm=upstream.entropy,
+            grad_entropy_hbm=upstream.grad_entropy,
             grad_input_float32=variant.float32,
             **{f"grad_{name}_wanted": name in wanted for name in ("input", "weight", "bias")},
             **further,

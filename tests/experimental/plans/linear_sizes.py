@@ -59,6 +59,7 @@ class Variant:
     Attributes:
         options: one of ``OPTIONS``.
         further: there are upstream gradients of lse and of the log-probability.
+        entropy: there is an upstream gradient of the entropy.
         adds: dW is added to a float32 sum.
         wanted: the gradients.
         float32: dX is not rounded.
@@ -68,6 +69,7 @@ class Variant:
 
     options: str = "none"
     further: bool = False
+    entropy: bool = False
     adds: bool = False
     wanted: tuple[str, ...] = ("input", "weight", "bias")
     float32: bool = False
@@ -78,13 +80,13 @@ class Variant:
 _EVERY_RESULT = ("target", "argmax", "entropy", "distance_sum", "log_sum")
 VARIANTS = {
     "plain": Variant(),
-    "all": Variant("all", further=True, results=_EVERY_RESULT),
+    "all": Variant("all", further=True, entropy=True, results=_EVERY_RESULT),
     "sum": Variant(adds=True, results=("argmax",)),
     "bias": Variant("bias", results=("target",)),
-    "cap": Variant("softcap", with_pair=True),
-    "rest": Variant("weights, smoothing", further=True, results=("distance_sum",)),
+    "cap": Variant("softcap"),
+    "rest": Variant("weights, smoothing", further=True, entropy=True, with_pair=True, results=("distance_sum",)),
     "z-loss": Variant("z-loss", float32=True, results=("log_sum",)),
-    "all, sum": Variant("all", further=True, adds=True, results=("entropy",)),
+    "all, sum": Variant("all", further=True, entropy=True, adds=True, results=("entropy",)),
     "dX": Variant("bias", wanted=("input",)),
     "dW": Variant("bias", wanted=("weight",)),
     "db": Variant("bias", wanted=("bias",)),

@@ -112,6 +112,8 @@ class Wanted:
     distance_sum: bool = False
     log_sum: bool = False
     target: bool = False
+    log_sum_squares: bool = False
+    mean_logit: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from nkilib.core.rows.tiles import float32_like, scaled, selected
+from nkilib.core.rows.tiles import constant, float32_like, scaled, selected
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.nki import nisa, nl
@@ -26,7 +26,7 @@ class TargetTerms:
     """Of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
 
     Attributes:
-        own_sbuf: A - D, what the target alone takes.
+        own_sbuf: A - D, what the target alone takes; zeros without a gradient of the loss or the log-probability.
         rest_sbuf: D.
         spread_sbuf: g * e / V, what class factors are multiplied with.
     """
@@ -42,7 +42,7 @@ class TargetTerms:
         upstream: PositionUpstream,
         positions: LoadedPositions,
         lse_sbuf: nl.NkiTensor,
-        grad_loss_sbuf: nl.NkiTensor,
+        grad_loss_sbuf: nl.NkiTensor | None,
         valid_sbuf: nl.NkiTensor,
         weights_sbuf: nl.NkiTensor | None,
         weight_sum: float | nl.NkiTensor,
@@ -54,14 +54,15 @@ class TargetTerms:
             upstream: the vectors; those that a term needs are loaded here.
             positions: which ones.
             lse_sbuf: log-sum-exp.
-            grad_loss_sbuf: as :func:`loaded_gradient` gives it.
+            grad_loss_sbuf: as :func:`loaded_gradient` gives it; None for 0.
             valid_sbuf: uint32, 1 for a target that is not ignored.
             weights_sbuf: class weights of the targets; None without any, or where the upstream has them.
             weight_sum: the sum of all class weights.
         """
-        grad_loss_sbuf = selected(grad_loss_sbuf, valid_sbuf)
+        if grad_loss_sbuf is not None:
+            grad_loss_sbuf = selected(grad_loss_sbuf, valid_sbuf)
         spread_sbuf = rest_sbuf = None
-        if options.spread != 0.0:
+        if options.spread != 0.0 and grad_loss_sbuf is not None:
             spread_sbuf = scaled(grad_loss_sbuf, options.spread)
             rest_sbuf = scaled(spread_sbuf, weight_sum)
         terms_sbuf = rest_terms(upstream, positions, lse_sbuf, grad_loss_sbuf, options)
@@ -83,12 +84,12 @@ def rest_terms(
     upstream: PositionUpstream,
     positions: LoadedPositions,
     lse_sbuf: nl.NkiTensor,
-    grad_loss_sbuf: nl.NkiTensor,
+    grad_loss_sbuf: nl.NkiTensor | None,
     options: Options,
 ) -> list[nl.NkiTensor]:
     """What is added up to D, but for what class factors add to it."""
     terms_sbuf = []
-    if options.square != 0.0:
+    if options.square != 0.0 and grad_loss_sbuf is not None:
         square_sbuf = float32_like(lse_sbuf)
         nisa.scalar_tensor_tensor(
             dst=square_sbuf,
@@ -115,17 +116,20 @@ def _own(
     options: Options,
     upstream: PositionUpstream,
     positions: LoadedPositions,
-    grad_loss_sbuf: nl.NkiTensor,
+    grad_loss_sbuf: nl.NkiTensor | None,
     weights_sbuf: nl.NkiTensor | None,
     valid_sbuf: nl.NkiTensor,
 ) -> nl.NkiTensor:
     """A - D."""
-    own_sbuf = scaled(grad_loss_sbuf, options.kept)
-    if upstream.target_weight_hbm is not None:
-        weights_sbuf = positions.loaded(upstream.target_weight_hbm)
-    if weights_sbuf is not None:
-        # An ignored position has the weight of some class, which may be infinite.
-        nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
+    if grad_loss_sbuf is None:
+        own_sbuf = constant(valid_sbuf, 0.0)
+    else:
+        own_sbuf = scaled(grad_loss_sbuf, options.kept)
+        if upstream.target_weight_hbm is not None:
+            weights_sbuf = positions.loaded(upstream.target_weight_hbm)
+        if weights_sbuf is not None:
+            # An ignored position has the weight of some class, which may be infinite.
+            nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
     if upstream.grad_logprob_hbm is not None:
         given_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, options)
         grad_logprob_sbuf = selected(given_sbuf, valid_sbuf)

@@ -81,7 +81,7 @@ class _OfProbabilities:
         else:
             factor_sum_sbuf = batch.loaded(self.upstream.target_weight_hbm)
         softmax = SoftmaxTerms.load(self.upstream, batch)
-        grad_loss_sbuf = loaded_gradient(batch, self.upstream.grad_loss_hbm, self.options)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.given_loss_hbm, self.options)
         terms_sbuf = rest_terms(self.upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, self.options)
         rest_sbuf = summed(scaled(grad_loss_sbuf, factor_sum_sbuf), terms_sbuf)
         entropy = _entropy_coefficients(self.upstream, batch, softmax, self.options)
@@ -101,7 +101,7 @@ class _OfClasses:
 
     def prepared(self, number: int, batch: Batch) -> TargetCoefficients:
         softmax = SoftmaxTerms.load(self.upstream, batch)
-        given_sbuf = loaded_gradient(batch, self.upstream.grad_loss_hbm, self.options)
+        given_sbuf = loaded_gradient(batch, self.upstream.given_loss_hbm, self.options)
         masks = TargetMasks.make(batch.rows, 1)
         elements = self.finder.find(batch, masks)
         held_sbuf = cast(masks.held_sbuf, nl.float32)

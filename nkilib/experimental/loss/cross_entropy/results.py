@@ -53,6 +53,8 @@ class Results:
     distance_sum_hbm: nl.NkiTensor | None = None
     maximum_hbm: nl.NkiTensor | None = None
     log_sum_hbm: nl.NkiTensor | None = None
+    log_sum_squares_hbm: nl.NkiTensor | None = None
+    mean_logit_hbm: nl.NkiTensor | None = None
 
     @classmethod
     def of_options(cls, num_positions: int, options: Options) -> Results:
@@ -72,6 +74,8 @@ class Results:
             distance_sum_hbm=vector("distance_sum_hbm", wanted.distance_sum),
             maximum_hbm=vector("maximum_hbm", wanted.log_sum),
             log_sum_hbm=vector("log_sum_hbm", wanted.log_sum),
+            log_sum_squares_hbm=vector("log_sum_squares_hbm", wanted.log_sum_squares),
+            mean_logit_hbm=vector("mean_logit_hbm", wanted.mean_logit),
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
@@ -128,8 +132,13 @@ def _of_all_classes(group: Group, results: Results) -> list[_Found]:
     found: list[_Found] = []
     if group.argmax is not None:
         found.append((results.argmax_hbm, group.argmax.row_found_sbuf))
-    if group.moments is not None and group.moments.entropy is not None:
-        found.append((results.entropy_hbm, group.moments.entropy.entropies(group.statistics)))
+    moments = group.moments
+    if moments is not None and moments.entropy is not None:
+        found.append((results.entropy_hbm, moments.entropy.entropies(group.statistics)))
+    if moments is not None and moments.squares is not None:
+        found.append((results.log_sum_squares_hbm, moments.squares.logs(group.statistics)))
+    if moments is not None and moments.mean is not None:
+        found.append((results.mean_logit_hbm, moments.mean.means(group.statistics.scale)))
     if results.distance_sum_hbm is not None:
         found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
     return found

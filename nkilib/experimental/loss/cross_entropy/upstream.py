@@ -28,7 +28,7 @@ class PositionUpstream:
 
     Attributes:
         lse_hbm: log-sum-exp.
-        grad_loss_hbm: gradient of each loss.
+        grad_loss_hbm: gradient of each loss; None in linear cross-entropy alone.
         grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
         target_weight_hbm: ``w[t]``, or of probabilities the sum of the factors.
         weight_sum: the sum of all class weights, a number.
@@ -37,7 +37,7 @@ class PositionUpstream:
     """
 
     lse_hbm: nl.NkiTensor
-    grad_loss_hbm: nl.NkiTensor
+    grad_loss_hbm: nl.NkiTensor | None
     grad_lse_hbm: nl.NkiTensor | None
     grad_logprob_hbm: nl.NkiTensor | None
     target_weight_hbm: nl.NkiTensor | None
@@ -46,6 +46,13 @@ class PositionUpstream:
     log_sum_hbm: nl.NkiTensor | None
     entropy_hbm: nl.NkiTensor | None = None
     grad_entropy_hbm: nl.NkiTensor | None = None
+
+    @property
+    def given_loss_hbm(self) -> nl.NkiTensor:
+        """The gradient of each loss, where a kernel requires it."""
+        if self.grad_loss_hbm is None:
+            raise AssertionError("PositionUpstream: grad_loss_hbm must be a tensor, got None; pass the gradient")
+        return self.grad_loss_hbm
 
 
 Upstream = UniformUpstream | PositionUpstream

@@ -23,10 +23,8 @@ from nkilib.nki import nl
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
-_VECTORS = (
-    *("lse", "maximum", "log_sum", "entropy"),
-    *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy", "target_weight"),
-)
+_GRADIENTS = ("grad_loss", "grad_lse", "grad_logprob", "grad_entropy")
+_VECTORS = ("lse", "maximum", "log_sum", "entropy", *_GRADIENTS, "target_weight")
 _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 
 
@@ -140,7 +138,13 @@ def validate_lse(launch: Launch, lse_state_hbm: nl.NkiTensor) -> None:
 
 
 def validate_upstream(
-    function: str, num_positions: int, options: Options, upstream: PositionUpstream, like: str
+    function: str,
+    num_positions: int,
+    options: Options,
+    upstream: PositionUpstream,
+    like: str,
+    *,
+    requires_loss: bool = True,
 ) -> None:
     """Refuse upstream gradients and statistics that do not fit each other, the positions or the options.
 
@@ -150,14 +154,21 @@ def validate_upstream(
         options: of the kernel.
         upstream: what it was given.
         like: what the vectors are flattened as, in words.
+        requires_loss: the gradient of the loss has to be there; otherwise any one gradient.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
+    required = ("lse", "grad_loss") if requires_loss else ("lse",)
     for name in _VECTORS:
         vector_hbm = getattr(upstream, f"{name}_hbm")
-        if vector_hbm is not None or name in ("lse", "grad_loss"):
+        if vector_hbm is not None or name in required:
             require_vector(function, f"{name}_hbm", vector_hbm, num_positions, like)
+    require(
+        any(getattr(upstream, f"{name}_hbm") is not None for name in _GRADIENTS),
+        f"{function}: at least one of {', '.join(f'{name}_hbm' for name in _GRADIENTS)} must be a tensor, got none; "
+        f"launch nothing where no gradient comes",
+    )
     require(
         (upstream.maximum_hbm is None) == (upstream.log_sum_hbm is None),
         f"{function}: maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",

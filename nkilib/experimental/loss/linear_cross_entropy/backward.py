@@ -15,24 +15,31 @@ single block has the loop alone (:mod:`.class_cover`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.backward_plan import (
+    POSITIONS_OF_PROGRAM,
+    BackwardPlan,
+    BackwardSizes,
+)
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.class_blocks import plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, planned_cover
 from nkilib.experimental.loss.linear_cross_entropy.gradient_products import GradientProducts
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import PositionParts, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.logit_gradient import LogitGradient
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.position_parts import launch_of_part, write_gradients_of_parts
+from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
 
 
@@ -44,10 +51,32 @@ def backward_of_core(
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
     """
-    sizes = BackwardSizes.of_launch(launch, options, upstream, gradients.adds_to_weight)
-    plan = BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
-    require_fitting_plan(launch.function, tiling, plan)
-    write_gradients(launch, options, plan, upstream, gradients)
+    parts = position_parts(launch.num_positions, launch.num_features)
+
+    def plan_of(part: LinearLaunch) -> BackwardPlan:
+        sizes = BackwardSizes.of_launch(part, options, upstream, gradients.adds_to_weight or parts.is_split)
+        sizes = replace(sizes, program_share=_program_share(parts))
+        return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
+
+    require_fitting_plan(launch.function, tiling, plan_of(launch_of_part(launch, Block(0, parts.size))))
+    launch = with_rounded_bias(with_rounded_input(launch))
+    if not parts.is_split:
+        write_gradients(launch, options, plan_of(launch), upstream, gradients)
+        return
+
+    def write(part: LinearLaunch, of_part: PositionUpstream, part_gradients: Gradients) -> None:
+        write_gradients(part, options, plan_of(part), of_part, part_gradients)
+
+    write_gradients_of_parts(launch, upstream, gradients, parts, write)
+
+
+def _program_share(parts: PositionParts) -> float:
+    """Of the instructions that a program of the positions of a part may have.
+
+    All copies together may have what a program of many positions has, which is twice what one of a few has.
+    """
+    has_few = parts.size <= POSITIONS_OF_PROGRAM
+    return (2.0 if parts.is_split and has_few else 1.0) / parts.copies
 
 
 def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:

@@ -21,7 +21,9 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
@@ -49,15 +51,20 @@ _BATCHES_MOST = 2
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
 # Banks of PSUM for tiles of logits.
 LOGIT_BANKS = 5
+# Tiles of tangents beside each other, at most, where there is room: Scalar loads a table of the tangents and one of the
+# exponentials for all but one of them. Of more than there are banks it would wait for the products.
+_TANGENTS_MOST = LOGIT_BANKS + 1
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
-PROGRAM_INSTRUCTIONS, _POSITIONS_OF_PROGRAM = 29000, 4096
+PROGRAM_INSTRUCTIONS, POSITIONS_OF_PROGRAM = 29000, 4096
 # Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Of a staged tile of W: a transfer and a cast.
+_INSTRUCTIONS_OF_STAGED = 2
 # Of a tile of logits that no product has to fit a bank of PSUM for.
 _CLASSES_OF_KEPT_TILE = 1024
-# Columns of positions and what else is small, with room for alignment.
+# Columns of positions, eight of which stay, and what else is small, with room for alignment.
 _SMALL_BYTES = 3072
 _COLUMNS = 14
 # Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
@@ -87,6 +94,8 @@ class BackwardSizes:
         adds_to_weight: dW is added to a float32 sum.
         keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
         program_share: of the instructions that a program may have, for the backward.
+        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
+        staging_bytes: of a partition, for W that is transposed and then cast.
     """
 
     num_positions: int
@@ -101,6 +110,13 @@ class BackwardSizes:
     adds_to_weight: bool = False
     keeps_logits: bool = False
     program_share: float = 1.0
+    weight_itemsize: int = 0
+    staging_bytes: int = 0
+
+    @property
+    def loaded_itemsize(self) -> int:
+        """Bytes of an element of W in HBM, and of dW."""
+        return self.weight_itemsize or self.itemsize
 
     @classmethod
     def of_launch(
@@ -116,8 +132,10 @@ class BackwardSizes:
             launch.bias_hbm is not None,
             options.needs_class_weights,
             options.softcap is not None,
-            options.spread != 0.0 or options.square != 0.0 or upstream.grad_lse_hbm is not None,
+            has_rest(launch, options, upstream),
             adds_to_weight,
+            weight_itemsize=launch.casts.weight,
+            staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
         )
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
@@ -140,6 +158,7 @@ class BackwardBuffers:
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
         weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
         takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
+        tangents: tiles of the tangents of a cap, which is no buffer without one.
     """
 
     tiles_of_piece: int = 1
@@ -150,6 +169,7 @@ class BackwardBuffers:
     weight_results: int = 1
     weight_slices: int = 0
     takes_turns: int = 0
+    tangents: int = TURNS
 
 
 @dataclass(frozen=True)
@@ -169,8 +189,8 @@ class BackwardPlan:
         result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
-        option_bytes: that the options of the loss take of a partition.
-        keeps_logits, program_share: as in :class:`BackwardSizes`.
+        option_bytes: that the options of the loss take of a partition, with the fewest tangents.
+        has_softcap, keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
     """
 
@@ -187,8 +207,10 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    has_softcap: bool
     keeps_logits: bool
     program_share: float
+    staging_bytes: int
     available_bytes: int
 
     @property
@@ -229,11 +251,17 @@ class BackwardPlan:
         # A tile of dW leaves its bank once for a block of positions, and X is loaded in pieces.
         of_weight = self.position_blocks * stripes * (class_tiles + _INSTRUCTIONS_OF_RESULT) + class_tiles
         of_weight += stripes * div_ceil(tiles, self.buffers.tiles_of_piece)
+        if self.staging_bytes > 0:
+            # W^T once, or for each batch of tiles that it streams by; W for each block of positions.
+            times = self.batches_of_tiles if self.streams_weight else 1
+            times = times if self.has_classes_first else self.position_blocks
+            staged = div_ceil(class_tiles * self.feature_tiles * PARTITIONS, STAGED_ELEMENTS)
+            of_weight += _INSTRUCTIONS_OF_STAGED * times * staged
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
 
     def program_limit(self, num_positions: int) -> float:
         """How many instructions the program may have for the backward."""
-        limit = PROGRAM_INSTRUCTIONS if num_positions <= _POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
+        limit = PROGRAM_INSTRUCTIONS if num_positions <= POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
@@ -323,8 +351,9 @@ class BackwardPlan:
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
+            (buffers.tangents - TURNS) * self.classes_of_tile * _FLOAT32_BYTES,
         )
-        return sum(rings) + self.option_bytes + _SMALL_BYTES
+        return sum(rings) + self.option_bytes + self.staging_bytes + _SMALL_BYTES
 
     @property
     def fits(self) -> bool:
@@ -355,12 +384,14 @@ class BackwardPlan:
             buffers=BackwardBuffers(),
             adds_to_weight=sizes.adds_to_weight,
             weight_sums=sizes.adds_to_weight + (position_blocks > 1),
-            result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.itemsize,
+            result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.loaded_itemsize,
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            has_softcap=sizes.has_softcap,
             keeps_logits=sizes.keeps_logits,
             program_share=sizes.program_share,
+            staging_bytes=sizes.staging_bytes,
             available_bytes=usable_sbuf_bytes() if available_bytes is None else available_bytes,
         )
         return least._grown()
@@ -389,6 +420,8 @@ class BackwardPlan:
         streaming = self._streaming(steps)
         if streaming is not None:
             return streaming
+        if self.has_softcap and not self.keeps_logits:
+            steps += [{"tangents": tangents} for tangents in range(TURNS + 1, _TANGENTS_MOST + 1)]
         found = self._with(steps)
         if found.is_ample or self.keeps_logits:
             return found

@@ -12,10 +12,13 @@ from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 
 _HALVES = 2
+# A masked class has a bias of -inf, and 0 * inf is NaN. Here its p is 0 likewise, and so is p times its logit.
+_LOWEST_BIAS = -(2.0**100)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class BackwardStreams:
         pieces: of X, [128, tiles of positions, stripe].
         stripes: of W, [128, tiles of classes, stripe].
         bias_sbuf, class_weight_sbuf: of a block, float32 [128, classes]; None without.
+        staging: for W of another type than that of the products, which X has here.
+        lowest_bias: what the bias is raised to where it is less; None where it stays.
     """
 
     launch: LinearLaunch
@@ -59,12 +64,19 @@ class BackwardStreams:
     stripes: Ring
     bias_sbuf: nl.NkiTensor | None
     class_weight_sbuf: nl.NkiTensor | None
+    staging: Staging | None
+    lowest_bias: float | None
 
     @classmethod
     def make(
-        cls, launch: LinearLaunch, options: Options, plan: BackwardPlan, kept: KeptLogits | None
+        cls,
+        launch: LinearLaunch,
+        options: Options,
+        plan: BackwardPlan,
+        kept: KeptLogits | None,
+        has_slope: bool,
     ) -> BackwardStreams:
-        """Nothing is loaded yet."""
+        """Nothing is loaded yet. ``has_slope``: p is multiplied with its logit, of which none may be -inf."""
         dtype, classes = launch.dtype, plan.class_tiles * PARTITIONS
 
         def row(is_needed: bool) -> nl.NkiTensor | None:
@@ -88,7 +100,8 @@ class BackwardStreams:
             return Ring(found)
 
         buffers = plan.buffers
-        slices = WeightSlices.make(launch, plan) if plan.streams_weight else None
+        staging = Staging.make(plan.staging_bytes)
+        slices = WeightSlices.make(launch, plan, staging) if plan.streams_weight else None
         if slices is not None:
             inputs, weight_sbuf = Ring([]), None
         elif kept is None:
@@ -108,6 +121,8 @@ class BackwardStreams:
             ring(buffers.weight_stripes, 0, plan.class_tiles, plan.stripe),
             row(launch.bias_hbm is not None and kept is None),
             row(options.needs_class_weights),
+            staging,
+            _LOWEST_BIAS / max(1.0, options.scale) if has_slope and options.softcap is None else None,
         )
 
     def load_opening(self, classes: Block, positions: Span) -> None:
@@ -266,8 +281,12 @@ class BackwardStreams:
         for vector_hbm, row_sbuf in zip(of_launch, (self.bias_sbuf, self.class_weight_sbuf), strict=True):
             if vector_hbm is not None and row_sbuf is not None:
                 load_broadcast(row_sbuf[:, at : at + classes.size], classes.of(vector_hbm))
+        if self.bias_sbuf is not None and self.lowest_bias is not None:
+            part_sbuf = self.bias_sbuf[:, at : at + classes.size]
+            nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.maximum, operand0=self.lowest_bias)
 
     def _weight(self, classes: Block) -> Matrix:
         """W of some classes, [classes, features]."""
         has_classes_first = self.launch.has_classes_first
-        return Matrix(classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1), not has_classes_first)
+        weight_hbm = classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1)
+        return Matrix(weight_hbm, not has_classes_first, self.staging)

@@ -8,6 +8,7 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.nki import nl
 
 # Blocks that take a buffer in turn: one is multiplied while the next one is loaded.
@@ -57,15 +58,17 @@ class ClassStream:
     Attributes:
         launch: with the tensors.
         buffers: that the blocks take in turn.
+        staging: for W of another type than that of the products.
     """
 
     launch: LinearLaunch
     buffers: list[ClassTiles]
+    staging: Staging | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, classes: int, has_factors: bool) -> ClassStream:
+    def make(cls, launch: LinearLaunch, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
         """For blocks of at most so many classes."""
-        return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)])
+        return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
         """Load what the first step takes for loaded."""
@@ -91,7 +94,7 @@ class ClassStream:
     def _load(self, block: Block, tiles: ClassTiles, pieces: int) -> None:
         launch = self.launch
         weight_hbm = block.of(launch.weight_hbm, 0 if launch.has_classes_first else 1)
-        weight = Matrix(weight_hbm, is_transposed=not launch.has_classes_first)
+        weight = Matrix(weight_hbm, not launch.has_classes_first, self.staging)
         depth = div_ceil(launch.num_features, PARTITIONS)
         each = div_ceil(depth, pieces)
         for first in range(0, depth, each):

@@ -40,8 +40,8 @@ class Gradients:
 
         weight_hbm = weight_sum_hbm
         if wanted.weight and weight_sum_hbm is None:
-            weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.dtype)
-        input_dtype = nl.float32 if wanted.input_float32 else launch.dtype
+            weight_hbm = like("grad_weight_hbm", launch.weight_hbm, launch.weight_hbm.dtype)
+        input_dtype = nl.float32 if wanted.input_float32 else launch.input_hbm.dtype
         bias_hbm = None
         if wanted.bias and launch.bias_hbm is not None:
             bias_hbm = like("grad_bias_hbm", launch.bias_hbm, nl.float32)

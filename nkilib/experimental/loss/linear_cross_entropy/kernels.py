@@ -12,11 +12,18 @@ from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients, has_options
+from nkilib.experimental.loss.linear_cross_entropy.options import (
+    LinearLaunch,
+    WantedGradients,
+    forward_needs,
+    has_options,
+    without_loss,
+)
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
     validate_scratch_bytes,
@@ -49,29 +56,34 @@ def linear_cross_entropy_forward(
     with_entropy: bool = False,
     with_distance_sum: bool = False,
     with_log_sum: bool = False,
+    with_log_sum_squares: bool = False,
+    with_mean_logit: bool = False,
     first_class: int = 0,
     num_classes: int | None = None,
+    compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position, from hidden states and output weights.
 
     With ``y = s (X W^T + b)`` for a logit scale s, ``z = y / T`` for a temperature T, or ``c * tanh(y / c) / T`` for a
     cap c, the results are those of ``extended_cross_entropy_forward`` for the logits z. Without options it is, in
     PyTorch and in float32 throughout, ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No
-    logits reach HBM: beyond inputs and outputs the kernel takes none of it. Launch with
+    logits reach HBM: beyond inputs and outputs the kernel takes none of it, but for a bias that is rounded. Launch with
     ``linear_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the cores
     that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
-        N: positions, that is tokens (1 to 65,536).
+        N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
 
     Args:
         input_hbm: X, [N, D], bfloat16, float32 or float16, in HBM.
-        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``, in the dtype of X, in HBM.
+        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``, in the dtype of X unless there is a ``compute_dtype``,
+            in HBM.
         targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``. The loss at another value is not defined, and
             no memory out of bounds is touched for it.
-        bias_hbm: b, [V], float32 or the dtype of W, in HBM; -inf masks a class.
+        bias_hbm: b, [V], float32 or the dtype of W, or any of the three with a ``compute_dtype``, in HBM; -inf masks a
+            class.
         class_weight_hbm: [V], float32, in HBM.
         weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its transpose.
         position_block: positions whose X is on chip at a time, a multiple of 128; None: what ``choose_linear_tiling``
@@ -85,28 +97,43 @@ def linear_cross_entropy_forward(
             value compiles anew.
         logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap; likewise a constant.
         with_target: also return target_logit and position_weight.
-        with_argmax: also return the first class of the largest logit.
+        with_argmax: also return the first class of the largest z, of equal float32 z as they are computed.
         with_entropy: also return the entropy of the softmax.
         with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m, and the class weights w.
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse.
+        with_log_sum_squares: also return ``log(sum_k p[k]**2)`` of the softmax p; of a shard, of its own softmax.
+        with_mean_logit: also return the mean of z over the classes of W that no bias of -inf masks.
         first_class: class of the first row of W, where it is a shard of the vocabulary. Targets and argmax count over
             all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
         num_classes: of all shards, up to 2^24; None: V.
+        compute_dtype: bfloat16, float16 or float32, which X, W and the bias are rounded to for the products, each from
+            its own dtype. None: that of X, and a float32 bias is not rounded.
 
     Returns:
         Tuple of [N] float32 in HBM: loss (nats) and lse, ``log(sum(exp(z)))``. Then what was asked for: target_logit,
         ``z[t]``, and position_weight, ``w[t]`` or 1, both 0 where the position is ignored or the class in another
-        shard; argmax (int32); entropy; distance_sum; maximum and log_sum.
+        shard; argmax (int32); entropy; distance_sum; maximum and log_sum; log_sum_squares; mean_logit.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "linear_cross_entropy_forward"
-    launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
+    launch = LinearLaunch(
+        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
-    wanted = Wanted(with_argmax, with_entropy, with_distance_sum, with_log_sum, with_target)
+    wanted = Wanted(
+        with_argmax,
+        with_entropy,
+        with_distance_sum,
+        with_log_sum,
+        with_target,
+        with_log_sum_squares,
+        with_mean_logit,
+    )
     options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes, wanted)
-    tiling = validated_tiling(launch, has_options(launch, options), FORWARD, position_block, class_block)
+    needs = forward_needs(launch, options)
+    tiling = validated_tiling(launch, False, FORWARD, position_block, class_block, needs=needs)
     results = Results.of_options(launch.num_positions, options)
     forward_of_core(launch, options, tiling, results)
     return results.returned()
@@ -117,7 +144,7 @@ def linear_cross_entropy_backward(
     weight_hbm: nl.NkiTensor,
     targets_hbm: nl.NkiTensor,
     lse_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor | None = None,
     bias_hbm: nl.NkiTensor | None = None,
     class_weight_hbm: nl.NkiTensor | None = None,
     grad_lse_hbm: nl.NkiTensor | None = None,
@@ -138,36 +165,47 @@ def linear_cross_entropy_backward(
     weight_sum: float | None = None,
     maximum_hbm: nl.NkiTensor | None = None,
     log_sum_hbm: nl.NkiTensor | None = None,
+    entropy_hbm: nl.NkiTensor | None = None,
+    grad_entropy_hbm: nl.NkiTensor | None = None,
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: nl.NkiTensor | None = None,
     grad_input_float32: bool = False,
+    compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Gradients of what the forward returns with respect to input, weight and bias.
 
-    Of the loss, of lse and of the target's log-probability ``z[t] - lse``, each times the gradient that comes to it. In
-    PyTorch, with the forward's results::
+    Of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the entropy, each times the gradient that
+    comes to it. At least one of these upstream gradients is given, and one that is None costs nothing. In PyTorch, with
+    the forward's results::
 
-        torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
+        results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
+        torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    The gradient of a tile of logits is rounded to the dtype of X once, sums are float32, and every result is rounded
-    once. Of float16 it carries a power of two, chosen on the device for the largest upstream gradient, that is removed
-    in float32: where one of them is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond
-    inputs and outputs the kernel takes 4 N D bytes of HBM for each core, and where the positions take several blocks at
-    most 64 MiB for each core more. Launch as the forward.
+    The gradient of a tile of logits is rounded to the dtype of the products once, sums are float32, and every result is
+    rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it carries a
+    power of two, chosen on the device for the largest upstream gradient, that is removed in float32: where one of them
+    is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond inputs and outputs the kernel
+    takes 4 N D bytes of HBM for each core, and where the positions take several blocks at most 64 MiB for each core
+    more. An X of another dtype than the products is rounded once, to a copy of N D elements; of W there is no copy.
+    More than 65,536 positions are split here: parts of at most 16,384 take their turns in a loop of the device, with dW
+    and db added up in float32 over them, in 4 V D bytes more unless dW is float32. Launch as the forward.
 
     Dimensions:
-        N: positions, that is tokens (1 to 65,536).
+        N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes: as in the forward.
+            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype: as in
+            the forward.
         lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
-        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
-        grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability.
+        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at. None
+            for no gradient of the loss, whose class weights and options are not looked at either then.
+        grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability; the gradient of
+            the log-probability of an ignored position is not looked at, that of its lse is.
         position_block: positions whose gradients of logits are on chip at a time, a multiple of 128; None: what
             ``choose_linear_tiling`` says.
         class_block: classes of a core that are worked on at a time, a multiple of 128; None likewise.
@@ -175,6 +213,9 @@ def linear_cross_entropy_backward(
         weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
         maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
             shards. With them the softmax loses nothing to the rounding of a large lse.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, of a shard
+            the entropy over all shards, and the gradient of each, of ignored positions too; both or neither. A class
+            that is masked, with a logit of -inf, has a gradient of 0.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: None stands for True with a bias.
         grad_weight_sum_hbm: float32, in the shape of W, in HBM: dW is added to it in place, unrounded.
@@ -188,7 +229,9 @@ def linear_cross_entropy_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "linear_cross_entropy_backward"
-    launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
+    launch = LinearLaunch(
+        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
         lse_hbm,
@@ -199,13 +242,17 @@ def linear_cross_entropy_backward(
         weight_sum,
         maximum_hbm,
         log_sum_hbm,
+        entropy_hbm,
+        grad_entropy_hbm,
     )
     options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes)
+    if grad_loss_hbm is None:
+        launch, options = without_loss(launch, options)
     validate_linear_upstream(launch, options, upstream)
     wanted = WantedGradients.of(grad_input_wanted, grad_weight_wanted, grad_bias_wanted, bias_hbm, grad_input_float32)
     validate_wanted_gradients(launch, wanted, grad_weight_sum_hbm)
-    adds_more = grad_lse_hbm is not None or grad_weight_sum_hbm is not None
-    extended = adds_more or has_options(launch, options)
+    is_extended = has_options(launch, options, of_backward=True) or has_rest(launch, options, upstream)
+    extended = is_extended or grad_weight_sum_hbm is not None
     tiling = validated_tiling(launch, extended, BACKWARD, position_block, class_block)
     gradients = Gradients.of_launch(launch, wanted, grad_weight_sum_hbm)
     backward_of_core(launch, options, tiling, upstream, gradients)
@@ -234,6 +281,7 @@ def linear_cross_entropy_forward_backward(
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
+    compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
     """Loss of every position, and the gradients of ``grad_scale`` times their sum, in one launch.
 
@@ -245,16 +293,17 @@ def linear_cross_entropy_forward_backward(
     The logits of a block of positions stay in HBM in float32, so that three products suffice where forward and backward
     apart take four. Beyond inputs and outputs the kernel takes 4 N D bytes of HBM for each core, the logits of a block,
     and where there are several blocks 4 V D bytes for the sum of dW: together at most
-    ``4 * cores * N * D + scratch_bytes + 4 * V * D``. Launch as the forward.
+    ``4 * cores * N * D + scratch_bytes + 4 * V * D``; and a copy of an X of another dtype than the products, as in the
+    backward. Launch as the forward.
 
     Dimensions:
-        N: positions, that is tokens (1 to 65,536).
+        N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale: as in the forward.
+            logit_softcap, lse_square_scale, temperature, logit_scale, compute_dtype: as in the forward.
         grad_scale: what every loss is multiplied with: 1 over the number of positions that count for the mean, 1.0 for
             the sum.
         grad_scale_hbm: [1], float32, in HBM: the same where only the device knows it. One of the two is given.
@@ -270,7 +319,9 @@ def linear_cross_entropy_forward_backward(
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "linear_cross_entropy_forward_backward"
-    launch = LinearLaunch(function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout)
+    launch = LinearLaunch(
+        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+    )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     options = validated_linear_options(launch, recipe, logit_scale, 0, None)
     scale = validated_grad_scale(function, grad_scale, grad_scale_hbm)

@@ -9,7 +9,7 @@ block but the first one adds to, and the last one rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
@@ -25,7 +25,9 @@ from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blo
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
+from nkilib.experimental.loss.linear_cross_entropy.position_parts import launch_of_part, meet
+from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
 
 # What the forward has of the instructions that the program of a core may have.
@@ -60,7 +62,10 @@ def one_launch(
     size, count = div_ceil(cut_up.positions, PARTITIONS) * PARTITIONS, cut_up.number
     whole = Span(0, min(size, launch.num_positions))
     copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
-    require_fitting_plan(launch.function, tiling, _plan(_part(launch, Block(*whole)), options, tiling, count, copies))
+    require_fitting_plan(
+        launch.function, tiling, _plan(launch_of_part(launch, Block(*whole)), options, tiling, count, copies)
+    )
+    launch = with_rounded_bias(with_rounded_input(launch))
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
     share = shares[nl.program_id(0)]
     parts = _Parts(
@@ -76,11 +81,6 @@ def one_launch(
         copies,
     )
     parts.run(size)
-
-
-def _part(launch: LinearLaunch, block: Block) -> LinearLaunch:
-    """The launch for some positions alone."""
-    return replace(launch, input_hbm=block.of(launch.input_hbm), targets_hbm=block.of(launch.targets_hbm))
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ class _Parts:
         self._run(Block(last, rest), False, True)
 
     def _run(self, block: Block, is_first: bool, is_last: bool) -> None:
-        part = _part(self.launch, block)
+        part = launch_of_part(self.launch, block)
         results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
         keeping = Keeping(self.kept, self.shares, FORWARD_SHARE / self.copies)
         forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
         # Each core has stored some of the results, and reads what the other one has.
-        _meet(self.results.lse_hbm)
+        meet(self.results.lse_hbm)
         upstream = PositionUpstream(
             results.lse_hbm, self.scale_hbm.broadcast(0, block.size), None, None, None, None, None, None
         )
@@ -154,6 +154,8 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
         adds_to_weight=parts > 1,
         keeps_logits=True,
         program_share=(1.0 - FORWARD_SHARE) / copies,
+        weight_itemsize=part.casts.weight,
+        staging_bytes=part.casts.backward_staging(part.has_classes_first, keeps_logits=True),
     )
     return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
@@ -169,7 +171,9 @@ def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
         cores=nl.num_programs(),
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=part.weight_layout,
-        extended=has_options(part, options),
+        forward_needs=forward_needs(part, options),
+        input_dtype=part.input_hbm.dtype,
+        weight_dtype=part.weight_hbm.dtype,
     )
 
 
@@ -180,12 +184,6 @@ def _constant(value: float) -> nl.NkiTensor:
     nisa.memset(dst=value_sbuf, value=value)
     nisa.dma_copy(dst=value_hbm, src=value_sbuf)
     return value_hbm
-
-
-def _meet(tensor_hbm: nl.NkiTensor) -> None:
-    """Wait until both cores are done with a tensor."""
-    if nl.num_programs() > 1:
-        nisa.core_barrier(tensor_hbm, tuple(range(nl.num_programs())))
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,9 @@ class _PartGradients:
             scratch(
                 "grad_bias_of_part_hbm", (launch.vocab_size,), nl.float32, count > 1 and gradients.bias_hbm is not None
             ),
-            scratch("grad_input_of_part_hbm", input_shape, launch.dtype, has_loop and gradients.input_hbm is not None),
+            None
+            if not has_loop or gradients.input_hbm is None
+            else scratch("grad_input_of_part_hbm", input_shape, gradients.input_hbm.dtype, True),
         )
 
     def of_part(self, block: Block, is_first: bool, is_last: bool) -> Gradients:
@@ -242,12 +242,12 @@ class _PartGradients:
         """Put dX where it belongs, of which each core moves a half, and add up db, of which each has its classes."""
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):
-            _meet(part_input_hbm)
+            meet(part_input_hbm)
             half = div_ceil(block.size, nl.num_programs())
             first = nl.program_id(0) * half
             rows = min(half, block.size - first)
             nisa.dma_copy(dst=block.part(first, rows).of(grad_input_hbm), src=part_input_hbm[first : first + rows])
-            _meet(part_input_hbm)
+            meet(part_input_hbm)
         bias_hbm, part_bias_hbm = self.gradients.bias_hbm, self.part_bias_hbm
         if bias_hbm is None or part_bias_hbm is None or self.share.size == 0:
             return

@@ -4,6 +4,10 @@ Tensor contracts over partitions. So the product over the features D wants X and
 ``[128, ceil(D / 128), rows]``, and the products of the backward want them with the rows there. One of the two is how
 the matrix lies in HBM, a ``dma_copy``; the other one a ``dma_transpose``, which moves elements of 2 and of 4 bytes and
 casts none (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
+
+A matrix of another type than that of the products is rounded to it on its way. ``dma_copy`` casts by itself. What is
+transposed goes through small tiles of its own type (:mod:`.staging`), from which GpSimd, which has little else to do,
+casts it. So there is no copy of the matrix in HBM.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nkilib.core.rows.tiles import cast
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.nki import nisa, nl
 
 PARTITIONS = 128
@@ -25,10 +30,12 @@ class Matrix:
         stored_hbm: ``[rows, columns]``, or ``[columns, rows]`` if it is transposed. A view may start where a loop of
             the device says.
         is_transposed: the layout.
+        staging: where there is one for a matrix of another type than that of the tiles that it is loaded into.
     """
 
     stored_hbm: nl.NkiTensor
     is_transposed: bool = False
+    staging: Staging | None = None
 
     @property
     def rows(self) -> int:
@@ -57,10 +64,10 @@ class Matrix:
         """Rows on partitions: ``dst[p, j, c]`` becomes element ``[128 * j + p, c]``.
 
         Args:
-            dst_sbuf: [128, at least ceil(rows / 128), at least columns], of the type of the matrix. What lies beyond
-                the matrix is not written.
+            dst_sbuf: [128, at least ceil(rows / 128), at least columns], of the type of the matrix or another one that
+                it is rounded to. What lies beyond the matrix is not written.
         """
-        _load(dst_sbuf, self.stored_hbm, self.is_transposed)
+        self._load(dst_sbuf, self.is_transposed)
 
     def load_transposed(self, dst_sbuf: nl.NkiTensor) -> None:
         """Columns on partitions: ``dst[p, k, r]`` becomes element ``[r, 128 * k + p]``.
@@ -68,31 +75,42 @@ class Matrix:
         Args:
             dst_sbuf: [128, at least ceil(columns / 128), at least rows], likewise.
         """
-        _load(dst_sbuf, self.stored_hbm, not self.is_transposed)
+        self._load(dst_sbuf, not self.is_transposed)
 
     def _part(self, dimension: int, start: int, count: int) -> Matrix:
-        return Matrix(self.stored_hbm.slice(dimension, start, start + count), self.is_transposed)
+        return Matrix(self.stored_hbm.slice(dimension, start, start + count), self.is_transposed, self.staging)
 
+    def _load(self, dst_sbuf: nl.NkiTensor, by_transpose: bool) -> None:
+        """The dimension that goes on partitions is cut into whole tiles of 128, one transfer, and a rest, another."""
+        dimension = 1 if by_transpose else 0
+        size, free = self.stored_hbm.shape[dimension], self.stored_hbm.shape[1 - dimension]
+        tiles, rest = divmod(size, PARTITIONS)
+        if tiles > 0:
+            whole_hbm = self.stored_hbm.slice(dimension, 0, tiles * PARTITIONS)
+            whole_hbm = whole_hbm.reshape_dim(dimension, (tiles, PARTITIONS))
+            whole_sbuf = dst_sbuf[:, 0:tiles, 0:free]
+            if by_transpose:
+                self._transpose(whole_sbuf, whole_hbm)
+            else:
+                nisa.dma_copy(dst=whole_sbuf, src=whole_hbm.permute((1, 0, 2)))
+        if rest > 0:
+            rest_hbm = self.stored_hbm.slice(dimension, tiles * PARTITIONS, size)
+            if by_transpose:
+                rest_sbuf = dst_sbuf[0:rest, tiles : tiles + 1, 0:free]
+                self._transpose(rest_sbuf, rest_hbm.expand_dim(1))
+            else:
+                nisa.dma_copy(dst=dst_sbuf[0:rest, tiles, 0:free], src=rest_hbm)
 
-def _load(dst_sbuf: nl.NkiTensor, stored_hbm: nl.NkiTensor, by_transpose: bool) -> None:
-    """The dimension that goes on partitions is cut into whole tiles of 128, one transfer, and a rest, another one."""
-    dimension = 1 if by_transpose else 0
-    size, free = stored_hbm.shape[dimension], stored_hbm.shape[1 - dimension]
-    tiles, rest = divmod(size, PARTITIONS)
-    if tiles > 0:
-        whole_hbm = stored_hbm.slice(dimension, 0, tiles * PARTITIONS).reshape_dim(dimension, (tiles, PARTITIONS))
-        whole_sbuf = dst_sbuf[:, 0:tiles, 0:free]
-        if by_transpose:
-            nisa.dma_transpose(dst=whole_sbuf, src=whole_hbm)
-        else:
-            nisa.dma_copy(dst=whole_sbuf, src=whole_hbm.permute((1, 0, 2)))
-    if rest > 0:
-        rest_hbm = stored_hbm.slice(dimension, tiles * PARTITIONS, size)
-        rest_sbuf = dst_sbuf[0:rest, tiles, 0:free]
-        if by_transpose:
-            nisa.dma_transpose(dst=rest_sbuf, src=rest_hbm)
-        else:
-            nisa.dma_copy(dst=rest_sbuf, src=rest_hbm)
+    def _transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
+        """``dst[p, k, r]`` becomes ``src[r, k, p]``."""
+        if dst_sbuf.dtype == src_hbm.dtype:
+            nisa.dma_transpose(dst=dst_sbuf, src=src_hbm)
+            return
+        if self.staging is None:
+            raise AssertionError(
+                f"Matrix: a transpose of {src_hbm.dtype} into {dst_sbuf.dtype} must have a staging; give one"
+            )
+        self.staging.transpose(dst_sbuf, src_hbm)
 
 
 def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes
 from nkilib.nki import nl
 
 # [classes, features], as PyTorch has the weight of a Linear, and its transpose.
@@ -13,8 +17,8 @@ CLASSES_FIRST, FEATURES_FIRST = "vd", "dv"
 WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
 
 FEATURES_MIN, FEATURES_MAX = 16, 16384
-# Positions beyond it belong into another launch: what is kept of each takes SBUF.
-POSITIONS_MAX = 65536
+# What an index of 32 bits counts.
+POSITIONS_MAX = 2**31 - 1
 # Classes of all shards are counted in float32 where they are compared with a target.
 CLASSES_MAX = 2**24
 
@@ -65,6 +69,7 @@ class LinearLaunch:
         bias_hbm: [V], or None.
         class_weight_hbm: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
+        compute_dtype: that X, W and the bias are rounded to for the products; None for the type of X.
     """
 
     function: str
@@ -74,6 +79,7 @@ class LinearLaunch:
     bias_hbm: nl.NkiTensor | None
     class_weight_hbm: nl.NkiTensor | None
     weight_layout: str
+    compute_dtype: nl.DType | None = None
 
     @property
     def num_positions(self) -> int:
@@ -97,8 +103,17 @@ class LinearLaunch:
 
     @property
     def dtype(self) -> nl.DType:
-        """Of X and W, and of what is multiplied with them."""
-        return self.input_hbm.dtype
+        """Of the products: X, W and what is multiplied with them are rounded to it."""
+        return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
+
+    @property
+    def casts(self) -> CastBytes:
+        """Which operands have another type."""
+        found = [
+            dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
+            for tensor_hbm in (self.input_hbm, self.weight_hbm)
+        ]
+        return CastBytes(*found)
 
     @property
     def position_tiles(self) -> int:
@@ -134,7 +149,41 @@ class WantedGradients:
         return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
 
-def has_options(launch: LinearLaunch, options: Options) -> bool:
-    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles."""
-    recipe = replace(options.recipe, ignore_index=LossOptions().ignore_index)
-    return launch.bias_hbm is not None or options.is_weighted or recipe != LossOptions() or options.wanted != Wanted()
+def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, Options]:
+    """Return launch and options of a backward without a gradient of the loss, without what the loss alone needs."""
+    recipe = replace(options.recipe, label_smoothing=0.0, lse_square_scale=0.0)
+    return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
+
+
+def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
+    """What a forward keeps and does beyond loss and log-sum-exp."""
+    wanted = options.wanted
+    return ForwardNeeds(
+        bias=launch.bias_hbm is not None,
+        class_weights=options.needs_class_weights,
+        softcap=options.softcap is not None,
+        scale=options.scale != 1.0,
+        sums=options.sums_classes,
+        entropy=wanted.entropy,
+        squares=wanted.log_sum_squares,
+        mean=wanted.mean_logit,
+        argmax=wanted.argmax,
+        products=wanted.argmax and rounds_products(options.scale),
+    )
+
+
+def rounds_products(scale: float) -> bool:
+    """Whether unlike numbers may be equal once they are multiplied: products with a power of two are exact."""
+    return math.frexp(scale)[0] != 0.5
+
+
+def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
+    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles.
+
+    A temperature, and a scale of the logits with it, takes none ``of_backward``.
+    """
+    usual = LossOptions()
+    recipe = replace(options.recipe, ignore_index=usual.ignore_index)
+    if of_backward:
+        recipe = replace(recipe, temperature=usual.temperature)
+    return launch.bias_hbm is not None or options.is_weighted or recipe != usual or options.wanted != Wanted()

@@ -13,6 +13,7 @@ from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_positions, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.nki import nisa, nl
 
 
@@ -36,13 +37,16 @@ class StoredPositions:
         return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
 
 
-def load_input(tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block) -> None:
+def load_input(
+    tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
+) -> None:
     """X^T of a block: [128, ceil(D / 128), 128] each; behind the last position stand zeros, whose logits are finite."""
     for number, tile_sbuf in enumerate(tiles_sbuf):
         count = min(PARTITIONS, block.size - number * PARTITIONS)
         if count < PARTITIONS:
             nisa.memset(dst=tile_sbuf, value=0.0)
-        Matrix(block.part(number * PARTITIONS, count).of(input_hbm)).load_transposed(tile_sbuf)
+        of_tile = Matrix(block.part(number * PARTITIONS, count).of(input_hbm), staging=staging)
+        of_tile.load_transposed(tile_sbuf)
 
 
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:

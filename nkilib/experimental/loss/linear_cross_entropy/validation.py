@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import (
@@ -30,6 +31,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
 from nkilib.nki import nisa, nl
 
 _LIKE = "the rows of the input"
+_TYPES = (nl.bfloat16, nl.float32, nl.float16)
 
 
 def validated_linear_options(
@@ -66,6 +68,7 @@ def validate_linear_arrays(launch: LinearLaunch) -> None:
     function = launch.function
     require_indirect_dma(function)
     _validate_input(function, launch.input_hbm)
+    _validate_compute_dtype(launch)
     _validate_weight(launch)
     validate_class_targets(function, launch.targets_hbm, launch.num_positions, "input_hbm", _LIKE)
     if launch.bias_hbm is not None:
@@ -80,7 +83,7 @@ def validate_linear_upstream(launch: LinearLaunch, options: Options, upstream: P
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
-    validate_upstream(launch.function, launch.num_positions, options, upstream, _LIKE)
+    validate_upstream(launch.function, launch.num_positions, options, upstream, _LIKE, requires_loss=False)
 
 
 def validate_wanted_gradients(
@@ -172,6 +175,7 @@ def validated_tiling(
     position_block: int | None,
     class_block: int | None,
     scratch_bytes: int = SCRATCH_BYTES,
+    needs: ForwardNeeds | None = None,
 ) -> LinearTiling:
     """The tiling that is asked for; None in it stands for what ``choose_linear_tiling`` says.
 
@@ -179,6 +183,7 @@ def validated_tiling(
         launch: of a kernel.
         extended, direction, scratch_bytes: as ``choose_linear_tiling`` takes them.
         position_block, class_block: that are asked for.
+        needs: of the forward.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
@@ -194,6 +199,9 @@ def validated_tiling(
         weight_layout=launch.weight_layout,
         extended=extended,
         scratch_bytes=scratch_bytes,
+        input_dtype=launch.input_hbm.dtype,
+        weight_dtype=launch.weight_hbm.dtype,
+        forward_needs=needs,
     )
     tiling = LinearTiling(
         chosen.position_block if position_block is None else position_block,
@@ -232,8 +240,17 @@ def _validate_input(function: str, input_hbm: nl.NkiTensor) -> None:
         f"pad fewer with zeros, here and in weight_hbm",
     )
     require(
-        input_hbm.dtype in (nl.bfloat16, nl.float32, nl.float16),
+        input_hbm.dtype in _TYPES,
         f"{function}: input_hbm must be bfloat16, float32 or float16, got {input_hbm.dtype}; cast it and weight_hbm",
+    )
+
+
+def _validate_compute_dtype(launch: LinearLaunch) -> None:
+    """A type that products have."""
+    require(
+        launch.compute_dtype is None or launch.compute_dtype in _TYPES,
+        f"{launch.function}: compute_dtype must be bfloat16, float32, float16 or None, got {launch.compute_dtype}; "
+        f"None takes the type of input_hbm",
     )
 
 
@@ -265,10 +282,15 @@ def _validate_weight(launch: LinearLaunch) -> None:
         f"{function}: weight_hbm must have 1 to {CLASSES_MAX} classes, which are counted in float32, "
         f"got shape {shape}; there is no launch for a larger vocabulary",
     )
+    if launch.compute_dtype is None:
+        require(
+            launch.weight_hbm.dtype == launch.dtype,
+            f"{function}: weight_hbm must have the dtype of input_hbm, {launch.dtype}, got {launch.weight_hbm.dtype}; "
+            f"cast one of them, or pass the compute_dtype that both are rounded to",
+        )
     require(
-        launch.weight_hbm.dtype == launch.dtype,
-        f"{function}: weight_hbm must have the dtype of input_hbm, {launch.dtype}, got {launch.weight_hbm.dtype}; "
-        f"cast one of them",
+        launch.weight_hbm.dtype in _TYPES,
+        f"{function}: weight_hbm must be bfloat16, float32 or float16, got {launch.weight_hbm.dtype}; cast it",
     )
 
 
@@ -289,8 +311,11 @@ def _validate_bias(launch: LinearLaunch, bias_hbm: nl.NkiTensor) -> None:
         f"{function}: bias_hbm must have shape ({vocab_size},), one value for each class of weight_hbm, "
         f"got {bias_hbm.shape}; flatten it as the classes",
     )
+    accepted: tuple[nl.DType, ...] = (nl.float32, launch.dtype)
     types = "float32" if launch.dtype == nl.float32 else f"float32 or {launch.dtype}, as weight_hbm is"
+    if launch.compute_dtype is not None:
+        accepted, types = _TYPES, "bfloat16, float32 or float16"
     require(
-        bias_hbm.dtype in (nl.float32, launch.dtype),
+        bias_hbm.dtype in accepted,
         f"{function}: bias_hbm must be {types}, got {bias_hbm.dtype}; cast it to float32",
     )

@@ -15,6 +15,7 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cu
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.nki import nl
 
 
@@ -26,20 +27,23 @@ class WeightSlices:
         launch, plan: of the kernel.
         inputs_sbuf: X^T, [128, tiles of features, positions].
         ring: slices of W^T, [128, tiles of features of a slice, classes of a tile of logits].
+        staging: for W of another type.
     """
 
     launch: LinearLaunch
     plan: BackwardPlan
     inputs_sbuf: nl.NkiTensor
     ring: Ring
+    staging: Staging | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, plan: BackwardPlan) -> WeightSlices:
+    def make(cls, launch: LinearLaunch, plan: BackwardPlan, staging: Staging | None) -> WeightSlices:
         """Nothing is loaded yet."""
         shape = (PARTITIONS, plan.feature_tiles, plan.position_tiles * PARTITIONS)
         inputs_sbuf = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf)
         slice_shape = (PARTITIONS, min(TILES_OF_SLICE, plan.feature_tiles), plan.classes_of_tile)
-        return cls(launch, plan, inputs_sbuf, Ring.of_sbuf(plan.buffers.weight_slices, slice_shape, launch.dtype))
+        ring = Ring.of_sbuf(plan.buffers.weight_slices, slice_shape, launch.dtype)
+        return cls(launch, plan, inputs_sbuf, ring, staging)
 
     @property
     def features(self) -> list[Span]:
@@ -56,8 +60,8 @@ class WeightSlices:
         slice_sbuf = self.ring.next_tile()
         has_classes_first = self.launch.has_classes_first
         weight_hbm = classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1)
-        matrix = Matrix(weight_hbm, not has_classes_first).columns_of(features.first, features.size)
-        matrix.load_transposed(slice_sbuf)
+        matrix = Matrix(weight_hbm, not has_classes_first, self.staging)
+        matrix.columns_of(features.first, features.size).load_transposed(slice_sbuf)
         return slice_sbuf
 
     def is_loaded_ahead(self, classes: int) -> bool:

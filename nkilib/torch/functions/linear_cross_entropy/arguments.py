@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from nkilib.torch.dispatch.autocast import as_autocast
+from nkilib.torch.dispatch.autocast import autocast_dtype
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,12 @@ class LinearArguments:
         """The targets are class probabilities, which PyTorch tells by their shape."""
         return tuple(self.target.shape) == self.logits_shape
 
-    def autocast(self) -> LinearArguments:
-        """With the operands of the product as autocast casts them."""
-        bias = None if self.linear_bias is None else as_autocast(self.linear_bias)
-        return replace(
-            self, input=as_autocast(self.input), linear_weight=as_autocast(self.linear_weight), linear_bias=bias
-        )
+    def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
+        """The type that kernels round the operands to for the product; None where nothing has to be rounded.
+
+        Args:
+            compute_dtype: of the caller's arguments; None is autocast's, if that is on.
+        """
+        dtype = compute_dtype or autocast_dtype(self.input.device)
+        operands = (self.input, self.linear_weight, self.linear_bias)
+        return None if all(each is None or each.dtype == dtype for each in operands) else dtype

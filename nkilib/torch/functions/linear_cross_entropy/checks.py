@@ -5,22 +5,53 @@ For an input that ``torch.nn.functional.linear_cross_entropy`` refuses too, the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nkilib.core.host.reductions import check_reduction
-from nkilib.experimental.loss.linear_cross_entropy.options import POSITIONS_MAX
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy.options import POSITIONS_MAX, check_logit_scale
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.checks import (
     check_floating,
     check_indices,
     check_normalizer,
+    checked_options,
 )
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES
+from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, DTYPES, Product
+
+
+def checked_recipe(
+    caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **given: Any
+) -> tuple[LossOptions, Product]:
+    """The options of the loss, and what is done with the product, as Python numbers.
+
+    Args:
+        caller: who is named in errors.
+        function: whose keywords they are.
+        temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
+        given: further options of the loss by name; the others have their default.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`checked_options`.
+    """
+    divisor, factor = (
+        checks.checked_number(caller, name, value)
+        for name, value in (("temperature", temperature), ("logit_scale", logit_scale))
+    )
+    options = checked_options(caller, function, temperature=divisor, **given)
+    try:
+        check_logit_scale(str(caller), factor)
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
+    return options, Product(factor)
 
 
 def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | None) -> None:
@@ -81,16 +112,41 @@ def _check_shapes(caller: Caller, given: LinearArguments) -> None:
         )
 
 
-def check_kernel_arguments(caller: Caller, given: LinearArguments) -> None:
+def checked_product(
+    caller: Caller, given: LinearArguments, product: Product, compute_dtype: torch.dtype | None
+) -> Product:
+    """What is done with the product, in the type that operands are rounded to.
+
+    Args:
+        caller: who is named in errors.
+        given: the arguments.
+        product: of the other numbers.
+        compute_dtype: of the caller's arguments.
+
+    Raises:
+        TypeError: it is no type.
+        ValueError: it is none that products have.
+    """
+    if compute_dtype is not None and not isinstance(compute_dtype, torch.dtype):
+        raise TypeError(f"{caller}: argument 'compute_dtype' must be torch.dtype, not {type(compute_dtype).__name__}")
+    if compute_dtype is not None and compute_dtype not in DTYPES:
+        raise ValueError(
+            f"{caller}: compute_dtype must be torch.bfloat16, torch.float16, torch.float32 or None, got {compute_dtype}"
+        )
+    rounded = given.rounding_dtype(compute_dtype)
+    return replace(product, compute_dtype=None if rounded is None else DTYPE_NAMES[rounded])
+
+
+def check_kernel_arguments(caller: Caller, given: LinearArguments, product: Product) -> None:
     """Refuse what the kernels do not compute.
 
     Raises:
         TypeError: input and weight are of another type than bfloat16, float16 and float32.
-        RuntimeError: input, weight and bias are of unlike types; ``weight`` requires grad.
+        RuntimeError: input, weight and bias are of unlike types, and nothing says which to round them to.
         NotImplementedError: no floating types; ``grad_weight_sum`` of XLA tensors.
         ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit; more positions than a launch takes.
     """
-    _check_dtypes(caller, given)
+    _check_dtypes(caller, given, product.compute_dtype is not None)
     positions = prod(given.input.shape[:-1])
     if positions > POSITIONS_MAX:
         raise ValueError(
@@ -101,26 +157,27 @@ def check_kernel_arguments(caller: Caller, given: LinearArguments) -> None:
     _check_sum(caller, given.linear_weight, given.grad_weight_sum)
 
 
-def _check_dtypes(caller: Caller, given: LinearArguments) -> None:
+def _check_dtypes(caller: Caller, given: LinearArguments, are_rounded: bool) -> None:
     input, weight, bias = given.input, given.linear_weight, given.linear_bias
     for name, tensor in (("input", input), ("linear_weight", weight)):
         if not tensor.is_floating_point():
             raise NotImplementedError(
                 f"{caller}: not implemented for {name} of {tensor.dtype}; pass bfloat16, float16 or float32"
             )
-    if weight.dtype != input.dtype:
+    if weight.dtype != input.dtype and not are_rounded:
         raise RuntimeError(
             f"{caller}: input and linear_weight must have the same dtype, got {input.dtype} and {weight.dtype}; cast "
-            f"one, or use torch.autocast"
+            f"one, pass compute_dtype, or use torch.autocast"
         )
-    if bias is not None and bias.dtype not in (input.dtype, torch.float32):
+    biases = DTYPES if are_rounded else (input.dtype, torch.float32)
+    if bias is not None and bias.dtype not in biases:
         raise RuntimeError(
             f"{caller}: linear_bias must have the dtype of input, {input.dtype}, or float32, got {bias.dtype}; cast it"
         )
-    if input.dtype not in DTYPES:
+    if not {input.dtype, weight.dtype} <= set(DTYPES):
         raise TypeError(
-            f"{caller}: the kernels take bfloat16, float16 or float32, got {input.dtype}; pass input.float() and "
-            f"linear_weight.float()"
+            f"{caller}: the kernels take bfloat16, float16 or float32, got {input.dtype} and {weight.dtype}; pass "
+            f"input.float() and linear_weight.float()"
         )
 
 

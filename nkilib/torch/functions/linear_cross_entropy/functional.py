@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight, checked_options
+from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
 from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
@@ -19,6 +19,8 @@ from nkilib.torch.functions.linear_cross_entropy.checks import (
     check_arguments,
     check_kernel_arguments,
     check_memory_limit,
+    checked_product,
+    checked_recipe,
 )
 from nkilib.torch.functions.linear_cross_entropy.one_launch import (
     granted_scratch,
@@ -26,7 +28,7 @@ from nkilib.torch.functions.linear_cross_entropy.one_launch import (
     takes_one_launch,
     wanted_gradients,
 )
-from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD, LINEAR
+from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD, LINEAR, Product
 from nkilib.torch.functions.linear_cross_entropy.reference import check_unused, reason_for_reference, reference_loss
 
 # What ``ignore_index=None`` means for class indices.
@@ -46,6 +48,9 @@ def linear_cross_entropy(
     label_smoothing: float = ...,
     options: object = ...,
     logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: Literal[False] = ...,
@@ -67,6 +72,9 @@ def linear_cross_entropy(
     label_smoothing: float = ...,
     options: object = ...,
     logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: Literal[True],
@@ -88,6 +96,9 @@ def linear_cross_entropy(
     label_smoothing: float = ...,
     options: object = ...,
     logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: bool = ...,
@@ -108,6 +119,9 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: object = None,
     logit_softcap: float | None = None,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
+    compute_dtype: torch.dtype | None = None,
     lse_square_scale: float = 0.0,
     normalizer: Tensor | None = None,
     return_outputs: bool = False,
@@ -116,8 +130,9 @@ def linear_cross_entropy(
 ) -> Tensor | CrossEntropyOutputs:
     """Cross-entropy between an output layer's logits and targets, without a tensor of logits in memory.
 
-    With the arguments that PyTorch has too it equals, with z = softcap(linear(input, linear_weight, linear_bias)),
-    products and all that follows in float32::
+    With the arguments that PyTorch has too it equals, with
+    z = softcap(logit_scale * linear(input, linear_weight, linear_bias)) / temperature, products and all that follows in
+    float32::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
@@ -125,8 +140,9 @@ def linear_cross_entropy(
     as ``torch.nn.functional.linear_cross_entropy`` of PyTorch 2.13 does, and ``lse_square_scale`` adds
     ``lse_square_scale * torch.logsumexp(z, -1) ** 2`` at every position that is not ignored, before the reduction. The
     gradients have the types of their tensors, rounded once; one that nobody asks for is not computed. No value is
-    looked at, so nothing waits for the device; on the CPU alone targets are checked for their range. Under autocast,
-    input, weight and bias are cast as ``torch.nn.functional.linear`` casts them. Of float16 all gradients are NaN where
+    looked at, so nothing waits for the device; on the CPU alone targets are checked for their range. Under autocast
+    the kernels round input, weight and bias to its type for the products, with no copy of the weight, and gradients
+    of float32 tensors are unrounded. Of float16 all gradients are NaN where
     an upstream gradient of one position is infinite or NaN: the largest one sets a power of two for all.
 
     Class probabilities, a ``linear_weight`` of more than two dimensions, and features other than 16 to 16,384 go to
@@ -134,7 +150,8 @@ def linear_cross_entropy(
 
     Args:
         input: [..., D], bfloat16, float32 or float16; more than one leading dimension is an extension.
-        linear_weight: [V, D], of the same type. A transposed view of [D, V] is copied.
+        linear_weight: [V, D], of the same type unless there is one to compute in. A transposed view of [D, V]
+            is copied.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the features; or class probabilities, floating, of the shape of the logits.
         linear_bias: [V], of the type of ``linear_weight`` or float32; used in float32.
@@ -146,10 +163,16 @@ def linear_cross_entropy(
         options: PyTorch's ``LinearCrossEntropyOptions``, without effect here.
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
             As in Gemma 2, arXiv 2408.00118.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A constant of the compiled kernel, as
+            ``logit_scale``: each new value compiles anew.
+        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap, as the models of Cohere have it. Neither
+            is multiplied into an operand of the product, so nothing is rounded for them.
+        compute_dtype: bfloat16, float16 or float32: operands of another type, which need not be alike then, are rounded
+            to it for the products, and so is the bias. None: that of autocast if it is on, else that of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
             in all micro-batches or on all ranks.
-        return_outputs: return :class:`CrossEntropyOutputs`. Its ``entropy`` has no derivative here.
+        return_outputs: return :class:`CrossEntropyOutputs`.
         grad_weight_sum: [V, D] float32, contiguous, such as Megatron's ``main_grad``: the backward adds the gradient of
             ``linear_weight`` to it, unrounded, and hands none on: ``linear_weight.grad`` stays as it is. Nothing is
             added where ``linear_weight`` does not require grad. It means the first form, whatever ``memory_limit`` is.
@@ -165,8 +188,9 @@ def linear_cross_entropy(
     Raises:
         TypeError: an argument has the wrong Python type; or float64.
         ValueError: unknown ``reduction``; batch sizes differ; more than 65,536 positions; ``ignore_index``,
-            ``logit_softcap`` or ``lse_square_scale`` out of range; ``normalizer`` without a mean; ``return_outputs``
-            with more than 2^24 classes; ``grad_weight_sum`` or ``memory_limit`` does not fit.
+            ``logit_softcap``, ``lse_square_scale``, ``temperature`` or ``logit_scale`` out of range; ``normalizer``
+            without a mean; ``return_outputs`` with more than 2^24 classes; ``grad_weight_sum`` or ``memory_limit`` does
+            not fit.
         RuntimeError: shapes, types or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says;
             ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
@@ -174,9 +198,11 @@ def linear_cross_entropy(
             mode, or a second one; an argument of ours where PyTorch's own operators compute the loss.
     """
     caller = LINEAR
-    recipe = checked_options(
+    recipe, product = checked_recipe(
         caller,
         linear_cross_entropy,
+        temperature,
+        logit_scale,
         ignore_index=_IGNORED if ignore_index is None else ignore_index,
         label_smoothing=label_smoothing,
         logit_softcap=logit_softcap,
@@ -191,6 +217,9 @@ def linear_cross_entropy(
         is_used = {
             "logit_softcap": logit_softcap is not None,
             "lse_square_scale": lse_square_scale != 0.0,
+            "temperature": recipe.temperature != 1.0,
+            "logit_scale": product != Product(),
+            "compute_dtype": compute_dtype is not None,
             "normalizer": normalizer is not None,
             "return_outputs": return_outputs,
             "grad_weight_sum": grad_weight_sum is not None,
@@ -198,28 +227,28 @@ def linear_cross_entropy(
         }
         check_unused(caller, reason, is_used)
         return reference_loss(caller, given, reason, recipe)
-    given = given.autocast()
-    check_kernel_arguments(caller, given)
+    product = checked_product(caller, given, product, compute_dtype)
+    check_kernel_arguments(caller, given, product)
     if return_outputs:
         check_outputs(caller, linear_weight.shape[0])
-    return _kernel_loss(given, recipe, return_outputs, memory_limit)
+    return _kernel_loss(given, recipe, product, return_outputs, memory_limit)
 
 
 def _kernel_loss(
-    given: LinearArguments, recipe: LossOptions, return_outputs: bool, memory_limit: int | None
+    given: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
 ) -> Tensor | CrossEntropyOutputs:
     rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, given.target.reshape(-1)
     bias = None if given.linear_bias is None else given.linear_bias.to(torch.float32)
     class_weight = None if given.weight is None else given.weight.to(torch.float32)
     wanted = wanted_gradients(rows, linear_weight, bias)
-    if memory_limit is not None and wanted is not None and takes_one_launch(given, wanted, return_outputs):
-        scratch = granted_scratch(given, wanted, memory_limit)
+    if memory_limit is not None and wanted is not None and takes_one_launch(given, wanted, return_outputs, product):
+        scratch = granted_scratch(given, wanted, memory_limit, product)
         if scratch is not None:
             operands = (rows, linear_weight, target, bias, class_weight)
-            return loss_with_gradients(*operands, recipe, given.reduction, given.normalizer, wanted, scratch)
+            return loss_with_gradients(*operands, recipe, product, given.reduction, given.normalizer, wanted, scratch)
     summed = given.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
     outputs = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
-    keywords = FORWARD.keywords_from(recipe, outputs)
+    keywords = FORWARD.keywords_from(recipe, product, outputs)
     tensors = (rows, linear_weight, target, bias, class_weight, summed)
     results = ForwardResults(*DERIVATIVE.apply(False, *tensors, **keywords))
     shape = tuple(given.input.shape[:-1])

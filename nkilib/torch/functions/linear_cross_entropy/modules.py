@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
-from nkilib.torch.functions.head_forward import is_fully_sharded
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 
 
@@ -56,6 +55,9 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: float = 0.0,
         options: object = None,
         logit_softcap: float | None = None,
+        temperature: float = 1.0,
+        logit_scale: float = 1.0,
+        compute_dtype: torch.dtype | None = None,
         lse_square_scale: float = 0.0,
         normalizer: Tensor | None = None,
         return_outputs: bool = False,
@@ -80,6 +82,9 @@ class LinearCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
         self.options = options
         self.logit_softcap = logit_softcap
+        self.temperature = temperature
+        self.logit_scale = logit_scale
+        self.compute_dtype = compute_dtype
         self.lse_square_scale = lse_square_scale
         self.return_outputs = return_outputs
         self.memory_limit = memory_limit
@@ -92,17 +97,7 @@ class LinearCrossEntropyLoss(nn.Module):
         normalizer: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | CrossEntropyOutputs:
-        """The loss; a ``normalizer`` of the call replaces the module's, ``grad_weight_sum`` is of ``linear.weight``.
-
-        Raises:
-            NotImplementedError: ``grad_weight_sum`` where ``fully_shard`` was given this module.
-        """
-        if grad_weight_sum is not None and is_fully_sharded(self):
-            raise NotImplementedError(
-                f"{type(self).__name__}: grad_weight_sum is not supported where fully_shard was given this module, "
-                f"which reduces the gradients that autograd hands to linear.weight; leave it out, and take "
-                f"set_requires_gradient_sync(False) of FSDP2 to sum up over micro-batches"
-            )
+        """The loss; a ``normalizer`` of the call replaces the module's, ``grad_weight_sum`` is of ``linear.weight``."""
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
         if self.out_features:
@@ -119,6 +114,9 @@ class LinearCrossEntropyLoss(nn.Module):
             label_smoothing=self.label_smoothing,
             options=self.options,
             logit_softcap=self.logit_softcap,
+            temperature=self.temperature,
+            logit_scale=self.logit_scale,
+            compute_dtype=self.compute_dtype,
             lse_square_scale=self.lse_square_scale,
             normalizer=self.normalizer if normalizer is None else normalizer,
             return_outputs=self.return_outputs,

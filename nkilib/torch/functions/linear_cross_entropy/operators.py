@@ -22,14 +22,15 @@ from nkilib.experimental.loss.linear_cross_entropy import (
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import Call, Input, Operator, Output, Shape, as_first
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
-# Of input and weight alike.
-DTYPES: Final = (torch.bfloat16, torch.float32, torch.float16)
+# Of input, weight and products, and their names.
+DTYPE_NAMES: Final = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float16: "float16"}
+DTYPES: Final = tuple(DTYPE_NAMES)
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,26 @@ class Scratch:
     scratch_bytes: int = SCRATCH_BYTES
 
 
+@dataclass(frozen=True)
+class Product:
+    """How the logits come from hidden states and weight.
+
+    Attributes:
+        logit_scale: what product and bias are multiplied by, before cap and temperature.
+        compute_dtype: the type that operands of another one are rounded to, by its name; None: all have the same.
+    """
+
+    logit_scale: float = 1.0
+    compute_dtype: str | None = None
+
+
 def as_weight(call: Call) -> Shape:
     """[V, D]."""
     return tuple(call.tensor("linear_weight").shape)
+
+
+def _dtype_of_weight(call: Call) -> torch.dtype:
+    return call.tensor("linear_weight").dtype
 
 
 def _classes(call: Call) -> Shape:
@@ -73,10 +91,12 @@ def _check_classes(call: Call) -> None:
     check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
-def targets(call: Call) -> dict[str, Any]:
-    """What all kernels are given in place of the target."""
+def shared_arguments(call: Call) -> dict[str, Any]:
+    """What all kernels are given in place of the target and of names of types."""
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
-    return {"targets_hbm": classes.detach(), "ignore_index": ignore_index}
+    name = call.options["compute_dtype"]
+    compute_dtype = None if name is None else TILE_DTYPES[getattr(torch, name)]
+    return {"targets_hbm": classes.detach(), "ignore_index": ignore_index, "compute_dtype": compute_dtype}
 
 
 _INPUT: Final = Input("input", dimensions=2, dtypes=DTYPES)
@@ -88,13 +108,15 @@ _GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.f
 _SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
 
 _GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
-_GRAD_LINEAR_WEIGHT: Final = Output("grad_linear_weight", None, as_weight, requested_by="grad_weight_wanted")
+_GRAD_LINEAR_WEIGHT: Final = Output(
+    "grad_linear_weight", _dtype_of_weight, as_weight, requested_by="grad_weight_wanted"
+)
 _GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
 _GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
 _GRADIENTS_ON_REQUEST: Final = {each.name: each.request for each in _GRADIENTS}
 
 # Of the options of the loss, those that these kernels have.
-_OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale")
+_OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature")
 _WITHOUT: Final = tuple(each.name for each in options_of(LossOptions) if each.name not in _OPTIONS)
 _ON_REQUEST: Final = {
     "target_logit": "with_target",
@@ -108,7 +130,7 @@ _RESULTS: Final = ("loss", "lse", *_ON_REQUEST, "maximum", "log_sum")
 
 def _forward_arguments(call: Call) -> dict[str, Any]:
     with_target = call.options["with_logprob"] or call.tensors["class_weight"] is not None
-    return {**targets(call), "with_target": with_target, "with_log_sum": True}
+    return {**shared_arguments(call), "with_target": with_target, "with_log_sum": True}
 
 
 def _counts(call: Call) -> Tensor:
@@ -125,24 +147,25 @@ def _position_weight(call: Call, found: Mapping[str, Tensor]) -> Tensor:
     return found["position_weight"]
 
 
-_OF_LOGITS: Final = ("input", "linear_weight", "linear_bias")
+# What results that are no constants depend on.
+OF_LOGITS: Final = ("input", "linear_weight", "linear_bias")
 
 # Results: functions.cross_entropy.results.ForwardResults.
 FORWARD: Final = register(
     Operator(
         "linear_cross_entropy_forward",
         inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, _LINEAR_BIAS, _CLASS_WEIGHT, _SUM_FOR_BACKWARD),
-        options=(LossOptions, Wanted),
+        options=(LossOptions, Product, Wanted),
         without=(*_WITHOUT, "with_distance_sum"),
         outputs=(
-            Output("loss", depends_on=_OF_LOGITS),
-            Output("lse", depends_on=_OF_LOGITS),
-            Output("logprob", depends_on=_OF_LOGITS, computed=_log_probability),
+            Output("loss", depends_on=OF_LOGITS),
+            Output("lse", depends_on=OF_LOGITS),
+            Output("logprob", depends_on=OF_LOGITS, computed=_log_probability),
             Output("position_weight", computed=_position_weight),
             Output("maximum"),
             Output("log_sum"),
             Output("argmax", torch.int32),
-            Output("entropy"),
+            Output("entropy", depends_on=OF_LOGITS),
         ),
         kernel=linear_cross_entropy_forward,
         results=_RESULTS,
@@ -157,7 +180,14 @@ FORWARD: Final = register(
 def backward_arguments(call: Call) -> dict[str, Any]:
     """What the backward kernel is given beside the inputs and options, or in place of them."""
     lse = call.tensor("maximum") + call.tensor("log_sum")
-    return {**targets(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
+    found = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
+    if call.tensors.get("grad_entropy") is None:  # the kernel takes both or neither
+        found["entropy_hbm"] = None
+    return found
+
+
+def _entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
+    return results["entropy"] if call.options["with_entropy"] else None
 
 
 def _bias_if_given(call: Call) -> dict[str, Any]:
@@ -176,12 +206,17 @@ _BACKWARD_INPUTS: Final = (
     _LINEAR_BIAS,
     _CLASS_WEIGHT,
 )
+# At the end, so that graphs that were saved without them stay valid.
+OF_ENTROPY: Final = (
+    Input("entropy", is_optional=True, saved=_entropy_if_given),
+    Input("grad_entropy", is_optional=True),
+)
 
 BACKWARD: Final = register(
     Operator(
         "linear_cross_entropy_backward",
-        inputs=_BACKWARD_INPUTS,
-        options=(LossOptions, WantedGradients),
+        inputs=(*_BACKWARD_INPUTS, *OF_ENTROPY),
+        options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
         outputs=_GRADIENTS,
         kernel=linear_cross_entropy_backward,
@@ -196,8 +231,8 @@ BACKWARD: Final = register(
 BACKWARD_ADDING: Final = register(
     Operator(
         "linear_cross_entropy_backward_adding",
-        inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM),
-        options=(LossOptions, WantedGradients),
+        inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM, *OF_ENTROPY),
+        options=(LossOptions, Product, WantedGradients),
         without=(*_WITHOUT, "grad_weight_wanted"),
         outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
         kernel=linear_cross_entropy_backward,
@@ -220,14 +255,14 @@ WITH_GRADIENTS: Final = register(
     Operator(
         "linear_cross_entropy_with_gradients",
         inputs=(_INPUT, _LINEAR_WEIGHT, _TARGET, Input("grad_scale", dimensions=0), _LINEAR_BIAS, _CLASS_WEIGHT),
-        options=(Scratch, LossOptions, WantedGradients),
+        options=(Scratch, LossOptions, Product, WantedGradients),
         without=_WITHOUT,
-        outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=_OF_LOGITS), *_GRADIENTS),
+        outputs=(Output("total", shape=lambda call: (), computed=_total, depends_on=OF_LOGITS), *_GRADIENTS),
         kernel=linear_cross_entropy_forward_backward,
         results=("loss", "lse", *_GRADIENTS_ON_REQUEST),
         on_request=_GRADIENTS_ON_REQUEST,
         arguments=lambda call: {
-            **targets(call),
+            **shared_arguments(call),
             **_bias_if_given(call),
             "grad_scale_hbm": call.tensor("grad_scale").detach().reshape(1),
         },

@@ -184,6 +184,19 @@ def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None
         )
 
 
+def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
+    """Refuse classes of ranks where there is no group.
+
+    Raises:
+        ValueError: there are any.
+    """
+    if num_classes is not None or shard_sizes is not None:
+        raise ValueError(
+            f"{caller}: num_classes and shard_sizes say which classes the ranks of a group have, got no group; pass "
+            f"group, or slice the {caller.noun}"
+        )
+
+
 def held_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
     """Classes of each rank, of ``sizes`` of which those from ``num_classes`` on are padding.
 

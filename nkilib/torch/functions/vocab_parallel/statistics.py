@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -51,6 +51,7 @@ def combined_statistics(
     options: LossOptions,
     soft: bool,
     claims: Mapping[str, float],
+    further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
     """Communicate: every rank of the group has to call it. The formulas are those of ``docs/kernels.md``.
 
@@ -63,6 +64,7 @@ def combined_statistics(
         options: of the loss.
         soft: targets are class probabilities.
         claims: what else all ranks must have alike, by name.
+        further: what else is summed over the ranks, [N] by name, from how far own maxima are below those of all ranks.
 
     Raises:
         ValueError: on all ranks, the ranks do not see the same shards or options. On the CPU only: elsewhere reading
@@ -86,9 +88,11 @@ def combined_statistics(
     if soft or class_weight is not None:
         summands["position_weight"] = own.position_weight
     if _is_given(own.distance_sum, maximum):
-        summands["distance_sum"] = own.distance_sum + _product(_factor_sum(own, shards, class_weight, soft), below)
+        summands["distance_sum"] = own.distance_sum + product(_factor_sum(own, shards, class_weight, soft), below)
     if _is_given(own.entropy, maximum):
-        summands["entropy"] = _product(share, own.entropy + (below - own.log_sum))
+        summands["entropy"] = product(share, own.entropy + (below - own.log_sum))
+    if further is not None:
+        summands.update(further(below))
     sums = _summed(summands, group)
     log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
     argmax, entropy = own.argmax, own.entropy
@@ -110,7 +114,7 @@ def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Te
     return own.maximum.new_tensor(float(shards.held)) if class_weight is None else class_weight.sum()
 
 
-def _product(factor: Tensor, values: Tensor) -> Tensor:
+def product(factor: Tensor, values: Tensor) -> Tensor:
     """0 where the factor is, whatever the values are: those of a shard without classes are not finite."""
     return torch.where(factor == 0.0, 0.0, factor * values)
 

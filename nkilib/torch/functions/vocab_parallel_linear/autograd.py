@@ -17,10 +17,12 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
-from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD
-from nkilib.torch.functions.vocab_parallel.results import combined_results, with_weight_sum
+from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD, Product
+from nkilib.torch.functions.vocab_parallel.results import CombinedResults, combined_results, with_weight_sum
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 from nkilib.torch.functions.vocab_parallel_linear.operators import BACKWARD, BACKWARD_ADDING, STATISTICS
+
+_TYPES: Final = (None, "bfloat16", "float16", "float32")
 
 DERIVATIVE: Final = Derivative(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 
@@ -48,6 +50,7 @@ def vocab_parallel_linear_results(
     operands: ShardOperands,
     class_weight: Tensor | None,
     options: LossOptions,
+    product: Product,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
     wanted: Wanted,
@@ -60,17 +63,16 @@ def vocab_parallel_linear_results(
         operands: of this rank.
         class_weight: [V] float32, or None.
         options: of the loss.
+        product: what is done with the product.
         shards: of all ranks.
         group: None for all processes.
         wanted: which of logprob, argmax and entropy are asked for; the others are empty.
         claims: what else all ranks must have alike, by name.
     """
-    input, linear_weight, target, linear_bias, grad_weight_sum = operands
+    input, linear_weight, target, linear_bias, _ = operands
     own_weight = shards.own(class_weight)
     asked_for = replace(wanted, with_distance_sum=options.label_smoothing > 0.0)
-    # The backward communicates where the input needs a gradient: on every rank, or on none.
-    needs_gradient = input.requires_grad and torch.is_grad_enabled()
-    all_claims = {"features": input.shape[1], "input requires grad": needs_gradient, **claims}
+    all_claims = {**claims_of_product(operands, product), **claims}
     with torch.no_grad():
         own = STATISTICS.op(input.device)(
             input.detach(),
@@ -78,21 +80,63 @@ def vocab_parallel_linear_results(
             target,
             None if linear_bias is None else linear_bias.detach(),
             own_weight,
-            **STATISTICS.keywords_from(options, shards.columns, asked_for),
+            **STATISTICS.keywords_from(options, product, shards.columns, asked_for),
         )
         statistics = ShardStatistics(*own)
         whole = combined_results(
-            caller, statistics, target, class_weight, options, shards, group, wanted.with_logprob, all_claims
+            caller,
+            statistics,
+            target,
+            class_weight,
+            options,
+            shards,
+            group,
+            wanted.with_logprob,
+            all_claims,
         )
+    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
+    return differentiable_results(operands, own_weight, whole, keywords, group)
+
+
+def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
+    """What all ranks must have alike of what is multiplied, by name.
+
+    The backward communicates where the input needs a gradient: on every rank, or on none.
+    """
+    needs_gradient = operands.input.requires_grad and torch.is_grad_enabled()
+    return {
+        "features": operands.input.shape[1],
+        "input requires grad": needs_gradient,
+        "logit_scale": product.logit_scale,
+        "compute_dtype (of none, bfloat16, float16, float32)": _TYPES.index(product.compute_dtype),
+    }
+
+
+def differentiable_results(
+    operands: ShardOperands,
+    own_weight: Tensor | None,
+    whole: CombinedResults,
+    options: dict[str, Any],
+    group: dist.ProcessGroup | None,
+) -> ForwardResults:
+    """The results of all ranks, differentiable by what this rank has.
+
+    Args:
+        operands: of this rank.
+        own_weight: class weights of this rank's classes, or None.
+        whole: of all ranks.
+        options: of the operators, those of the shard among them.
+        group: None for all processes.
+    """
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
-    tensors = (input, linear_weight, target, linear_bias, own_weight, grad_weight_sum)
-    keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
-    found = apply(*tensors, whole.weight_sum, whole.target_weight, whole.results, keywords, group)
+    *tensors, grad_weight_sum = operands
+    given = (*tensors, own_weight, grad_weight_sum)
+    found = apply(*given, whole.weight_sum, whole.target_weight, whole.results, options, group)
     return whole.results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
 
 
 # Of the results; the others are constants.
-_DIFFERENTIABLE: Final = ("loss", "lse", "logprob")
+_DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 # What the backward is given of the forward, in this order.
 _KEPT: Final = tuple(each.name for each in BACKWARD.inputs if not each.name.startswith("grad_"))
 # Arguments that are inputs of the operator of the whole weight, the first ones.
@@ -130,6 +174,7 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
             "linear_bias": linear_bias,
             "class_weight": class_weight,
             "target_weight": target_weight,
+            "entropy": results.entropy if options["with_entropy"] else None,
         }
         ctx.save_for_backward(*(tensors[name] for name in _KEPT), weight_sum)
         ctx.options, ctx.group = options, group

@@ -12,11 +12,16 @@ from torch import Tensor
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight, checked_options
+from nkilib.torch.functions.cross_entropy.checks import check_outputs, check_weight
 from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
-from nkilib.torch.functions.linear_cross_entropy.checks import check_arguments, check_kernel_arguments
+from nkilib.torch.functions.linear_cross_entropy.checks import (
+    check_arguments,
+    check_kernel_arguments,
+    checked_product,
+    checked_recipe,
+)
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
 from nkilib.torch.functions.linear_cross_entropy.reference import reason_for_reference
 from nkilib.torch.functions.vocab_parallel.shards import (
@@ -49,6 +54,9 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = ...,
     shard_sizes: Sequence[int] | None = ...,
     logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: Literal[False] = ...,
@@ -71,6 +79,9 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = ...,
     shard_sizes: Sequence[int] | None = ...,
     logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: Literal[True],
@@ -93,6 +104,9 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = ...,
     shard_sizes: Sequence[int] | None = ...,
     logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: torch.dtype | None = ...,
     lse_square_scale: float = ...,
     normalizer: Tensor | None = ...,
     return_outputs: bool = ...,
@@ -114,6 +128,9 @@ def vocab_parallel_linear_cross_entropy(
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
     logit_softcap: float | None = None,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
+    compute_dtype: torch.dtype | None = None,
     lse_square_scale: float = 0.0,
     normalizer: Tensor | None = None,
     return_outputs: bool = False,
@@ -154,10 +171,13 @@ def vocab_parallel_linear_cross_entropy(
         shard_sizes: classes of each rank in rank order, the same list on every rank, where ranks have unlike numbers
             of them; further rows of a rank are padding. A rank may have 0.
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap; as ``logit_scale`` a constant of the compiled
+            kernel: each new value compiles anew.
+        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap.
+        compute_dtype: as for ``linear_cross_entropy``, the same on every rank.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
         normalizer: tensor without dimensions that replaces the divisor of the mean.
-        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of all classes. Its ``entropy`` has no
-            derivative here.
+        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of all classes.
         grad_weight_sum: as for ``linear_cross_entropy``, of this rank's rows.
 
     Returns:
@@ -180,9 +200,11 @@ def vocab_parallel_linear_cross_entropy(
         layer = local_layer(_CALLER, _WEIGHT, whole, given)
         given, group = layer.arguments, layer.spread.group
         shard_sizes, num_classes = held_sizes(_WEIGHT, layer.spread.sizes, num_classes), None
-    options = checked_options(
+    options, product = checked_recipe(
         _CALLER,
         vocab_parallel_linear_cross_entropy,
+        temperature,
+        logit_scale,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         logit_softcap=logit_softcap,
@@ -193,16 +215,17 @@ def vocab_parallel_linear_cross_entropy(
     shards = shards_of_ranks(_WEIGHT, given.linear_weight.shape[0], place, num_classes, shard_sizes)
     _check_kernels_take(given, shards)
     check_weight(_CALLER, given.weight, shards.num_classes, soft=False)
-    given = given.autocast()
-    check_kernel_arguments(_CALLER, given)
+    product = checked_product(_CALLER, given, product, compute_dtype)
+    check_kernel_arguments(_CALLER, given, product)
     if return_outputs:
         check_outputs(_CALLER, shards.num_classes)
-    operands = _operands(given, shards)
+    operands = shard_operands(given, shards)
     results = vocab_parallel_linear_results(
         _CALLER,
         operands,
         None if given.weight is None else given.weight.to(torch.float32),
         options,
+        product,
         shards,
         group,
         Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs),
@@ -222,7 +245,7 @@ def _check_kernels_take(given: LinearArguments, shards: VocabularyShards) -> Non
         )
 
 
-def _operands(given: LinearArguments, shards: VocabularyShards) -> ShardOperands:
+def shard_operands(given: LinearArguments, shards: VocabularyShards) -> ShardOperands:
     """The rows of positions and those of classes, padding left out."""
     linear_weight, linear_bias, summed = given.linear_weight, given.linear_bias, given.grad_weight_sum
     wanted = wanted_gradients(given.input, linear_weight, linear_bias)

@@ -12,12 +12,18 @@ import torch
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import Call, Input, Output
+from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, statistics_outputs
 from nkilib.torch.functions.cross_entropy.target_indices import check_range
 from nkilib.torch.functions.linear_cross_entropy import operators as of_whole
-from nkilib.torch.functions.linear_cross_entropy.operators import LINEAR, WantedGradients, targets, vocabulary
+from nkilib.torch.functions.linear_cross_entropy.operators import (
+    LINEAR,
+    Product,
+    WantedGradients,
+    shared_arguments,
+    vocabulary,
+)
 
 VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
 
@@ -28,7 +34,7 @@ def _check_classes(call: Call) -> None:
 
 
 def _forward_arguments(call: Call) -> dict[str, Any]:
-    return {**targets(call), "with_target": True, "with_log_sum": True}
+    return {**shared_arguments(call), "with_target": True, "with_log_sum": True}
 
 
 # Results: functions.cross_entropy.results.ShardStatistics.
@@ -37,7 +43,7 @@ STATISTICS: Final = register(
         of_whole.FORWARD,
         name="linear_cross_entropy_shard_statistics",
         inputs=of_whole.FORWARD.inputs[:-1],  # the backward of a shard writes to no input of this operator
-        options=(LossOptions, Columns, Wanted),
+        options=(LossOptions, Product, Columns, Wanted),
         without=(*of_whole.BACKWARD.without, "with_logprob", "lse_square_scale"),  # which take all shards
         outputs=statistics_outputs(vocabulary),
         arguments=_forward_arguments,
@@ -55,13 +61,21 @@ def _unrounded(output: Output) -> Output:
 
 
 _TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
-_BACKWARD_OPTIONS: Final = (LossOptions, Columns, Sums, WantedGradients)
+
+
+def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
+    """The inputs of a backward of the whole weight, and that one before those of the entropy, which came later."""
+    first = operator.inputs[: -len(of_whole.OF_ENTROPY)]
+    return (*first, _TARGET_WEIGHT, *of_whole.OF_ENTROPY)
+
+
+_BACKWARD_OPTIONS: Final = (LossOptions, Product, Columns, Sums, WantedGradients)
 
 BACKWARD: Final = register(
     replace(
         of_whole.BACKWARD,
         name="linear_cross_entropy_shard_backward",
-        inputs=(*of_whole.BACKWARD.inputs, _TARGET_WEIGHT),
+        inputs=_with_target_weight(of_whole.BACKWARD),
         options=_BACKWARD_OPTIONS,
         outputs=tuple(_unrounded(each) for each in of_whole.BACKWARD.outputs),
         arguments=_backward_arguments,
@@ -74,7 +88,7 @@ BACKWARD_ADDING: Final = register(
     replace(
         of_whole.BACKWARD_ADDING,
         name="linear_cross_entropy_shard_backward_adding",
-        inputs=(*of_whole.BACKWARD_ADDING.inputs, _TARGET_WEIGHT),
+        inputs=_with_target_weight(of_whole.BACKWARD_ADDING),
         options=_BACKWARD_OPTIONS,
         outputs=tuple(_unrounded(each) for each in of_whole.BACKWARD_ADDING.outputs),
         arguments=_backward_arguments,

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss import linear_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, logit_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, linear_forward_reference
 
 Array = npt.NDArray[Any]
-WANTED = ("target", "argmax", "entropy", "distance_sum", "log_sum")
+WANTED = ("target", "argmax", "entropy", "distance_sum", "log_sum", "log_sum_squares", "mean_logit")
 _NAMES = {"target": ("target_logit", "position_weight"), "log_sum": ("maximum", "log_sum")}
 
 
@@ -49,6 +51,8 @@ class Launch:
             label_smoothing=options.label_smoothing,
             logit_softcap=options.logit_softcap,
             lse_square_scale=options.lse_square_scale,
+            temperature=options.temperature,
+            logit_scale=problem.logit_scale,
             **{f"with_{name}": True for name in self.wanted},
             **shard,
         )
@@ -78,18 +82,18 @@ def truth_of(problem: LinearProblem) -> dict[str, Array]:
     """All results in float64."""
     truth = vars(linear_forward_reference(problem))
     weight = problem.classes_first
-    maxima = [
-        problem.options.scores(problem.logits_of(rows, weight), None).max(axis=1) for rows in problem.row_blocks()
-    ]
+    maxima = [problem.recipe.scores(problem.logits_of(rows, weight), None).max(axis=1) for rows in problem.row_blocks()]
     maximum = np.concatenate(maxima)
     with np.errstate(invalid="ignore"):
         return {**truth, "maximum": maximum, "log_sum": truth["lse"] - maximum}
 
 
 def _check_argmax(problem: LinearProblem, found: Array) -> None:
-    """The logit of what was found, before a cap, is the largest but for rounding."""
-    weight = problem.classes_first
+    """z of what was found is the largest but for rounding."""
+    weight, recipe = problem.classes_first, problem.recipe
     for rows in problem.row_blocks():
-        logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight)
-        chosen = logits[np.arange(len(logits)), found[rows]]
-        assert (logits.max(axis=1) - chosen <= 2 * off.max(axis=1)).all()
+        logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight) / recipe.temperature
+        z = recipe.scores(logits, None)
+        rounding = UNIT * (2.0 * np.abs(z.max(axis=1)) + CAP_UNITS * (recipe.logit_softcap or 0.0) / recipe.temperature)
+        chosen = z[np.arange(len(z)), found[rows]]
+        assert (z.max(axis=1) - chosen <= 2 * off.max(axis=1) + 2 * rounding).all()

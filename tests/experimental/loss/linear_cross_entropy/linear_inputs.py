@@ -152,14 +152,18 @@ def with_options(problem: LinearProblem, name: str, seed: int = 1) -> LinearProb
     return replace(problem, options=ExtendedLoss(class_weight=weight, **chosen))
 
 
-def upstream_of(problem: LinearProblem, lse: Array, further: bool = False, seed: int = 2) -> BackwardInputs:
-    """Different gradients for all positions; ``further``: of lse and log-probability too."""
+def upstream_of(
+    problem: LinearProblem, lse: Array, further: bool = False, entropy: Array | None = None, seed: int = 2
+) -> BackwardInputs:
+    """Different gradients for all positions; ``further``: of lse and log-probability too; of the entropy if given."""
     rng, positions = np.random.default_rng(seed), len(problem.targets)
 
     def vector() -> Array:
         return (rng.standard_normal(positions) / positions).astype(np.float32)
 
-    return BackwardInputs(lse, vector(), *((vector(), vector()) if further else ()))
+    of_loss = vector()
+    others = (vector(), vector()) if further else (None, None)
+    return BackwardInputs(lse, of_loss, *others, entropy, None if entropy is None else vector())
 
 
 def arguments_of(problem: LinearProblem) -> dict[str, Any]:
@@ -173,4 +177,6 @@ def arguments_of(problem: LinearProblem) -> dict[str, Any]:
         "label_smoothing": options.label_smoothing,
         "logit_softcap": options.logit_softcap,
         "lse_square_scale": options.lse_square_scale,
+        "temperature": options.temperature,
+        "logit_scale": problem.logit_scale,
     }

@@ -68,11 +68,12 @@ def launched(problem: LinearProblem, upstream: BackwardInputs | None = None, cor
         problem.weight,
         problem.targets,
         upstream.lse,
-        upstream.grad_loss,
         grad_lse_hbm=upstream.grad_lse,
         grad_logprob_hbm=upstream.grad_logprob,
+        entropy_hbm=upstream.entropy,
+        grad_entropy_hbm=upstream.grad_entropy,
         **arguments_of(problem),
-        **{**BLOCKS, **kwargs},
+        **{**BLOCKS, "grad_loss_hbm": upstream.grad_loss, **kwargs},
     )
     names = ["input", "weight", "bias"]
     return Launched(

@@ -93,7 +93,7 @@ def test_the_bounds_tell_a_wrong_result() -> None:
     problem = normal_problem(Sizes(128, 128, 128, FP32), np.random.default_rng(5))
     truth, bounds = truth_of(problem), linear_forward_bounds(problem)
     turned = truth_of(replace(problem, weight=np.ascontiguousarray(problem.weight.T)))
-    for name in ("loss", "lse", "target_logit", "entropy", "maximum", "log_sum"):
+    for name in ("loss", "lse", "target_logit", "entropy", "maximum", "log_sum", "log_sum_squares", "mean_logit"):
         right, bound = truth[name], bounds[name]
         for wrong in (np.zeros_like(right), -right, turned[name]):
             assert np.median(error_over_bound(wrong, right, bound)) > 10, name

@@ -9,6 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
+    backward_workspace_bytes,
+    forward_workspace_bytes,
+    one_launch_workspace_bytes,
+)
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import backward_bytes, one_launch_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from nkilib.experimental.loss.profiling import profile_linear_launch
@@ -83,3 +89,39 @@ def test_one_launch_takes_logits_of_a_block_and_sums(beyond: Callable[..., int],
 def test_one_launch_of_few_logits_takes_no_sum_of_dw(beyond: Callable[..., int]) -> None:
     assert one_launch_bytes(256, 128, 1000) == 4 * (2 * 256 * 128 + 256 * 1000)
     assert beyond(256, 128, 1000, "bfloat16", "forward_backward") <= one_launch_bytes(256, 128, 1000) + SCALARS
+
+
+STATED = {
+    "forward": forward_workspace_bytes,
+    "backward": backward_workspace_bytes,
+    "forward_backward": one_launch_workspace_bytes,
+}
+
+
+@pytest.mark.parametrize("direction", STATED)
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_a_copy_of_x_for_gradients_and_of_the_bias_and_none_of_w(
+    beyond: Callable[..., int], direction: str, compute: str
+) -> None:
+    operand = "float32" if compute == "bfloat16" else "float16"
+    options = {"bias_hbm": spec((3000,), "float16"), "compute_dtype": getattr(nl, compute)}
+    found = beyond(300, 256, 3000, operand, direction, **options)
+    operands = {"input_hbm": spec((300, 256), operand), "weight_hbm": spec((3000, 256), operand), "cores": 2}
+    assert found <= STATED[direction](**operands, **options)
+    itemsize = 2 if compute == "bfloat16" else 4
+    copies = itemsize * ((300 * 256 if direction != "forward" else 0) + 2 * 3000)
+    rounded = {"input_hbm": spec((300, 256), compute), "weight_hbm": spec((3000, 256), compute), "cores": 2}
+    assert found - beyond(300, 256, 3000, compute, direction, bias_hbm=spec((3000,), "float32")) == copies
+    assert STATED[direction](**operands, **options) - STATED[direction](**rounded) == copies
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_of_parts_sums_of_dx_of_a_part_and_a_sum_of_dw(beyond: Callable[..., int], dtype: str) -> None:
+    operands = {"input_hbm": spec((768, 256), dtype), "weight_hbm": spec((3000, 256), dtype), "cores": 2}
+    with shrunk(PlanLimits(positions=256)):
+        found = beyond(768, 256, 3000, dtype, "backward", bias_hbm=spec((3000,), "float32"))
+        said = backward_workspace_bytes(**operands)
+    # Sums of dX and dX of a part, dW, and db.
+    least = 256 * 256 * (8 + (2 if dtype == "bfloat16" else 4)) + 4 * 3000
+    least += 4 * 3000 * 256 if dtype == "bfloat16" else 0
+    assert least <= found <= said <= 2 * found

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from nkilib.nki import nl
 from tests.experimental.refusals import (
     CLASSES,
     COLUMNS,
@@ -44,8 +45,8 @@ OF_INPUT = [
     ),
     Refusal(
         "no rows",
-        "input_hbm must have 1 to 65536 rows, got shape (0, 100); launch nothing for no position, and several times "
-        "for more",
+        "input_hbm must have 1 to 2147483647 rows, got shape (0, 100); launch nothing for no position, and "
+        "several times for more",
         {"input_hbm": zeros(0, COLUMNS)},
     ),
     *(
@@ -94,8 +95,19 @@ OF_WEIGHT = [
         {"weight_hbm": zeros(0, COLUMNS)},
     ),
     Refusal(
+        "compute_dtype of integers",
+        "compute_dtype must be bfloat16, float32, float16 or None, got int32; None takes the type of input_hbm",
+        {"compute_dtype": nl.int32},
+    ),
+    Refusal(
+        "weight of integers beside a compute_dtype",
+        "weight_hbm must be bfloat16, float32 or float16, got int32; cast it",
+        {"compute_dtype": nl.bfloat16, "weight_hbm": zeros(CLASSES, COLUMNS, dtype=np.int32)},
+    ),
+    Refusal(
         "weight bfloat16",
-        "weight_hbm must have the dtype of input_hbm, float32, got bfloat16; cast one of them",
+        "weight_hbm must have the dtype of input_hbm, float32, got bfloat16; cast one of them, "
+        "or pass the compute_dtype that both are rounded to",
         {"weight_hbm": zeros(CLASSES, COLUMNS, dtype=ml_dtypes.bfloat16)},
     ),
 ]
@@ -141,6 +153,25 @@ OF_VECTORS = [
         "maximum_hbm and log_sum_hbm belong together, got one of them; pass both, or neither",
         {"maximum_hbm": zeros(3)},
     ),
+    *(
+        Refusal(
+            f"{name} alone",
+            "entropy_hbm and grad_entropy_hbm belong together, got one of them; pass both, or neither",
+            {name: zeros(3)},
+        )
+        for name in ("entropy_hbm", "grad_entropy_hbm")
+    ),
+    Refusal(
+        "gradients of entropies bfloat16",
+        "grad_entropy_hbm must be float32, got bfloat16; cast it to float32",
+        {"entropy_hbm": zeros(3), "grad_entropy_hbm": zeros(3, dtype=ml_dtypes.bfloat16)},
+    ),
+    Refusal(
+        "no gradient",
+        "at least one of grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm, grad_entropy_hbm must be a tensor, got none; "
+        "launch nothing where no gradient comes",
+        {"grad_loss_hbm": None},
+    ),
 ]
 OF_OPTIONS = [
     Refusal(
@@ -161,7 +192,15 @@ OF_OPTIONS = [
     ),
     *(
         Refusal(f"{flag} a number", f"{flag} must be True or False, got 2", {flag: 2})
-        for flag in ("with_target", "with_argmax", "with_entropy", "with_distance_sum", "with_log_sum")
+        for flag in (
+            "with_target",
+            "with_argmax",
+            "with_entropy",
+            "with_distance_sum",
+            "with_log_sum",
+            "with_log_sum_squares",
+            "with_mean_logit",
+        )
     ),
     Refusal(
         "shard of too many classes",

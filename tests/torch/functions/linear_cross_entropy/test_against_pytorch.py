@@ -157,14 +157,16 @@ def test_outputs_and_their_derivatives() -> None:
     lse, p = z.logsumexp(-1), z.softmax(-1)
     picked = z.gather(-1, problem.target.clamp(min=0)[..., None])[..., 0]
     logprob = torch.where(counts, picked - lse, 0.0)
-    assert outputs.logprob is not None and not outputs.entropy.requires_grad
+    entropy = lse - (p * z).sum(-1)
+    assert outputs.logprob is not None
     assert_telling(outputs.lse.detach(), lse.detach(), 0.0, 1e-5)
     assert_telling(outputs.logprob.detach(), logprob.detach(), 0.0, 1e-5)
-    assert_telling(outputs.entropy, (lse - (p * z).sum(-1)).detach(), 0.0, 1e-5)
+    assert_telling(outputs.entropy.detach(), entropy.detach(), 0.0, 1e-5)
     assert torch.equal(outputs.argmax, z.argmax(-1))
-    upstream = make_logits(2, 2, 3, seed=4)
-    ours = (outputs.lse * upstream[0] + outputs.logprob * upstream[1]).sum()
-    theirs = (lse * upstream[0].double() + logprob * upstream[1].double()).sum()
+    upstream = make_logits(3, 2, 3, seed=4)
+    of_ours, of_theirs = (outputs.lse, outputs.logprob, outputs.entropy), (lse, logprob, entropy)
+    ours = sum((values * each).sum() for values, each in zip(of_ours, upstream, strict=True))
+    theirs = sum((values * each.double()).sum() for values, each in zip(of_theirs, upstream, strict=True))
     for actual, expected in zip(
         torch.autograd.grad(ours, list(leaves.values())),
         torch.autograd.grad(theirs, list(exact.values())),

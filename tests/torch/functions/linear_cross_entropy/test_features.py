@@ -17,6 +17,7 @@ from tests.torch.functions.linear_cross_entropy.problem import (
     FEATURES,
     FORMS,
     POSITIONS,
+    ROUNDOFF,
     Problem,
     make_problem,
 )
@@ -46,8 +47,10 @@ def test_autocast_casts_what_is_multiplied(dtype: torch.dtype, memory_limit: int
     expected = cast.ours(memory_limit=memory_limit)
     assert torch.equal(loss.detach(), expected.loss)
     for name, leaf in leaves.items():
-        assert leaf.grad is not None and leaf.grad.dtype == torch.float32
-        assert torch.equal(leaf.grad, expected.gradients[name].float())  # type: ignore[union-attr]
+        rounded = expected.gradients[name]
+        assert leaf.grad is not None and leaf.grad.dtype == torch.float32 and rounded is not None
+        assert not torch.equal(leaf.grad, rounded.float()), "gradients of float32 tensors are not rounded"
+        torch.testing.assert_close(leaf.grad, rounded.float(), rtol=2.0 * ROUNDOFF[dtype], atol=2.0**-14)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -59,10 +59,10 @@ def test_gradcheck_of_the_differentiable_results(options: dict[str, Any]) -> Non
 
     def forward(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         results = ops.linear_cross_entropy_forward(
-            x, w, problem.target, bias, make_weight(5), **options, with_logprob=True
+            x, w, problem.target, bias, make_weight(5), **options, with_logprob=True, with_entropy=True
         )
         named = ForwardResults(*results)
-        return named.loss, named.lse, named.logprob
+        return named.loss, named.lse, named.logprob, named.entropy
 
     with pytest.warns(UserWarning, match="not a double precision"):
         assert torch.autograd.gradcheck(forward, leaves, eps=2.0**-6, atol=4e-3, rtol=4e-3, fast_mode=True)
@@ -71,7 +71,7 @@ def test_gradcheck_of_the_differentiable_results(options: dict[str, Any]) -> Non
 def test_results_that_are_constants_for_autograd() -> None:
     results = ops.linear_cross_entropy_forward(*_operands(requires_grad=True), **EVERY_RESULT)
     differentiable = {name for name, result in ForwardResults(*results)._asdict().items() if result.requires_grad}
-    assert differentiable == {"loss", "lse", "logprob"}
+    assert differentiable == {"loss", "lse", "logprob", "entropy"}
 
 
 def test_what_is_not_asked_for_is_empty() -> None:
@@ -116,13 +116,15 @@ OPTIONAL = ("Tensor? linear_bias=None", "Tensor? class_weight=None")
 GIVEN = ("Tensor maximum", "Tensor log_sum", "Tensor grad_loss")
 UPSTREAM = ("Tensor? grad_lse=None", "Tensor? grad_logprob=None", *OPTIONAL)
 REQUIRED = ("Tensor? grad_lse", "Tensor? grad_logprob", "Tensor? linear_bias", "Tensor? class_weight")
+# Which came later, at the end.
+OF_ENTROPY = ("Tensor? entropy=None", "Tensor? grad_entropy=None")
 WANTED = tuple(f"bool grad_{name}_wanted=True" for name in ("input", "weight", "bias"))
 ASKED = ("bool with_logprob=False", "bool with_argmax=False", "bool with_entropy=False")
 SCHEMAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     "forward": ((*OPERANDS, *OPTIONAL, "Tensor? grad_weight_sum=None"), (*OPTIONS_OF_LOSS, *ASKED), 8),
-    "backward": ((*OPERANDS, *GIVEN, *UPSTREAM), (*OPTIONS_OF_LOSS, *WANTED), 3),
+    "backward": ((*OPERANDS, *GIVEN, *UPSTREAM, *OF_ENTROPY), (*OPTIONS_OF_LOSS, *WANTED), 3),
     "backward_adding": (
-        (*OPERANDS, *GIVEN, *REQUIRED, "Tensor(a!) grad_weight_sum"),
+        (*OPERANDS, *GIVEN, *REQUIRED, "Tensor(a!) grad_weight_sum", *OF_ENTROPY),
         (*OPTIONS_OF_LOSS, WANTED[0], WANTED[2]),
         2,
     ),

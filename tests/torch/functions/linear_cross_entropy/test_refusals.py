@@ -82,17 +82,16 @@ def test_errors_have_the_type_that_pytorchs_have(case: str) -> None:
 
 
 REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
-    "float64": (TypeError, lambda f: f(X.double(), W.double(), T), r"got torch.float64; pass input.float\(\) and"),
+    "float64": (
+        TypeError,
+        lambda f: f(X.double(), W.double(), T),
+        r"got torch.float64 .*; pass input.float\(\)",
+    ),
     "integers": (NotImplementedError, lambda f: f(X.long(), W.long(), T), "not implemented for input of torch.int64"),
     "input as list": (TypeError, lambda f: f([1.0], W, T), "'input' must be Tensor, not list"),
     "no target": (TypeError, lambda f: f(X, W, None), "'target' must be Tensor, not NoneType"),
     "bias as number": (TypeError, lambda f: f(X, W, T, linear_bias=0.0), r"not float; pass torch.tensor\(0.0\)"),
     "weight elsewhere": (RuntimeError, lambda f: f(X, W.to("meta"), T), "linear_weight must be on the device of input"),
-    "too many positions": (
-        ValueError,
-        lambda f: f(torch.empty(65_537, FEATURES, device="meta"), W.to("meta"), T.new_empty(65_537, device="meta")),
-        "at most 65536 positions, got 65537; call it for parts of them",
-    ),
     "no softcap": (ValueError, lambda f: f(X, W, T, logit_softcap=0.0), "pass None for no cap"),
     "negative z-loss": (
         ValueError,

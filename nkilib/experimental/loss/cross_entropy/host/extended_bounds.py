@@ -10,6 +10,9 @@ granted the 16 u that ``bounds.forward_bounds`` derives; what is added here:
   products and pairwise additions;
 - the entropy log d - E / d: a term exp(z - m) (m - z) is off by half a unit of (m - z)^2 more than its sum;
 - s lse^2 doubles the relative error of lse;
+- log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles what an exponential is off by, and 2 log d
+  has that of lse twice, so four times that of lse without its maximum; that maximum is in both and cancels;
+- the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
 - a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so that the argument of an
   exponential is off by 2 u abs(z) more. Differences that are scaled once they are formed are off by 1 u of themselves.
 """
@@ -53,6 +56,8 @@ def extended_forward_bounds(
         square = options.lse_square_scale * np.abs(truth.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(truth.lse))
         distance_sum = FORWARD_UNITS * UNIT * (weights * below).sum(axis=1) + of_cap * weights.sum() + SMALLEST_NORMAL
         target_logit = of_cap + SMALLEST_NORMAL + of_scale * np.abs(truth.target_logit)
+        unmasked = ~np.isneginf(z)
+        size = np.where(unmasked, np.abs(z), 0.0).sum(axis=1) / unmasked.sum(axis=1)
         position_weight = np.full(len(z), SMALLEST_NORMAL)
         if targets.ndim == 2:
             target_logit = FORWARD_UNITS * UNIT * (spread + total * maximum) + of_cap * total
@@ -71,6 +76,8 @@ def extended_forward_bounds(
         + 2.0 * of_cap * (1.0 + truth.entropy)
         + of_entropy,
         "distance_sum": distance_sum,
+        "log_sum_squares": 4.0 * (FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + of_cap + of_z),
+        "mean_logit": (FORWARD_UNITS * UNIT + of_scale) * size + of_cap + SMALLEST_NORMAL,
     }
 
 

@@ -257,7 +257,7 @@ class ExtendedLoss:
 
 @dataclass(frozen=True)
 class ExtendedResults:
-    """What the extended forward returns, float64 [N] each, and ``argmax``."""
+    """What the extended forward returns, float64 [N] each, and ``argmax``; the last two are those of the linear one."""
 
     loss: Float64Array
     lse: Float64Array
@@ -266,6 +266,8 @@ class ExtendedResults:
     argmax: npt.NDArray[np.int64]
     entropy: Float64Array
     distance_sum: Float64Array
+    log_sum_squares: Float64Array
+    mean_logit: Float64Array
 
 
 def extended_forward_reference(
@@ -294,6 +296,9 @@ def extended_forward_reference(
         loss = np.where(counts, factors * below, 0.0).sum(axis=1) + options.lse_square_scale * np.square(lse)
         terms = np.where(exponentials == 0.0, 0.0, exponentials * distances)
         entropy = np.log(total) - terms.sum(axis=1) / total
+        log_sum_squares = np.log(np.square(exponentials).sum(axis=1)) - 2.0 * np.log(total)
+        unmasked = ~np.isneginf(z)
+        mean_logit = np.where(unmasked, z, 0.0).sum(axis=1) / unmasked.sum(axis=1)
         distance_sum = ((factors if targets.ndim == 2 else weights) * -distances).sum(axis=1)
         if targets.ndim == 2:
             target_logit, position_weight = (factors * z).sum(axis=1), factors.sum(axis=1)
@@ -303,7 +308,9 @@ def extended_forward_reference(
             position_weight = np.where(valid, weights[classes], 0.0)
     argmax = rounded_to(logits, dtype).argmax(axis=1)
     loss = np.where(valid, loss, 0.0)
-    return ExtendedResults(loss, lse, target_logit, position_weight, argmax, entropy, distance_sum)
+    return ExtendedResults(
+        loss, lse, target_logit, position_weight, argmax, entropy, distance_sum, log_sum_squares, mean_logit
+    )
 
 
 @dataclass(frozen=True)

@@ -121,11 +121,11 @@ class BackwardLaunch:
         X^T is loaded once where W^T streams by it.
         """
         sizes = self.sizes
-        transposed = 0.0 if sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
-        of_input = 0.0 if keeps_inputs else transposed
+        of_input = 0.0 if keeps_inputs or sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
         of_input += sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
         position_blocks = div_ceil(sizes.num_positions, position_block)
-        of_weight = transposed + sizes.itemsize * (position_blocks + 1)
+        of_weight = 0.0 if sizes.keeps_logits else sizes.loaded_itemsize / _OF_TRANSPOSE
+        of_weight += sizes.loaded_itemsize * (position_blocks + 1)
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
         moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
         logits = sizes.num_positions * self.class_tiles * TILE * _LOGIT_BYTES if sizes.keeps_logits else 0.0

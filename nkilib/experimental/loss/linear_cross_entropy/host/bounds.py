@@ -9,8 +9,13 @@ such sum after another in float32.
   No logit is rounded to 16 bits.
 - Loss and statistics: those of cross-entropy for exact logits (``cross_entropy.host.extended_bounds``), and what a
   change of every logit by its dz makes of them: of lse at most the largest dz, of the loss twice that.
+  A temperature divides dz as it divides the logit.
+- log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz. The mean of z: by the mean of
+  dz, and a row of sums, one of each window of blocks of at least 128 classes, adds u of the mean of |z| for each.
 - A logit's gradient G: that of cross-entropy for exact logits; p is off by expm1(dz + max dz) more, for the logit and
-  for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. Then G is rounded once, r |G|. Of float16, which
+  for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. The gradient h of the entropy H adds that of
+  h p (log p + H), in which p is off likewise, and log p by dz + max dz. All of it is over a temperature, and so is dz,
+  beside a cap's derivative. Then G is rounded once, r |G|. Of float16, which
   has subnormals, it carries a power of two that brings the largest coefficient to at least 1: 2^-25 of that is lost.
 - dX: sum over the classes of what G is off by, times |W|; (K + 135) u sum |G| |W| for the additions, those of blocks
   and cores among them; the result is rounded once, r |dX|, and of float16 2^-25 more, half of what its subnormals are
@@ -35,6 +40,7 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     extended_gradient_bound,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, Float64Array
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import WINDOW
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     EVERY_CLASS,
     LinearGradients,
@@ -115,7 +121,10 @@ def linear_gradient_bounds(
         upstream.grad_lse,
         upstream.grad_logprob,
     )
-    floor = roundoff.floor * float(sizes.max(initial=0.0))
+    largest = float(sizes.max(initial=0.0))
+    if upstream.grad_entropy is not None:
+        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
+    floor = roundoff.floor * largest / problem.recipe.temperature
     of_input = np.empty(problem.input.shape, np.float64)
     held = weight[classes]
     of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
@@ -144,8 +153,8 @@ def linear_gradient_bounds(
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
     """Of some positions."""
-    options, targets = problem.options, problem.targets[rows]
-    logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight)
+    options, targets = problem.recipe, problem.targets[rows]
+    logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight) / options.temperature
     found = extended_forward_bounds(logits, targets, None, options)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         z = options.scores(logits, None)
@@ -165,16 +174,26 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
     found["target_logit"] = found["target_logit"] + at_target
     found["entropy"] = found["entropy"] + 2.0 * spread + np.square(most)
     found["distance_sum"] = found["distance_sum"] + (weights * (off + most[:, np.newaxis])).sum(axis=1)
+    found["log_sum_squares"] = found["log_sum_squares"] + 4.0 * most
+    combined = div_ceil(len(weight), WINDOW * _LANES) * ROUNDOFF
+    found["mean_logit"] = found["mean_logit"] + _means(off + combined * np.abs(z), z)
     found["maximum"] = most + found["lse"]
     found["log_sum"] = most + found["lse"]
     return found
+
+
+def _means(values: Float64Array, z: Float64Array) -> Float64Array:
+    """The means over the classes that are not masked."""
+    unmasked = ~np.isneginf(z)
+    means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
+    return means
 
 
 def _gradients_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, sizes: Float64Array, weight: Float64Array
 ) -> Iterator[_Block]:
     """Blocks that cover the positions."""
-    options, cap = problem.options, problem.options.logit_softcap
+    options, cap = problem.recipe, problem.recipe.logit_softcap
     for rows in problem.row_blocks():
         given, targets = upstream.of_rows(rows), problem.targets[rows]
         logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight)
@@ -187,8 +206,13 @@ def _gradients_of_logits(
             given,
         )
         with np.errstate(invalid="ignore", over="ignore"):
-            p = np.exp(options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis])
-            of_p = sizes[rows, np.newaxis] * p * np.expm1(off + off.max(axis=1, keepdims=True))
+            log_p = options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis]
+            p, of_log_p = np.exp(log_p), (off + off.max(axis=1, keepdims=True)) / options.temperature
+            of_p = sizes[rows, np.newaxis] * p * np.expm1(of_log_p) / options.temperature
+            if given.entropy is not None and given.grad_entropy is not None:
+                terms = np.abs(log_p + given.entropy[:, np.newaxis]) * np.expm1(of_log_p) + of_log_p * np.exp(of_log_p)
+                of_entropy = np.abs(given.grad_entropy[:, np.newaxis]) * np.where(p == 0.0, 0.0, p * terms)
+                of_p = of_p + of_entropy / options.temperature
             if cap is not None:
                 tangents = np.tanh(logits / cap)
                 of_p = of_p * (1.0 - np.square(tangents)) + np.abs(gradient) * 2.0 * np.abs(tangents) * off / cap

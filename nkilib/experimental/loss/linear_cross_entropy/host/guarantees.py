@@ -2,54 +2,117 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
+from nkilib.core.host.sizes import dtype_name
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     SCRATCH_BYTES,
     backward_bytes,
+    copied_bytes,
     logits_blocks,
     one_launch_bytes,
+    split_backward_bytes,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
 from nkilib.guarantee import Guarantee
 
 _FLOAT32_BYTES = 4
 
 
+def forward_workspace_bytes(
+    input_hbm: Any, bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
+) -> int:
+    """A bias that is rounded."""
+    return _copies(input_hbm, bias_hbm, compute_dtype, cores, has_input=False)
+
+
 def backward_workspace_bytes(
     input_hbm: Any,
     weight_hbm: Any,
+    bias_hbm: Any = None,
     position_block: int | None = None,
     class_block: int | None = None,
     weight_layout: str = "vd",
+    grad_weight_sum_hbm: Any = None,
+    grad_input_float32: bool = False,
+    compute_dtype: Any = None,
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block."""
+    """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block.
+
+    X and a bias that are rounded to ``compute_dtype`` besides; of more than 65,536 positions what their parts take.
+    """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
-    chosen = choose_linear_tiling(*launch, input_hbm.dtype, BACKWARD, cores=cores, weight_layout=weight_layout)
-    blocks = position_block or chosen.position_block, class_block or chosen.class_block
-    return backward_bytes(launch.positions, launch.features, *blocks, cores=cores)
+    chosen = choose_linear_tiling(
+        *launch,
+        input_hbm.dtype if compute_dtype is None else compute_dtype,
+        BACKWARD,
+        cores=cores,
+        weight_layout=weight_layout,
+        weight_dtype=weight_hbm.dtype,
+    )
+    tiling = LinearTiling(position_block or chosen.position_block, class_block or chosen.class_block)
+    copies = _copies(input_hbm, bias_hbm, compute_dtype, cores)
+    parts = position_parts(launch.positions, launch.features)
+    if not parts.is_split:
+        return copies + backward_bytes(launch.positions, launch.features, *tiling, cores=cores)
+    is_wide = grad_input_float32 or dtype_name(input_hbm.dtype) == "float32"
+    return copies + split_backward_bytes(
+        parts,
+        launch.features,
+        launch.classes,
+        tiling,
+        input_itemsize=4 if is_wide else 2,
+        has_weight_sum=grad_weight_sum_hbm is not None or dtype_name(weight_hbm.dtype) == "float32",
+        cores=cores,
+    )
 
 
 def one_launch_workspace_bytes(
     input_hbm: Any,
     weight_hbm: Any,
+    bias_hbm: Any = None,
     scratch_bytes: int = SCRATCH_BYTES,
     position_block: int | None = None,
     class_block: int | None = None,
     weight_layout: str = "vd",
+    compute_dtype: Any = None,
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Sums as in the backward, logits of a block of positions, sums of dW and db, and a scalar of each core."""
+    """Sums as in the backward, logits of a block of positions, sums of dW and db, and a scalar of each core.
+
+    X and a bias that are rounded to ``compute_dtype`` besides.
+    """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
-    chosen = choose_linear_tiling(*launch, input_hbm.dtype, FORWARD_BACKWARD, cores=cores, weight_layout=weight_layout)
+    chosen = choose_linear_tiling(
+        *launch,
+        input_hbm.dtype if compute_dtype is None else compute_dtype,
+        FORWARD_BACKWARD,
+        cores=cores,
+        weight_layout=weight_layout,
+        weight_dtype=weight_hbm.dtype,
+    )
     held = min(launch.positions, logits_blocks(*launch, scratch_bytes).positions)
     sums = 0
     if held > (position_block or chosen.position_block):
         sums = 2 * (class_block or chosen.class_block) * launch.features
-    return one_launch_bytes(*launch, scratch_bytes, cores) + _FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
+    sums = one_launch_bytes(*launch, scratch_bytes, cores) + _FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
+    return sums + _copies(input_hbm, bias_hbm, compute_dtype, cores)
+
+
+def _copies(input_hbm: Any, bias_hbm: Any, compute_dtype: Any, cores: int, has_input: bool = True) -> int:
+    """Of what is rounded beforehand."""
+    if compute_dtype is None:
+        return 0
+    name = dtype_name(compute_dtype)
+    bias_classes = 0 if bias_hbm is None or dtype_name(bias_hbm.dtype) == name else bias_hbm.shape[0]
+    input_elements = prod(input_hbm.shape) if has_input and dtype_name(input_hbm.dtype) != name else 0
+    itemsize = 4 if name == "float32" else 2
+    return copied_bytes(itemsize, input_elements=input_elements, bias_classes=bias_classes, cores=cores)
 
 
 class _Launch(NamedTuple):
@@ -65,7 +128,8 @@ class _Launch(NamedTuple):
         return cls(positions, features, weight_hbm.shape[0 if weight_layout == "vd" else 1])
 
 
-_MATH = "float32; products of the operands' type"
+_MATH = "float32; products of the operands' type, or of compute_dtype"
+_COPIES = "with a compute_dtype of s bytes, s N D for an X and s cores V for a bias of another type, and none for W"
 _CORES = "each core has half of the classes, so that sums over the classes are cut elsewhere on two cores"
 
 LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
@@ -73,7 +137,8 @@ LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace="0",
+    workspace="s cores V for a bias of another type than a compute_dtype of s bytes, else 0",
+    workspace_bytes=forward_workspace_bytes,
     in_place=None,
     error=(
         "those of extended_cross_entropy_forward, and twice the largest (ceil(D / 128) + 128) u sum |x w| of a row, "
@@ -86,14 +151,17 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace="4 cores N D, and 8 cores class_block D where N > position_block",
+    workspace=(
+        "4 cores N D, and 8 cores class_block D where N > position_block; of more than 65,536 positions twice that of "
+        f"a part of n <= 16,384, 4 n D and 4 V D + 8 V; {_COPIES}"
+    ),
     in_place="grad_weight_sum_hbm",
     error=(
         "dX: sum |W| off(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; "
         "dW likewise over the positions"
     ),
     workspace_bytes=backward_workspace_bytes,
-    notes=f"gradients G of logits are rounded once, to the operands' type; {_CORES}",
+    notes=f"gradients G of logits are rounded once, to the type of the products; {_CORES}",
 )
 LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
     math=_MATH,
@@ -102,7 +170,7 @@ LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
     same_bits_on_cores=False,
     workspace=(
         "4 (cores N D + n V + V + cores) for blocks of n positions, 4 V D where they are several, and "
-        "8 cores class_block D where n > position_block"
+        f"8 cores class_block D where n > position_block; {_COPIES}"
     ),
     in_place=None,
     error="those of the forward and the backward",

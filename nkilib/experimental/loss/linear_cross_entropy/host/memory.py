@@ -1,10 +1,13 @@
 """Bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
 
-- The forward takes none.
+- The forward takes none, but for a bias that it rounds to a ``compute_dtype``.
 - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
   of one class block for each core, of at most 64 MiB.
+- The backward of more than 65,536 positions takes them in parts: its sums of dX are those of a part, beside dX of a
+  part and a float32 sum of dW, where dW is not float32 itself.
 - Loss and gradients in one launch keep the float32 logits of a block of positions and the sums of dX, and where there
   are several blocks a float32 sum of dW.
+- With a ``compute_dtype``, :func:`copied_bytes` more. There is no copy of W, of whatever type it is.
 
 No form keeps logits of all positions and classes unless that is the smallest thing to keep.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling, PositionParts, position_parts
 
 # What one launch may take for logits, unless it is told otherwise.
 SCRATCH_BYTES = 512 * 2**20
@@ -52,7 +56,8 @@ def logits_blocks(
     """The blocks of positions whose logits one launch keeps.
 
     One block where its logits take no more than ``scratch_bytes`` and the sum of dW that several blocks need; else the
-    fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be.
+    fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be. Very many positions are
+    several blocks however few classes there are.
 
     Args:
         num_positions: N.
@@ -60,11 +65,12 @@ def logits_blocks(
         vocab_size: V.
         scratch_bytes: at least the logits of 128 positions.
     """
-    of_position = _FLOAT32_BYTES * vocab_size
-    if num_positions * of_position <= scratch_bytes + _FLOAT32_BYTES * vocab_size * num_features:
+    of_position, parts = _FLOAT32_BYTES * vocab_size, position_parts(num_positions, num_features)
+    fits = num_positions * of_position <= scratch_bytes + _FLOAT32_BYTES * vocab_size * num_features
+    if fits and not parts.is_split:
         return LogitsBlocks(num_positions, 1)
     tiles = div_ceil(num_positions, _TILE)
-    blocks = div_ceil(tiles, max(1, scratch_bytes // of_position // _TILE))
+    blocks = div_ceil(tiles, max(1, min(scratch_bytes // of_position, parts.size) // _TILE))
     of_block = div_ceil(tiles, blocks)
     return LogitsBlocks(of_block * _TILE, div_ceil(tiles, of_block))
 
@@ -109,3 +115,43 @@ def form_bytes(
         backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
         one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),
     )
+
+
+def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
+    """What a launch takes for operands that it rounds to another type.
+
+    Args:
+        itemsize: bytes of an element of ``compute_dtype``.
+        input_elements: N D where gradients are wanted and X has another type; the cores share the copy.
+        bias_classes: V where there is a bias of another type; each core has a copy.
+        cores: of the launch.
+    """
+    return itemsize * (input_elements + cores * bias_classes)
+
+
+def split_backward_bytes(
+    parts: PositionParts,
+    num_features: int,
+    vocab_size: int,
+    tiling: LinearTiling,
+    *,
+    input_itemsize: int,
+    has_weight_sum: bool,
+    cores: int = 2,
+) -> int:
+    """What ``linear_cross_entropy_backward`` takes at most for parts of the positions.
+
+    Args:
+        parts: of the positions.
+        num_features: D.
+        vocab_size: V.
+        tiling: of a part.
+        input_itemsize: bytes of an element of dX.
+        has_weight_sum: dW is float32, or added to a float32 sum.
+        cores: of the launch.
+    """
+    sizes = (parts.size, parts.rest) if parts.rest > 0 else (parts.size,)
+    of_parts = sum(backward_bytes(size, num_features, *tiling, cores=cores) for size in sizes)
+    weight_sum = 0 if has_weight_sum else vocab_size * num_features
+    of_bias = parts.copies * vocab_size
+    return of_parts + input_itemsize * parts.size * num_features + _FLOAT32_BYTES * (weight_sum + of_bias)

@@ -7,7 +7,7 @@ Products, loss and gradients are float64 throughout; loss and gradient of logits
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ class LinearProblem:
         bias: [V], or None.
         options: of the loss; class weights among them.
         weight_layout: ``"vd"`` or ``"dv"``.
+        logit_scale: s, which multiplies product and bias, before a cap.
     """
 
     input: npt.NDArray[Any]
@@ -54,6 +55,17 @@ class LinearProblem:
     bias: npt.NDArray[Any] | None = None
     options: ExtendedLoss = field(default_factory=ExtendedLoss)
     weight_layout: str = "vd"
+    logit_scale: float = 1.0
+
+    @property
+    def recipe(self) -> ExtendedLoss:
+        """The options for the logits of :meth:`logits_of`: softcap(s y, c) / T = softcap(y, c / s) / (T / s)."""
+        cap, temperature = self.options.logit_softcap, self.options.temperature
+        return replace(
+            self.options,
+            logit_softcap=None if cap is None else cap / self.logit_scale,
+            temperature=temperature / self.logit_scale,
+        )
 
     @property
     def classes_first(self) -> Float64Array:
@@ -73,7 +85,7 @@ class LinearProblem:
             yield slice(start, min(start + step, len(self.input)))
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """X W^T and the bias of some positions, before a cap; ``weight`` is ``classes_first``."""
+        """y = X W^T + b of some positions, before scale and cap; ``weight`` is ``classes_first``."""
         logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
         return logits if self.bias is None else logits + self.bias.astype(np.float64)
 
@@ -85,7 +97,7 @@ def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
     """
     weight = problem.classes_first
     found = [
-        extended_forward_reference(problem.logits_of(rows, weight), problem.targets[rows], None, problem.options)
+        extended_forward_reference(problem.logits_of(rows, weight), problem.targets[rows], None, problem.recipe)
         for rows in problem.row_blocks()
     ]
     return ExtendedResults(
@@ -100,7 +112,8 @@ def linear_backward_reference(
 
     PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
 
-        torch.autograd.grad((loss, lse, logprob), (input, weight, bias), (grad_loss, grad_lse, grad_logprob))
+        results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
+        torch.autograd.grad(results, (input, weight, bias), upstream)
 
     Args:
         problem: with all classes.
@@ -127,6 +140,6 @@ def gradient_of_logits(
         problem.logits_of(rows, weight),
         problem.targets[rows],
         None,
-        problem.options,
+        problem.recipe,
         upstream.of_rows(rows),
     )

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nkilib.core.plan_limits import limited_positions
+from nkilib.core.tiling import div_ceil
+
 # Rows of a tile: the partitions of a core.
 TILE = 128
+# Gradients of more positions are found in parts: what is kept of each position takes SBUF. A part has at most so many
+# positions, and so many elements of X: the program of one stays short enough to stand there twice.
+POSITIONS_UNSPLIT = 65536
+_POSITIONS_OF_PART, _ELEMENTS_OF_PART = 16384, 4096 * 8192
+# An operand of another type than that of the products is transposed into tiles of so many elements a partition, of
+# which there are so many, and cast from there.
+STAGED_ELEMENTS, STAGES = 1024, 4
 
 
 class LinearTiling(NamedTuple):
@@ -18,3 +28,66 @@ class LinearTiling(NamedTuple):
 
     position_block: int
     class_block: int
+
+
+class PositionParts(NamedTuple):
+    """How the positions of gradients are cut up: ``whole`` parts of ``size`` positions, and a rest.
+
+    Attributes:
+        size: positions of a part; whole tiles where there are several.
+        whole: parts of that size.
+        rest: positions of a further part; may be 0.
+    """
+
+    size: int
+    whole: int
+    rest: int
+
+    @property
+    def is_split(self) -> bool:
+        """There are several."""
+        return self.whole + (self.rest > 0) > 1
+
+    @property
+    def copies(self) -> int:
+        """How often a part stands in the program: all whole ones are a loop of the device."""
+        return 1 + (self.rest > 0)
+
+
+def position_parts(num_positions: int, num_features: int) -> PositionParts:
+    """One part, or of many positions the fewest parts, as equal as tiles of 128 positions can be."""
+    limit = limited_positions(POSITIONS_UNSPLIT)
+    if num_positions <= limit:
+        return PositionParts(num_positions, 1, 0)
+    most = max(1, min(_POSITIONS_OF_PART, _ELEMENTS_OF_PART // num_features, limit) // TILE)
+    tiles = div_ceil(num_positions, TILE)
+    size = div_ceil(tiles, div_ceil(tiles, most)) * TILE
+    return PositionParts(size, *divmod(num_positions, size))
+
+
+class CastBytes(NamedTuple):
+    """Bytes of an element of the operands that are rounded to the type of the products on their way; else 0.
+
+    DMA casts what it copies. What it transposes it does not cast: that takes room in SBUF.
+
+    Attributes:
+        input, weight: X and W.
+    """
+
+    input: int = 0
+    weight: int = 0
+
+    def forward_staging(self, has_classes_first: bool) -> int:
+        """Bytes of a partition for X on its way to X^T, and for W where it is [V, D]."""
+        return _staging_bytes(max(self.input, self.weight if has_classes_first else 0))
+
+    def backward_staging(self, has_classes_first: bool, keeps_logits: bool = False) -> int:
+        """Likewise for W: to W^T where it is [V, D] and there are no logits yet, to W where it is [D, V].
+
+        X is rounded beforehand.
+        """
+        return 0 if has_classes_first and keeps_logits else _staging_bytes(self.weight)
+
+
+def _staging_bytes(itemsize: int) -> int:
+    return STAGES * STAGED_ELEMENTS * itemsize

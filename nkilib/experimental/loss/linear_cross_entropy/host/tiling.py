@@ -14,9 +14,10 @@ from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -46,6 +47,8 @@ class _Launch(NamedTuple):
     has_classes_first: bool
     extended: bool
     scratch_bytes: int
+    casts: CastBytes
+    needs: ForwardNeeds
 
 
 def choose_linear_tiling(
@@ -60,6 +63,9 @@ def choose_linear_tiling(
     weight_layout: str = "vd",
     extended: bool = False,
     scratch_bytes: int = SCRATCH_BYTES,
+    input_dtype: Any = None,
+    weight_dtype: Any = None,
+    forward_needs: ForwardNeeds | None = None,
 ) -> LinearTiling:
     """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
 
@@ -71,10 +77,10 @@ def choose_linear_tiling(
         gradients = linear_cross_entropy_backward[2](input, weight, targets, lse, grad_loss, **tiling._asdict())
 
     Args:
-        num_positions: N, rows of the input, 1 to 65,536.
+        num_positions: N, rows of the input, 1 to 2^31 - 1.
         num_features: D, its columns, 16 to 16,384.
         vocab_size: V, classes of the weight, 1 to 2^24.
-        dtype: bfloat16, float16 or float32, of both: as NKI, numpy, torch or a string names it.
+        dtype: bfloat16, float16 or float32, of the products: as NKI, numpy, torch or a string names it.
         direction: ``"forward"``, ``"backward"`` or ``"forward_backward"``.
         cores: of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
@@ -82,6 +88,9 @@ def choose_linear_tiling(
         extended: for a launch with a bias, an option of the loss or a further result, upstream gradient or sum of dW:
             the choice fits whichever are there. Ignored positions need nothing.
         scratch_bytes: of ``linear_cross_entropy_forward_backward``.
+        input_dtype, weight_dtype: of X and W where the kernel is given a ``compute_dtype``, which is ``dtype`` then;
+            None: ``dtype``.
+        forward_needs: of the forward, which options there are; None: all of them if ``extended``.
 
     Returns:
         What the kernels accept for such a launch on the target.
@@ -100,8 +109,11 @@ def choose_linear_tiling(
         )
     ]
     name = dtype_name(dtype)
+    operands = [name if operand is None else dtype_name(operand) for operand in (input_dtype, weight_dtype)]
     for argument, value, known in (
         ("dtype", name, tuple(_ITEMSIZES)),
+        ("input_dtype", operands[0], tuple(_ITEMSIZES)),
+        ("weight_dtype", operands[1], tuple(_ITEMSIZES)),
         ("direction", direction, tuple(_CHOICES)),
         ("cores", cores, (1, 2)),
         ("target", target, tuple(SBUF_BYTES)),
@@ -111,8 +123,22 @@ def choose_linear_tiling(
             raise ValueError(f"{caller}: {argument} must be one of {', '.join(map(str, known))}, got {value!r}")
     first = weight_layout == CLASSES_FIRST
     positions, features, classes = sizes
+    casts = CastBytes(*(0 if operand == name else _ITEMSIZES[operand] for operand in operands))
+    needs = forward_needs
+    if needs is None:
+        needs = ForwardNeeds.everything() if extended else ForwardNeeds()
     launch = _Launch(
-        positions, features, classes, _ITEMSIZES[name], cores, target, first, bool(extended), scratch_bytes
+        positions,
+        features,
+        classes,
+        _ITEMSIZES[name],
+        cores,
+        target,
+        first,
+        bool(extended),
+        scratch_bytes,
+        casts,
+        needs,
     )
     return _chosen(direction, launch, limits_in_force())
 
@@ -131,12 +157,25 @@ def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling
 
 def _forward(launch: _Launch) -> LinearTiling:
     sizes = ForwardSizes(
-        launch.num_positions, launch.num_features, launch.vocab_size, launch.itemsize, launch.cores, launch.extended
+        launch.num_positions,
+        launch.num_features,
+        launch.vocab_size,
+        launch.itemsize,
+        launch.cores,
+        launch.needs,
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
     )
     return choose_forward_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
-def _backward(launch: _Launch, adds_to_weight: bool = False, keeps_logits: bool = False) -> LinearTiling:
+def _backward(launch: _Launch) -> LinearTiling:
+    """Of a part of the positions where they are split."""
+    parts = position_parts(launch.num_positions, launch.num_features)
+    return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
+
+
+def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> LinearTiling:
     sizes = BackwardSizes(
         launch.num_positions,
         launch.num_features,
@@ -149,6 +188,8 @@ def _backward(launch: _Launch, adds_to_weight: bool = False, keeps_logits: bool 
         has_rest=launch.extended,
         adds_to_weight=adds_to_weight or launch.extended,
         keeps_logits=keeps_logits,
+        weight_itemsize=launch.casts.weight,
+        staging_bytes=launch.casts.backward_staging(launch.has_classes_first, keeps_logits),
     )
     available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
     return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
@@ -158,7 +199,7 @@ def _forward_backward(launch: _Launch) -> LinearTiling:
     """Of the gradients of a block of positions, whose logits are there."""
     blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
     block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
-    return _backward(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
+    return _of_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)
 
 
 _CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {

@@ -26,14 +26,19 @@ def linear_forward_work(
     with_entropy: bool = False,
     with_distance_sum: bool = False,
     with_log_sum: bool = False,
+    compute_dtype: Any = None,
+    with_log_sum_squares: bool = False,
+    with_mean_logit: bool = False,
     **_: Any,
 ) -> Work:
     """The work of ``linear_cross_entropy_forward``, whose parameters it takes."""
     positions = input_hbm.shape[0]
     elements = _elements(input_hbm, weight_hbm)
     results = 2 + 2 * with_target + with_argmax + with_entropy + with_distance_sum + 2 * with_log_sum
+    results += with_log_sum_squares + with_mean_logit
     return _work(
         input_hbm,
+        compute_dtype,
         elements,
         products=1,
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
@@ -62,6 +67,7 @@ def linear_backward_work(
     grad_bias_wanted: bool | None = None,
     grad_weight_sum_hbm: Any = None,
     grad_input_float32: bool = False,
+    compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
     """The work of ``linear_cross_entropy_backward``, whose parameters it takes."""
@@ -69,6 +75,7 @@ def linear_backward_work(
     elements = _elements(input_hbm, weight_hbm)
     return _work(
         input_hbm,
+        compute_dtype,
         elements,
         products=1 + bool(grad_input_wanted) + bool(grad_weight_wanted),
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, *vectors)
@@ -96,6 +103,7 @@ def linear_forward_backward_work(
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
+    compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
     """The work of ``linear_cross_entropy_forward_backward``, whose parameters it takes.
@@ -105,6 +113,7 @@ def linear_forward_backward_work(
     elements = _elements(input_hbm, weight_hbm)
     return _work(
         input_hbm,
+        compute_dtype,
         elements,
         products=1 + bool(grad_input_wanted) + bool(grad_weight_wanted),
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
@@ -114,14 +123,22 @@ def linear_forward_backward_work(
     )
 
 
-def _work(input_hbm: Any, elements: int, products: int, hbm_bytes: int, exponentials: int, maxima: int = 0) -> Work:
+def _work(
+    input_hbm: Any,
+    compute_dtype: Any,
+    elements: int,
+    products: int,
+    hbm_bytes: int,
+    exponentials: int,
+    maxima: int = 0,
+) -> Work:
     """Of so many products of all ``elements`` logits."""
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,
         maxima=maxima,
         multiply_adds=products * elements * input_hbm.shape[1],
-        dtype=_dtype(input_hbm),
+        dtype=_dtype(input_hbm.dtype if compute_dtype is None else compute_dtype),
     )
 
 
@@ -165,7 +182,7 @@ def _bytes(*arrays: Any) -> int:
     return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
 
 
-def _dtype(array: Any) -> Any:
+def _dtype(dtype: Any) -> Any:
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    return as_dtype(array.dtype)
+    return as_dtype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import nkilib.experimental.loss.linear_cross_entropy.host.reference as reference
+from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
     linear_backward_reference,
@@ -61,3 +63,27 @@ def test_losses_and_gradients_are_those_of_autograd(name: str, layout: str, monk
     gradients = linear_backward_reference(problem, upstream)
     for gradient, tensor in zip(gradients, (x, w, b), strict=True):
         np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_scale_and_temperature_are_those_of_the_logits(cap: float | None) -> None:
+    """z = softcap(s y, c) / T, its scores beside torch's, and a gradient."""
+    problem = problem_of("masked classes", SIZES)
+    problem = replace(problem, logit_scale=0.4, options=ExtendedLoss(logit_softcap=cap, temperature=0.3))
+    assert problem.bias is not None
+    x = _tensor(problem.input)
+    y = 0.4 * F.linear(x, torch.from_numpy(problem.classes_first), torch.from_numpy(problem.bias).double())
+    masked = torch.isinf(y)
+    z = torch.where(masked, y, y if cap is None else cap * torch.tanh(y / cap)) / 0.3
+    loss, lse = _losses(problem, z)
+    found = linear_forward_reference(problem)
+    np.testing.assert_allclose(found.loss, loss.detach().numpy(), rtol=1e-12, atol=1e-12)
+    log_p = F.log_softmax(z, dim=1)
+    squares = torch.logsumexp(2.0 * log_p, dim=1).detach().numpy()
+    np.testing.assert_allclose(found.log_sum_squares, squares, rtol=1e-12, atol=1e-12)
+    means = torch.where(masked, 0.0, z).sum(dim=1) / (~masked).sum(dim=1)
+    np.testing.assert_allclose(found.mean_logit, means.detach().numpy(), rtol=1e-12, atol=1e-12)
+    upstream = upstream_of(problem, lse.detach().numpy())
+    loss.backward(torch.from_numpy(upstream.grad_loss).double())
+    gradients = linear_backward_reference(problem, upstream)
+    np.testing.assert_allclose(gradients.input, x.grad.numpy(), rtol=1e-10, atol=1e-13)

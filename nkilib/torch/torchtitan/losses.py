@@ -1,4 +1,4 @@
-"""The losses of TorchTitan on the kernels, under their names and with their arguments; it is not imported.
+"""The losses of TorchTitan from logits, under their names and with their arguments; TorchTitan is not imported.
 
 What they equal is written down in ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss`
 and 0.3.0 for the rest. How each is put in the place of TorchTitan's is in docs/trainers.md.
@@ -19,8 +19,6 @@ from nkilib.torch.dispatch.dtensors import chunk_sizes, dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.chunks import chunked_loss
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
-from nkilib.torch.functions.head_forward import check_linear_head, is_fully_sharded, results_in_forward
-from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.token_scores import token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 
@@ -187,76 +185,16 @@ class ChunkedCrossEntropyLoss:
         Raises:
             RuntimeError: there is no output layer.
         """
-        lm_head = _set_head(self)
+        if self.lm_head is None:
+            raise RuntimeError(
+                "ChunkedCrossEntropyLoss: the output layer must be set, and is not; call set_lm_head, and have the "
+                "model return its hidden states"
+            )
 
         def loss(logits: Tensor, target: Tensor) -> Tensor:
             return self.loss(logits, target, global_valid_tokens)[0]
 
-        return chunked_loss(pred, labels, lm_head, loss, self.num_chunks), {}
-
-
-@dataclass
-class LinearCrossEntropyLoss:
-    """Output layer and loss of all tokens at once, without logits, in the place of TorchTitan's ``ChunkedLossWrapper``.
-
-    It is :func:`nkilib.torch.linear_cross_entropy`, and its backward takes no logits either. Where ``fully_shard`` got
-    the output layer, by itself or as ``[norm, lm_head]``, the loss is computed inside its forward: its weights are
-    gathered once for the forward and, if freed after it, once for the backward, which hands their gradients to FSDP2
-    as those of any layer.
-
-    Attributes:
-        lm_head: the output layer, a ``torch.nn.Linear`` with a whole weight, or one that FSDP2 shards.
-    """
-
-    lm_head: nn.Module | None = None
-
-    def set_lm_head(self, lm_head: nn.Module) -> None:
-        """Set the output layer, before the first call."""
-        self.lm_head = lm_head
-
-    def __call__(
-        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, float32, and no metrics.
-
-        Args:
-            pred: hidden states [..., width], what the output layer takes.
-            labels: [...] integer, or -100.
-            global_valid_tokens: as for :class:`CrossEntropyLoss`.
-            kwargs: ignored, as there.
-
-        Raises:
-            RuntimeError: there is no output layer.
-            TypeError, ValueError: the output layer does more than ``torch.nn.Linear``, as under tensor parallelism.
-            TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.linear_cross_entropy`.
-        """
-        lm_head = _set_head(self)
-        check_linear_head(type(self).__name__, lm_head, "take ChunkedCrossEntropyLoss, which calls it")
-        (losses,) = results_in_forward(lm_head, pred, labels, _losses)
-        if is_fully_sharded(lm_head) and not torch.is_grad_enabled():
-            lm_head.reshard()  # type: ignore[operator]  # as the backward does
-        total = losses.sum()
-        return (total if global_valid_tokens is None else total / global_valid_tokens), {}
-
-
-def _set_head(loss: ChunkedCrossEntropyLoss | LinearCrossEntropyLoss) -> nn.Module:
-    """The output layer that a loss was given.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    if loss.lm_head is None:
-        raise RuntimeError(
-            f"{type(loss).__name__}: the output layer must be set, and is not; call set_lm_head, and have the model "
-            f"return its hidden states"
-        )
-    return loss.lm_head
-
-
-def _losses(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
-    """The loss of every token, by the operands of an output layer."""
-    loss = linear_cross_entropy(hidden, weight, target, linear_bias=bias, ignore_index=IGNORE_INDEX, reduction="none")
-    return (loss,)
+        return chunked_loss(pred, labels, self.lm_head, loss, self.num_chunks), {}
 
 
 def _as_taken(logits: Tensor) -> Tensor:

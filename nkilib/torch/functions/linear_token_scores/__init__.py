@@ -1,0 +1,1 @@
+"""``linear_token_scores``: log-probabilities, entropies and other scores of tokens from hidden states."""

@@ -1,0 +1,131 @@
+"""Scores of all classes from the part of the output layer that each rank has: a forward that communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.core.host.options import values_of
+from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.functions.cross_entropy.operators import Wanted
+from nkilib.torch.functions.cross_entropy.results import ShardStatistics
+from nkilib.torch.functions.linear_cross_entropy.operators import Product
+from nkilib.torch.functions.linear_token_scores.operators import SHARD_STATISTICS
+from nkilib.torch.functions.linear_token_scores.results import ScoreResults, ShardScores, WantedScores
+from nkilib.torch.functions.vocab_parallel.results import combined_results
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+from nkilib.torch.functions.vocab_parallel.statistics import product as product_or_zero
+from nkilib.torch.functions.vocab_parallel_linear.autograd import (
+    ShardOperands,
+    claims_of_product,
+    differentiable_results,
+)
+
+
+def vocab_parallel_scores(
+    caller: Caller,
+    operands: ShardOperands,
+    options: LossOptions,
+    product: Product,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+    wanted: WantedScores,
+) -> ScoreResults:
+    """What the forward operator would return for the whole weight, differentiable by what this rank has.
+
+    Args:
+        caller: who is named in errors.
+        operands: of this rank.
+        options: of the loss.
+        product: what is done with the product.
+        shards: of all ranks.
+        group: None for all processes.
+        wanted: which scores are asked for.
+    """
+    input, linear_weight, target, linear_bias, _ = operands
+    claims = {**claims_of_product(operands, product), **values_of(wanted), "linear_bias": linear_bias is not None}
+    with torch.no_grad():
+        own = ShardScores(
+            *SHARD_STATISTICS.op(input.device)(
+                input.detach(),
+                linear_weight.detach(),
+                target,
+                None if linear_bias is None else linear_bias.detach(),
+                **SHARD_STATISTICS.keywords_from(options, product, shards.columns, wanted),
+            )
+        )
+        further = _further_sums(own, linear_bias, shards, wanted)
+        statistics = _statistics(own)
+        whole = combined_results(
+            caller,
+            statistics,
+            target,
+            None,
+            options,
+            shards,
+            group,
+            False,
+            claims,
+            further,
+        )
+        log_sum_squares, mean_logit = _moments(whole.sums, whole.results.log_sum, own, shards)
+    of_loss = Wanted(with_argmax=wanted.with_argmax, with_entropy=wanted.with_entropy)
+    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(of_loss)}
+    found = differentiable_results(operands, None, whole, keywords, group)
+    return ScoreResults(
+        0.0 - found.loss,  # a difference, for the negative of 0 has a sign
+        found.lse,
+        found.maximum,
+        found.log_sum,
+        found.argmax,
+        found.entropy,
+        log_sum_squares,
+        mean_logit,
+    )
+
+
+def _statistics(own: ShardScores) -> ShardStatistics:
+    """As those of the loss."""
+    nothing = own.maximum.new_empty(0)
+    return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
+
+
+def _further_sums(
+    own: ShardScores, linear_bias: Tensor | None, shards: VocabularyShards, wanted: WantedScores
+) -> Callable[[Tensor], Mapping[str, Tensor]]:
+    """What is summed over the ranks for the last two scores.
+
+    sum exp(z - m)^2 of a shard is exp(its log sum p^2 + 2 (its log_sum - how far its maximum is below m)). The mean is
+    that of the classes that no bias masks.
+    """
+
+    def summands(below: Tensor) -> dict[str, Tensor]:
+        found = {}
+        if wanted.with_log_sum_squares:
+            found["squares"] = torch.exp(own.log_sum_squares + 2.0 * (own.log_sum - below))
+        if wanted.with_mean_logit:
+            counted = below.new_full((), float(shards.held))
+            if linear_bias is not None:
+                counted = (~linear_bias.isneginf()).sum().to(below.dtype)
+            found["logits"] = product_or_zero(counted, own.mean_logit)
+            if linear_bias is not None:
+                found["counted"] = counted.expand_as(below)
+        return found
+
+    return summands
+
+
+def _moments(
+    sums: Mapping[str, Tensor], log_sum: Tensor, own: ShardScores, shards: VocabularyShards
+) -> tuple[Tensor, Tensor]:
+    """log sum p^2 and the mean logit of all classes; empty where they are not asked for."""
+    log_sum_squares, mean_logit = own.log_sum_squares, own.mean_logit
+    if "squares" in sums:
+        log_sum_squares = sums["squares"].log() - 2.0 * log_sum
+    if "logits" in sums:
+        mean_logit = sums["logits"] / sums.get("counted", float(shards.num_classes))
+    return log_sum_squares, mean_logit

@@ -1,0 +1,29 @@
+"""The losses of TorchTitan on the kernels, from logits or from hidden states; importing it does not import TorchTitan.
+
+How each is put in the place of TorchTitan's is in docs/trainers.md.
+"""
+
+from nkilib.torch.replacement import Undo
+from nkilib.torch.torchtitan.installing import install
+from nkilib.torch.torchtitan.linear import LinearCrossEntropyLoss, compute_linear_logprobs
+from nkilib.torch.torchtitan.losses import (
+    IGNORE_INDEX,
+    ChunkedCrossEntropyLoss,
+    CrossEntropyLoss,
+    build_cross_entropy_loss,
+    compute_logprobs,
+    cross_entropy_loss,
+)
+
+__all__ = [
+    "IGNORE_INDEX",
+    "ChunkedCrossEntropyLoss",
+    "CrossEntropyLoss",
+    "LinearCrossEntropyLoss",
+    "Undo",
+    "build_cross_entropy_loss",
+    "compute_linear_logprobs",
+    "compute_logprobs",
+    "cross_entropy_loss",
+    "install",
+]

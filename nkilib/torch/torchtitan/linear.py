@@ -1,0 +1,227 @@
+"""Losses of TorchTitan from hidden states and the output layer: there are no logits, not even of a chunk.
+
+What they equal is written down in ``torchtitan/components/loss.py``, version 0.3.0: the output layer, and then the loss
+of :mod:`nkilib.torch.torchtitan.losses` of its logits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from nkilib.torch.dispatch.dtensors import dtensor
+from nkilib.torch.functions.chunks import chunked_loss
+from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
+from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
+from nkilib.torch.torchtitan.losses import IGNORE_INDEX
+
+# Results of hidden states, each of the shape of the labels.
+Scored = Callable[[Tensor], tuple[Tensor, ...]]
+# A loss without dimensions from them.
+Reduced = Callable[..., Tensor]
+
+
+@dataclass
+class LinearCrossEntropyLoss:
+    """``(hidden, labels, global_valid_tokens) -> (loss, {})``: output layer and cross-entropy without logits.
+
+    It stands where TorchTitan has ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and gives what
+    :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` gives of ``lm_head(hidden)`` in float32. The gradients wait for
+    the backward of the loss, which may scale them. With ``fully_shard(lm_head)``, alone or as ``[norm, lm_head]``,
+    they are computed in the call, and those of the output layer arrive during it, unscaled.
+
+    Attributes:
+        lm_head: the output layer, a ``torch.nn.Linear``.
+        memory_limit: of :func:`nkilib.torch.linear_cross_entropy`: bytes for loss and gradients in one launch.
+    """
+
+    lm_head: nn.Module | None = None
+    memory_limit: int | None = None
+
+    def set_lm_head(self, lm_head: nn.Module) -> None:
+        """Set the output layer, before the first call.
+
+        Raises:
+            TypeError, NotImplementedError: the layer is another than the kernels compute.
+        """
+        self.lm_head = checked_head("LinearCrossEntropyLoss", lm_head)
+
+    def __call__(
+        self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum over all tokens that count, divided by their number on all ranks, and no metrics.
+
+        Args:
+            pred: hidden states [..., D], what the output layer takes; bfloat16, float16 or float32.
+            labels: [...] of the same tokens, in [0, V) or -100.
+            global_valid_tokens: the number; a tensor is not read. None leaves the sum.
+            kwargs: ignored, as there.
+
+        Returns:
+            Float32 without dimensions, of the tokens of this rank.
+
+        Raises:
+            RuntimeError: there is no output layer.
+            TypeError, ValueError, IndexError, NotImplementedError: as :func:`nkilib.torch.linear_cross_entropy`.
+        """
+        if self.lm_head is None:
+            raise RuntimeError(
+                "LinearCrossEntropyLoss: the output layer must be set, and is not; call set_lm_head, and have the "
+                "model return its hidden states"
+            )
+        head = checked_head("LinearCrossEntropyLoss", self.lm_head)
+        return linear_loss(head, pred, labels, global_valid_tokens, self.memory_limit), {}
+
+
+def linear_loss(
+    head: nn.Linear,
+    hidden: Tensor,
+    labels: Tensor,
+    global_valid_tokens: Tensor | float | None,
+    memory_limit: int | None = None,
+) -> Tensor:
+    """The loss of :class:`LinearCrossEntropyLoss`, of a head that has been checked."""
+
+    def scored(rows: Tensor) -> tuple[Tensor, ...]:
+        # Summed up here: what computes gradients in the same launch takes no position apart.
+        loss = linear_cross_entropy(
+            rows,
+            head.weight,
+            labels.flatten(),
+            linear_bias=head.bias,
+            reduction="sum",
+            ignore_index=IGNORE_INDEX,
+            memory_limit=memory_limit,
+        )
+        return (loss,)
+
+    def reduced(loss: Tensor) -> Tensor:
+        return loss if global_valid_tokens is None else loss / global_valid_tokens
+
+    return loss_by_head(head, hidden, labels, scored, reduced)
+
+
+def compute_linear_logprobs(
+    hidden: Tensor, lm_head: nn.Module, labels: Tensor, *, return_entropy: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Log-probability of every label, and the entropy beside it, from hidden states.
+
+    It gives what :func:`~nkilib.torch.torchtitan.compute_logprobs` gives of ``lm_head(hidden)`` in float32. The entropy
+    is a constant for autograd, there too.
+
+    Args:
+        hidden: [..., D], bfloat16, float16 or float32.
+        lm_head: the output layer, a ``torch.nn.Linear`` whose weights are all here: not one that ``fully_shard`` has
+            sharded by itself, whose losses go through :func:`install` or :class:`LinearCrossEntropyLoss`.
+        labels: [...] integer, or -100, with log-probability 0.
+        return_entropy: the result is a tuple of both.
+
+    Returns:
+        Float32 of the shape of ``labels``, in nats.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
+            :func:`nkilib.torch.linear_token_scores`.
+    """
+    head = checked_head("compute_linear_logprobs", lm_head)
+    if fsdp_module(head):
+        raise NotImplementedError(
+            "compute_linear_logprobs: lm_head must not be sharded by fully_shard, whose hooks gather it for a call of "
+            "it; use nkilib.torch.torchtitan.install()"
+        )
+    logprob, *entropy = logprobs_of(head, hidden, labels, with_entropy=return_entropy)
+    return (logprob, *entropy) if return_entropy else logprob  # type: ignore[return-value]
+
+
+def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy: bool) -> tuple[Tensor, ...]:
+    """Log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
+    scores = linear_token_scores(
+        hidden.view(*labels.shape, hidden.shape[-1]),
+        head.weight,
+        labels,
+        linear_bias=head.bias,
+        ignore_index=IGNORE_INDEX,
+        outputs=("entropy",) if with_entropy else (),
+    )
+    return (scores.logprob,) if scores.entropy is None else (scores.logprob, scores.entropy.detach())
+
+
+def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
+    """A loss of what ``scored`` finds in hidden states, where ``fully_shard`` gathers the head for it.
+
+    A head that FSDP2 shards by itself is gathered by hooks of its ``__call__``, and its gradients are reduced by hooks
+    on its inputs. So ``scored`` runs as its ``forward``, and the backward before the weights are spread again.
+
+    Args:
+        head: the output layer.
+        hidden: [..., D].
+        labels: of the same tokens.
+        scored: of hidden states [..., D], with the weights of ``head``.
+        reduced: of its results; it has to have no parameters.
+    """
+    if not fsdp_module(head):
+        return reduced(*scored(hidden.flatten(0, -2)))
+
+    def forward(rows: Tensor) -> tuple[Tensor, ...]:
+        # Copies, of a few bytes a token: FSDP2 puts its hooks on results, and warns of views.
+        return tuple(each.clone() for each in scored(rows))
+
+    with _as_forward(head, forward):
+        return chunked_loss(hidden, labels, head, lambda results, _: reduced(*results), 1)
+
+
+@contextmanager
+def _as_forward(head: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """A call of ``head`` runs ``forward``, between its hooks."""
+    own = vars(head).get("forward")
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
+        if own is not None:
+            head.forward = own
+
+
+def fsdp_module(head: nn.Module) -> bool:
+    """Whether FSDP2 shards the module by itself. Its own module is not imported to find out."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(head, fsdp.FSDPModule)
+
+
+def checked_head(caller: str, head: nn.Module) -> nn.Linear:
+    """The output layer, if it is a product and a bias, and whole on every rank or sharded by its own ``fully_shard``.
+
+    Raises:
+        TypeError: it is no ``torch.nn.Linear``, or computes something else.
+        NotImplementedError: its weights are spread by something else than its own ``fully_shard``, or it is FSDP1's.
+    """
+    reason = reason_against(head)
+    if reason is not None:
+        kind, said = reason
+        raise kind(f"{caller}: {said}; take nkilib.torch.torchtitan.ChunkedCrossEntropyLoss")
+    return cast(nn.Linear, head)
+
+
+def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
+    """Why losses of :mod:`nkilib.torch.torchtitan.linear` do not take an output layer; None if they do."""
+    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+        return TypeError, f"lm_head must be a torch.nn.Linear with the forward of that, got {type(head).__qualname__}"
+    if any(getattr(each, "_is_flat_param", False) for each in head.parameters()):  # as FSDP1 marks its own
+        return NotImplementedError, "lm_head must not be sharded by FullyShardedDataParallel"
+    weight = dtensor(head.weight)
+    if weight is None:
+        return None
+    several = [
+        name
+        for at, name in enumerate(weight.device_mesh.mesh_dim_names or [""] * weight.device_mesh.ndim)
+        if weight.device_mesh.size(at) > 1
+    ]
+    if "tp" in several or (several and not fsdp_module(head)):
+        return NotImplementedError, f"lm_head.weight must be whole on every rank, got placements {weight.placements}"
+    return None

@@ -1,0 +1,174 @@
+"""Small calls of ``linear_token_scores``, seeded, their scores and gradients in float64, and what may differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nkilib.torch import LinearTokenScores, linear_token_scores
+from tests.torch.formula import capped, entropy_of
+from tests.torch.functions.linear_cross_entropy.problem import ROUNDOFF, Problem, make_problem
+from tests.torch.inputs import make_logits
+from tests.torch.telling import LOSS_UNITS, UNIT, assert_telling, assert_within
+
+EVERY: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
+DIFFERENTIABLE: Final = ("logprob", "entropy", "lse")
+IGNORED: Final = -100
+
+
+class Exact(NamedTuple):
+    """Float64 scores, gradients, and bounds of the errors of these gradients, by name."""
+
+    scores: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    bounds: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ScoreProblem:
+    """A call.
+
+    Attributes:
+        operands: input, weight, target and bias.
+        options: further arguments of the call.
+        upstream: names of the scores that a gradient comes to.
+    """
+
+    operands: Problem
+    options: dict[str, Any] = field(default_factory=dict)
+    upstream: tuple[str, ...] = DIFFERENTIABLE
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the products."""
+        dtype: torch.dtype = self.options.get("compute_dtype") or self.operands.input.dtype
+        return dtype
+
+    def ours(self) -> tuple[LinearTokenScores, dict[str, Tensor]]:
+        """Scores and gradients."""
+        leaves = self.operands.leaves()
+        scores = linear_token_scores(target=self.operands.target, **leaves, outputs=EVERY, **self.options)
+        return scores, self.gradients(scores._asdict(), leaves)
+
+    def exact(self) -> Exact:
+        """The same in float64, of the operands as they are rounded for the products."""
+        leaves = {
+            name: leaf.detach().to(self.compute_dtype).double().requires_grad_()
+            for name, leaf in self.operands.leaves().items()
+        }
+        y = F.linear(leaves["input"], leaves["linear_weight"], leaves.get("linear_bias"))
+        y.retain_grad()
+        z = capped(self.factor * y, self.options.get("logit_softcap"), self.options.get("temperature", 1.0))
+        scores = self._exact_scores(z)
+        upstream = self.gradients_of_scores()
+        torch.autograd.backward([scores[name] for name in upstream], [each.double() for each in upstream.values()])
+        assert y.grad is not None
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        return Exact(
+            {name: values.detach() for name, values in scores.items()},
+            gradients,
+            self._gradient_bounds(leaves, gradients, y.grad, z.detach()),
+        )
+
+    @property
+    def factor(self) -> float:
+        """Of the logits."""
+        factor: float = self.options.get("logit_scale", 1.0)
+        return factor
+
+    @property
+    def logit_error(self) -> float:
+        """What a logit may be off by after the temperature."""
+        return max(1.0, self.factor / self.options.get("temperature", 1.0)) * self.operands.logit_error()
+
+    def _exact_scores(self, z: Tensor) -> dict[str, Tensor]:
+        counts = self.operands.target != self.options.get("ignore_index", IGNORED)
+        classes = torch.where(counts, self.operands.target, 0).long()
+        logprob = z.log_softmax(-1).gather(-1, classes[..., None])[..., 0]
+        unmasked = ~z.isneginf()
+        return {
+            "logprob": torch.where(counts, logprob, 0.0),
+            "entropy": entropy_of(z),
+            "lse": z.logsumexp(-1),
+            "argmax": z.argmax(-1),
+            "log_sum_squares": z.softmax(-1).square().sum(-1).log(),
+            "mean_logit": torch.where(unmasked, z, 0.0).sum(-1) / unmasked.sum(-1),
+        }
+
+    def _gradient_bounds(
+        self, leaves: dict[str, Tensor], gradients: dict[str, Tensor], of_logits: Tensor, z: Tensor
+    ) -> dict[str, Tensor]:
+        """G, the gradient of the logits, is rounded once, and so is what is summed up of it.
+
+        Before, a softmax p is off by 2 dz of itself where logits are off by dz, and log p + H by 4 dz; and both by some
+        units of float32. A cap's derivative is at most 1.
+        """
+        p, upstream = z.softmax(-1), self.gradients_of_scores()
+        one_hot = F.one_hot(self.operands.target.clamp(min=0).long(), z.shape[-1])
+        surprise = torch.where(p == 0.0, 0.0, z.log_softmax(-1)) + entropy_of(z)[..., None]
+        terms = {"logprob": p + one_hot, "lse": p, "entropy": p * (surprise.abs() + 2.0)}
+        size = sum(each.double().abs()[..., None] * terms[name] for name, each in upstream.items())
+        factor = self.factor / self.options.get("temperature", 1.0)
+        off = 2.0 * (2.0 * self.logit_error + 16.0 * UNIT) * factor * size
+        off = (off + 1.01 * ROUNDOFF[self.compute_dtype] * of_logits.abs()).flatten(0, -2)
+        x, w = leaves["input"].detach().abs(), leaves["linear_weight"].detach().abs()
+        bounds = {
+            "input": (off @ w).reshape(x.shape),
+            "linear_weight": off.t() @ x.flatten(0, -2),
+            "linear_bias": off.sum(0),
+        }
+        return {
+            name: bounds[name] + 1.01 * ROUNDOFF[getattr(self.operands, name).dtype] * each.abs()
+            for name, each in gradients.items()
+        }
+
+    def gradients_of_scores(self) -> dict[str, Tensor]:
+        """What comes upstream."""
+        shape = self.operands.target.shape
+        return {name: make_logits(*shape, seed=20 + at, spread=1.0) for at, name in enumerate(self.upstream)}
+
+    def gradients(self, scores: dict[str, Any], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the operands, by name."""
+        upstream = self.gradients_of_scores()
+        found = torch.autograd.grad(
+            [scores[name] for name in upstream],
+            list(leaves.values()),
+            [each.to(scores[name].dtype) for name, each in upstream.items()],
+        )
+        return dict(zip(leaves, found, strict=True))
+
+    def check(self, scores: LinearTokenScores, gradients: dict[str, Tensor]) -> None:
+        """They are those of float64 within what rounding costs, and wrong ones would not be."""
+        exact = self.exact()
+        for name, values in exact.scores.items():
+            found = getattr(scores, name)
+            if name == "argmax":
+                assert found.dtype == torch.int64 and torch.equal(found, values)
+                continue
+            assert found.dtype == torch.float32
+            magnitude = max(20.0, values.abs().max().item())
+            assert_telling(found.detach(), values, 0.0, 4.0 * self.logit_error + LOSS_UNITS * UNIT * magnitude)
+        for name, values in exact.gradients.items():
+            assert gradients[name].dtype == getattr(self.operands, name).dtype
+            assert_within(gradients[name], values, exact.bounds[name])
+
+
+def make_scores(
+    *shape: int,
+    dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype | None = None,
+    upstream: tuple[str, ...] = DIFFERENTIABLE,
+    bias: bool = False,
+    ignored: int | None = None,
+    **options: Any,
+) -> ScoreProblem:
+    """A problem of these positions; with ``ignored`` every third one has that target."""
+    made = make_problem(*shape, dtype=dtype, bias=bias, ignored=ignored)
+    weight = made.linear_weight if weight_dtype is None else made.linear_weight.to(weight_dtype)
+    if ignored is not None:
+        options["ignore_index"] = ignored
+    return ScoreProblem(Problem(made.input, weight, made.target, made.linear_bias), options, upstream)

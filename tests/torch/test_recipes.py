@@ -1,0 +1,241 @@
+"""The recipes of docs/recipes.md and their derivatives against their formulas in float64, one token after the other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+BATCH, LENGTH = 6, 5
+STEP = 1e-6
+Values = dict[str, np.ndarray]
+
+
+def recipes() -> dict[str, Any]:
+    """What the block of the page defines that has the losses."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (source,) = [block for block in blocks if "def ppo(" in block]
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    return namespace
+
+
+RECIPES = recipes()
+
+
+def tokens() -> Values:
+    """Log-probabilities of a policy in training, with an answer of one token and one of none."""
+    rng = np.random.default_rng(3)
+    logprob = -rng.exponential(2.0, (BATCH, LENGTH))
+    mask = np.ones((BATCH, LENGTH), dtype=bool)
+    mask[0, 2:] = mask[1, 1:] = mask[2] = False
+    return {
+        "logprob": np.where(mask, logprob, 0.0),
+        "old": np.where(mask, logprob + rng.normal(0.0, 0.4, logprob.shape), 0.0),
+        "ref": np.where(mask, logprob + rng.normal(0.0, 0.4, logprob.shape), 0.0),
+        "advantage": np.array([1.3, -0.7, 0.2, -1.1, 0.6, 0.9])[:, None],
+        "mask": mask,
+    }
+
+
+def answers() -> Values:
+    rng = np.random.default_rng(4)
+    found = {name: -rng.exponential(1.0, BATCH) for name in ("chosen", "rejected", "ref_chosen", "ref_rejected")}
+    return {
+        **found,
+        "logprob": found["chosen"],
+        "ref": found["ref_chosen"],
+        "is_desirable": np.arange(BATCH) % 2 == 0,
+        "kl": np.array(0.3),
+    }
+
+
+def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
+    return -min(ratio * advantage, min(max(ratio, 1.0 - low), 1.0 + high) * advantage)
+
+
+def of_each_token(given: Values, loss: Callable[[float, float, float, float], float]) -> list[list[float]]:
+    """The losses of the tokens that count, answer by answer."""
+    return [
+        [
+            loss(given["logprob"][b, s], given["old"][b, s], given["ref"][b, s], given["advantage"][b, 0])
+            for s in range(LENGTH)
+            if given["mask"][b, s]
+        ]
+        for b in range(BATCH)
+    ]
+
+
+def over_tokens(losses: list[list[float]]) -> float:
+    return sum(map(sum, losses)) / sum(map(len, losses))
+
+
+def over_answers(losses: list[list[float]]) -> float:
+    return sum(sum(each) / max(len(each), 1) for each in losses) / len(losses)
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x))
+
+
+def of_each_answer(given: Values, loss: Callable[..., float], *names: str) -> float:
+    return sum(loss(*row) for row in zip(*(given[name] for name in names), strict=True)) / BATCH
+
+
+def ppo(given: Values) -> float:
+    return over_tokens(of_each_token(given, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.2)))
+
+
+def grpo(given: Values) -> float:
+    def loss(lp: float, old: float, ref: float, a: float) -> float:
+        return surrogate(math.exp(lp - old), a, 0.2, 0.2) + 0.04 * (math.exp(ref - lp) - 1.0 - (ref - lp))
+
+    return over_answers(of_each_token(given, loss))
+
+
+def dapo(given: Values) -> float:
+    return over_tokens(of_each_token(given, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.28)))
+
+
+def dr_grpo(given: Values) -> float:
+    losses = of_each_token(given, lambda lp, old, _, a: surrogate(math.exp(lp - old), a, 0.2, 0.2))
+    return sum(map(sum, losses)) / (BATCH * 7)
+
+
+def gspo(given: Values) -> float:
+    distances = of_each_token(given, lambda lp, old, _, a: lp - old)
+    ratios = [math.exp(sum(each) / max(len(each), 1)) for each in distances]
+    pairs = zip(ratios, given["advantage"][:, 0], strict=True)
+    return sum(surrogate(ratio, a, 0.1, 0.3) for ratio, a in pairs) / BATCH
+
+
+def cispo(given: Values) -> float:
+    """With the weight of the policy as it was when the gradient was asked for: it has no derivative."""
+    fixed = given.get("fixed", given["logprob"])
+    weights = np.minimum(np.exp(fixed - given["old"]), 1.1)
+    losses = -weights * given["advantage"] * given["logprob"]
+    return float(losses[given["mask"]].sum() / given["mask"].sum())
+
+
+def sapo(given: Values) -> float:
+    def loss(lp: float, old: float, _: float, a: float) -> float:
+        sharpness = 1.0 if a > 0 else 1.05
+        return -a * 4.0 / sharpness / (1.0 + math.exp(-sharpness * (math.exp(lp - old) - 1.0)))
+
+    return over_answers(of_each_token(given, loss))
+
+
+def k3_kl(given: Values) -> float:
+    distance = given["ref"] - given["logprob"]
+    return float((np.exp(distance) - 1.0 - distance).sum())
+
+
+def dpo(given: Values) -> float:
+    def loss(chosen: float, rejected: float, ref_chosen: float, ref_rejected: float) -> float:
+        return -log_sigmoid(0.1 * (chosen - ref_chosen - rejected + ref_rejected))
+
+    return of_each_answer(given, loss, "chosen", "rejected", "ref_chosen", "ref_rejected")
+
+
+def kto(given: Values) -> float:
+    def loss(logprob: float, ref: float, is_desirable: bool) -> float:
+        reward = 0.1 * (logprob - ref - float(given["kl"]))
+        return 1.0 - math.exp(log_sigmoid(reward if is_desirable else -reward))
+
+    return of_each_answer(given, loss, "logprob", "ref", "is_desirable")
+
+
+def simpo(given: Values) -> float:
+    def loss(chosen: float, rejected: float) -> float:
+        return -log_sigmoid(2.0 * (chosen - rejected) - 1.0)
+
+    return of_each_answer(given, loss, "chosen", "rejected")
+
+
+def orpo(given: Values) -> float:
+    def odds(logprob: float) -> float:
+        return math.exp(logprob) / (1.0 - math.exp(logprob))
+
+    def loss(chosen: float, rejected: float) -> float:
+        return -chosen - 0.1 * log_sigmoid(math.log(odds(chosen) / odds(rejected)))
+
+    return of_each_answer(given, loss, "chosen", "rejected")
+
+
+# By recipe: its inputs, those that have a derivative, what else it is given, and its formula.
+TOKENS = ("logprob", "old", "advantage", "mask")
+CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], float]]] = {
+    "ppo": (TOKENS, {}, ppo),
+    "grpo": (("logprob", "old", "ref", "advantage", "mask"), {}, grpo),
+    "dapo": (TOKENS, {}, dapo),
+    "dr_grpo": (TOKENS, {"longest": 7}, dr_grpo),
+    "gspo": (TOKENS, {"low": 0.1, "high": 0.3}, gspo),
+    "cispo": (TOKENS, {"high": 1.1}, cispo),
+    "sapo": (TOKENS, {}, sapo),
+    "k3_kl": (("logprob", "ref"), {}, k3_kl),
+    "dpo": (("chosen", "rejected", "ref_chosen", "ref_rejected"), {}, dpo),
+    "kto": (("logprob", "ref", "is_desirable", "kl"), {}, kto),
+    "simpo": (("chosen", "rejected"), {}, simpo),
+    "orpo": (("chosen", "rejected"), {}, orpo),
+}
+DIFFERENTIATED = {"logprob", "chosen", "rejected"}
+
+
+def as_tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32 if values.dtype == np.float64 else None)
+
+
+def derivative(formula: Callable[[Values], float], given: Values, name: str) -> np.ndarray:
+    """By central differences, in float64."""
+    found = np.zeros_like(given[name])
+    for index in np.ndindex(*found.shape):
+        either = []
+        for step in (STEP, -STEP):
+            moved = given[name].copy()
+            moved[index] += step
+            either.append(formula({**given, name: moved, "fixed": given[name]}))
+        found[index] = (either[0] - either[1]) / (2.0 * STEP)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
+    inputs, options, formula = CASES[name]
+    rounded = {
+        each: values.astype(np.float32).astype(np.float64) if values.dtype == np.float64 else values
+        for each, values in (tokens() if "mask" in inputs or name == "k3_kl" else answers()).items()
+    }
+    tensors = {each: as_tensor(rounded[each]).requires_grad_(each in DIFFERENTIATED) for each in inputs}
+    result = RECIPES[name](**tensors, **options)
+    result = result.sum() if result.dim() else result
+    result.backward()
+    # The sums have up to 30 terms of about 1, each a few roundings of 6e-8 off.
+    assert result.item() == pytest.approx(formula(rounded), rel=2e-6, abs=2e-7)
+    for each in DIFFERENTIATED & tensors.keys():
+        exact = derivative(formula, rounded, each)
+        if "mask" in inputs:
+            assert not exact[~rounded["mask"]].any()
+        assert np.abs(exact).max() > 1e-3  # zeros and a wrong sign are seen
+        np.testing.assert_allclose(tensors[each].grad.numpy(), exact, rtol=2e-5, atol=3e-8)
+
+
+def test_every_loss_of_the_page_is_compared() -> None:
+    helpers = {"mean_of_tokens", "mean_of_answers", "clipped", "log1mexp"}
+    functions = set(re.findall(r"^def (\w+)\(", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert functions - helpers == set(CASES)
+
+
+def test_small_distances_keep_their_digits() -> None:
+    distance = torch.tensor([2e-4, -1e-3, 1e-5])
+    exact = np.expm1(distance.double().numpy()) - distance.double().numpy()
+    zeros = torch.zeros(3)
+    np.testing.assert_allclose(RECIPES["k3_kl"](zeros, distance).numpy(), exact, rtol=5e-3)
+    naive = (torch.exp(distance) - 1.0 - distance).numpy()
+    assert abs(naive[0] / exact[0] - 1.0) > 0.3

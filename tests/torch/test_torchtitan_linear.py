@@ -1,0 +1,229 @@
+"""Losses of ``nkilib.torch.torchtitan`` from hidden states, and its installation on modules with TorchTitan's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from nkilib.torch.torchtitan import LinearCrossEntropyLoss, compute_linear_logprobs, install
+from tests.torch import torchtitan_stand_in
+from tests.torch.fake_group import two_ranks
+from tests.torch.inputs import CLASSES, make_logits, make_targets
+from tests.torch.telling import GRADIENT_UNITS, LOSS_UNITS, UNIT, assert_telling
+from tests.torch.torchtitan_stand_in import DAPO, LOSSES, ChunkedLossWrapper, CrossEntropyLoss, DAPOLoss
+
+SHAPE, WIDTH, VALID = (2, 6), 16, 7.0
+HIDDEN, LABELS = make_logits(*SHAPE, WIDTH, spread=1.0), make_targets(*SHAPE, ignored=-100)
+POLICY = {
+    "generator_logprobs": make_logits(*SHAPE, seed=6, spread=0.3) - 3.0,
+    "advantages": make_logits(*SHAPE, seed=7, spread=1.0),
+    "loss_mask": LABELS != -100,
+}
+GRADIENT = GRADIENT_UNITS * UNIT * 8.0
+
+
+def make_head(bias: bool = True) -> nn.Linear:
+    head = nn.Linear(WIDTH, CLASSES, bias=bias)
+    with torch.no_grad():
+        head.weight.copy_(make_logits(CLASSES, WIDTH, seed=4, spread=0.6))
+        if bias:
+            head.bias.copy_(make_logits(CLASSES, seed=5, spread=1.0))
+    return head
+
+
+def with_gradients(loss_of: Callable[..., Any], dtype: torch.dtype, **inputs: Any) -> tuple[Tensor, ...]:
+    """Loss, metrics, and the gradients of twice the loss by hidden states and the parameters of the head."""
+    head, hidden = make_head().to(dtype), HIDDEN.to(dtype, copy=True).requires_grad_()
+    loss_of.set_lm_head(head)  # type: ignore[attr-defined]
+    inputs = {name: each.to(dtype) if each.is_floating_point() else each for name, each in inputs.items()}
+    loss, metrics = loss_of(hidden, LABELS, torch.tensor(VALID), **inputs)
+    gradients = torch.autograd.grad(2.0 * loss, (hidden, *head.parameters()))
+    return loss.detach(), *metrics.values(), *gradients
+
+
+def assert_same(found: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> None:
+    assert len(found) == len(exact)
+    for ours, theirs in zip(found, exact, strict=True):
+        tolerance = GRADIENT if ours.dim() else LOSS_UNITS * UNIT * 8.0
+        if ours.dim():
+            assert_telling(ours, theirs, 0.0, tolerance)
+        else:
+            torch.testing.assert_close(ours.double(), theirs, rtol=0.0, atol=tolerance)
+
+
+@pytest.fixture
+def titan(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return torchtitan_stand_in.put_in_place(monkeypatch)
+
+
+@pytest.mark.parametrize("memory_limit", [None, 2**20])
+def test_loss_and_gradients_from_hidden_states(memory_limit: int | None) -> None:
+    exact = with_gradients(ChunkedLossWrapper(CrossEntropyLoss()), torch.float64)
+    assert_same(with_gradients(LinearCrossEntropyLoss(memory_limit=memory_limit), torch.float32), exact)
+
+
+@pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY)])
+def test_the_wrapper_that_is_installed_makes_no_logits(
+    loss: type, inputs: dict[str, Tensor], titan: dict[str, Any]
+) -> None:
+    exact = with_gradients(titan[LOSSES].ChunkedLossWrapper(loss()), torch.float64, **inputs)
+    assert ChunkedLossWrapper.calls == 1
+    with install(devices=("cpu",)):
+        found = with_gradients(titan[LOSSES].ChunkedLossWrapper(loss()), torch.float32, **inputs)
+    assert ChunkedLossWrapper.calls == 1
+    assert_same(found, exact)
+
+
+def test_logprobs_from_hidden_states() -> None:
+    head = make_head()
+    exact, entropy = torchtitan_stand_in.compute_logprobs(
+        HIDDEN.double() @ head.weight.double().T + head.bias.double(), LABELS, return_entropy=True
+    )
+    logprob, of_policy = compute_linear_logprobs(HIDDEN, head, LABELS, return_entropy=True)
+    assert_telling(logprob.detach(), exact.detach(), 0.0, LOSS_UNITS * UNIT * 8.0)
+    assert_telling(of_policy, entropy.detach(), 0.0, LOSS_UNITS * UNIT * 8.0)
+    assert not of_policy.requires_grad
+    alone = compute_linear_logprobs(HIDDEN, head, LABELS)
+    assert torch.equal(alone, logprob)  # type: ignore[arg-type]
+
+
+class Capped(nn.Linear):
+    """An output layer with more than a product and a bias."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 30.0 * torch.tanh(super().forward(input) / 30.0)
+
+
+class Own:
+    """A loss that looks at the logits."""
+
+    def __call__(self, pred: Tensor, labels: Tensor, global_valid_tokens: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        return pred.sum(), {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "head", "hidden", "devices"),
+    [
+        pytest.param(Own(), make_head(), HIDDEN, ("cpu",), id="another loss"),
+        pytest.param(CrossEntropyLoss(), Capped(WIDTH, CLASSES), HIDDEN, ("cpu",), id="another head"),
+        pytest.param(CrossEntropyLoss(), make_head().double(), HIDDEN.double(), ("cpu",), id="float64"),
+        pytest.param(CrossEntropyLoss(), nn.Linear(8, CLASSES), HIDDEN[..., :8], ("cpu",), id="few features"),
+        pytest.param(CrossEntropyLoss(), make_head(), HIDDEN, ("neuron",), id="another device"),
+    ],
+)
+def test_what_the_kernels_do_not_take_goes_to_torchtitan(
+    loss: Any, head: nn.Module, hidden: Tensor, devices: tuple[str, ...], titan: dict[str, Any]
+) -> None:
+    expected, _ = loss(head(hidden), LABELS, VALID)
+    wrapper = titan[LOSSES].ChunkedLossWrapper(loss)
+    wrapper.set_lm_head(head)
+    with install(devices):
+        assert torch.equal(wrapper(hidden, LABELS, VALID)[0], expected)
+    assert ChunkedLossWrapper.calls == 1
+
+
+def test_functions_are_installed_where_they_were_imported_and_put_back(titan: dict[str, Any]) -> None:
+    theirs = {name: dict(vars(titan[name])) for name in (LOSSES, DAPO)}
+    own_call = titan[LOSSES].ChunkedLossWrapper.__call__
+    logits = make_logits(*SHAPE, CLASSES)
+    with install(devices=("cpu",)):
+        ours = titan[DAPO].compute_logprobs
+        assert ours is titan[LOSSES].compute_logprobs is not theirs[DAPO]["compute_logprobs"]
+        for found, expected in zip(
+            ours(logits, LABELS, return_entropy=True),
+            torchtitan_stand_in.compute_logprobs(logits.double(), LABELS, return_entropy=True),
+            strict=True,
+        ):
+            assert_telling(found, expected, 0.0, LOSS_UNITS * UNIT * 20.0)
+        loss = titan[LOSSES].cross_entropy_loss
+        expected = torchtitan_stand_in.cross_entropy_loss(logits.double(), LABELS)
+        torch.testing.assert_close(loss(logits, LABELS).double(), expected)
+        assert torch.equal(loss(logits.double(), LABELS), expected)
+        with pytest.raises(ValueError, match="installed already; call what it returned first"):
+            install()
+    assert {name: dict(vars(titan[name])) for name in (LOSSES, DAPO)} == theirs
+    assert titan[LOSSES].ChunkedLossWrapper.__call__ is own_call
+    with pytest.raises(ValueError, match=r"got the string 'cpu'; pass \('cpu',\)"):
+        install("cpu")
+
+
+def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    titan = torchtitan_stand_in.put_in_place(monkeypatch, "0.4.0")
+    with pytest.warns(UserWarning, match=r"knows torchtitan 0\.3\.0, got 0\.4\.0; the arguments .* are the same"):
+        install()()
+    monkeypatch.setattr(titan[LOSSES], "compute_logprobs", lambda logits, labels, temperature: None)
+    message = (
+        r"compute_logprobs must be called with \(logits, labels, \*, return_entropy=False\), got "
+        r"\(logits, labels, temperature\); it knows torchtitan 0\.3\.0 and there is 0\.4\.0"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        install()
+
+
+def test_heads_that_are_refused() -> None:
+    loss = LinearCrossEntropyLoss()
+    with pytest.raises(RuntimeError, match="the output layer must be set, and is not; call set_lm_head"):
+        loss(HIDDEN, LABELS)
+    with pytest.raises(TypeError, match=r"lm_head must be a torch\.nn\.Linear with the forward of that, got Capped"):
+        loss.set_lm_head(Capped(WIDTH, CLASSES))
+    with two_ranks():
+        mesh, head = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), make_head(bias=False)
+        head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)]))
+        with pytest.raises(NotImplementedError, match="must be whole on every rank, got placements"):
+            loss.set_lm_head(head)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Trunk(nn.Module):
+    """A model that returns hidden states, and whose output layer the loss applies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.lm_head = nn.LayerNorm(WIDTH), make_head()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("error:.*returned a view tensor")
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY)])
+def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
+    loss: type, inputs: dict[str, Tensor], reshard: bool, titan: dict[str, Any]
+) -> None:
+    wrapped, gradients = titan[LOSSES].ChunkedLossWrapper(loss()), []
+    for shards in (False, True):
+        model = Trunk()
+        wrapped.set_lm_head(model.lm_head)
+        if shards:
+            fully_shard([model.norm, model.lm_head], reshard_after_forward=reshard)
+            fully_shard(model)
+        hidden = HIDDEN.clone().requires_grad_()
+        with install(devices=("cpu",)):
+            value, _ = wrapped(model(hidden), LABELS, VALID, **inputs)
+        value.backward()
+        assert "forward" not in vars(model.lm_head)
+        found = [hidden.grad, *(each.grad for each in model.parameters())]
+        gradients.append([value.detach(), *(getattr(each, "full_tensor", lambda each=each: each)() for each in found)])
+        with torch.no_grad():  # as a validation
+            torch.testing.assert_close(wrapped(model(hidden), LABELS, VALID, **inputs)[0], value.detach())
+    assert ChunkedLossWrapper.calls == 2
+    for whole, sharded in zip(*gradients, strict=True):
+        torch.testing.assert_close(sharded, whole, rtol=0.0, atol=GRADIENT)
+        assert whole.any()

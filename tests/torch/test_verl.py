@@ -1,0 +1,178 @@
+"""``nkilib.torch.verl`` on modules with the names and signatures of verl 0.9.1, against its formulas in float64."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.torch.verl import _GradientOnFirstRank, fused_linear_for_ppo, install, linear_cross_entropy
+from tests.torch import verl_stand_in
+from tests.torch.fake_group import two_ranks
+from tests.torch.inputs import CLASSES, make_logits, make_targets
+from tests.torch.telling import GRADIENT_UNITS, LOSS_UNITS, UNIT, assert_telling
+from tests.torch.verl_stand_in import BY_NAME, FUSED, KERNEL, FusedLinearForPPO, LinearCrossEntropy, scores
+
+BATCH, LENGTH, WIDTH, T = 2, 3, 16, 0.8
+HIDDEN = make_logits(BATCH, LENGTH, WIDTH, spread=1.0)
+WEIGHT = make_logits(CLASSES, WIDTH, seed=4, spread=0.6)
+LABELS = make_targets(BATCH, LENGTH)
+# Random upstream gradients of both results.
+UPSTREAM = make_logits(2, BATCH, LENGTH, seed=5, spread=1.0)
+
+
+@pytest.fixture
+def verl(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return verl_stand_in.put_in_place(monkeypatch)
+
+
+def leaves(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return HIDDEN.to(dtype, copy=True).requires_grad_(), WEIGHT.to(dtype, copy=True).requires_grad_()
+
+
+def backward(found: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    upstream = [given.view(each.shape).to(each.dtype) for given, each in zip(UPSTREAM, found, strict=True)]
+    return torch.autograd.grad(found, (hidden, weight), upstream)
+
+
+def assert_scores(found: tuple[Tensor, Tensor], hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+    """Values and gradients of both are the formula's in float64, of operands as rounded as these."""
+    x, w = (each.detach().double().requires_grad_() for each in (hidden, weight))
+    exact = scores(x, w, LABELS, T)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert_telling(ours.detach(), theirs.detach().view(ours.shape), 0.0, LOSS_UNITS * UNIT * 8.0)
+    # Sums over 11 classes or 6 positions of products up to 8.
+    rounding = 0.0 if dtype == torch.float32 else 2.0**-7
+    for ours, theirs in zip(backward(found, hidden, weight), backward(exact, x, w), strict=True):
+        assert ours.dtype == dtype
+        assert_telling(ours, theirs, rounding, GRADIENT_UNITS * UNIT * 8.0 + rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_and_gradients_where_a_module_took_the_function_by_name(
+    dtype: torch.dtype, verl: dict[str, Any]
+) -> None:
+    hidden, weight = leaves(dtype)
+    with install(devices=("cpu",)):
+        found = verl[BY_NAME].linear_cross_entropy(hidden, weight, LABELS, T, "none")
+    assert found[0].shape == found[1].shape == (BATCH * LENGTH,) and LinearCrossEntropy.calls == 0
+    assert_scores(found, hidden, weight, dtype)  # the backward runs after the undo
+
+
+@pytest.mark.parametrize("backend", ["torch", "liger"])
+def test_scores_and_gradients_of_the_module_whatever_its_backend(backend: str, verl: dict[str, Any]) -> None:
+    hidden, weight = leaves()
+    module = verl[FUSED].FusedLinearForPPO(impl_backend=backend)
+    with install(devices=("cpu",)):
+        found = module(hidden, weight, LABELS, temperature=T)
+    assert found[0].shape == found[1].shape == LABELS.shape and FusedLinearForPPO.calls == 0
+    assert_scores(found, hidden, weight, torch.float32)
+
+
+def test_reductions_are_of_the_log_probabilities() -> None:
+    each, entropy = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T)
+    total, same = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "SUM")
+    mean, _ = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "mean")
+    assert torch.equal(total, each.sum()) and torch.equal(mean, each.mean()) and torch.equal(same, entropy)
+    with pytest.raises(ValueError, match="reduction must be none, sum or mean, got 'max'; pass one"):
+        linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "max")
+
+
+def test_all_names_are_put_back_and_those_imported_in_between_too(verl: dict[str, Any]) -> None:
+    theirs, forward = verl[KERNEL].linear_cross_entropy, verl[FUSED].FusedLinearForPPO.forward
+    undo = install()
+    ours = verl[KERNEL].linear_cross_entropy
+    assert ours is not theirs and verl[BY_NAME].linear_cross_entropy is ours
+    verl["verl.models"].linear_cross_entropy = ours  # imported by name after the installation
+    undo()
+    undo()
+    for name in (KERNEL, BY_NAME, "verl.models"):
+        assert verl[name].linear_cross_entropy is theirs
+    assert verl[FUSED].FusedLinearForPPO.forward is forward
+
+
+def test_what_somebody_else_has_replaced_by_then_stays(verl: dict[str, Any]) -> None:
+    with install():
+        verl[BY_NAME].linear_cross_entropy = verl[FUSED].FusedLinearForPPO.forward = scores
+    assert verl[BY_NAME].linear_cross_entropy is verl[FUSED].FusedLinearForPPO.forward is scores
+    assert verl[KERNEL].linear_cross_entropy == verl[KERNEL].LinearCrossEntropy.apply
+
+
+NARROW = (HIDDEN[..., :8], WEIGHT[:, :8])
+
+
+@pytest.mark.parametrize(
+    ("devices", "hidden", "weight", "temperature"),
+    [
+        pytest.param(("neuron",), HIDDEN, WEIGHT, T, id="another device"),
+        pytest.param(("cpu",), HIDDEN.double(), WEIGHT.double(), T, id="float64"),
+        pytest.param(("cpu",), *NARROW, T, id="few features"),
+        pytest.param(("cpu",), HIDDEN, WEIGHT, torch.full((BATCH, LENGTH, 1), T), id="a temperature for each"),
+    ],
+)
+def test_what_the_kernels_do_not_take_goes_to_verl(
+    devices: tuple[str, ...], hidden: Tensor, weight: Tensor, temperature: Any, verl: dict[str, Any]
+) -> None:
+    expected, _ = scores(hidden, weight, LABELS, temperature)
+    with install(devices):
+        module = verl[FUSED].FusedLinearForPPO()
+        assert torch.equal(module(hidden, weight, LABELS, temperature)[0], expected)
+        if not isinstance(temperature, Tensor):
+            assert torch.equal(verl[KERNEL].linear_cross_entropy(hidden, weight, LABELS, T)[0], expected.flatten())
+            assert LinearCrossEntropy.calls == 1
+    assert FusedLinearForPPO.calls == 1
+
+
+def test_a_group_shares_the_vocabulary_and_the_first_rank_has_the_gradient_of_the_sum() -> None:
+    hidden = HIDDEN.clone().requires_grad_()
+    with two_ranks():
+        logprob, entropy = linear_cross_entropy(hidden, WEIGHT, LABELS, T, "none", dist.group.WORLD)
+        assert logprob.shape == entropy.shape == (BATCH * LENGTH,)
+        (whole,) = torch.autograd.grad(logprob.sum() + entropy.sum(), hidden)
+    assert whole.abs().sum() > 0
+    (part,) = torch.autograd.grad(_GradientOnFirstRank.apply(hidden, False), hidden, torch.ones_like(hidden))
+    assert part.shape == hidden.shape and not part.any()
+
+
+def test_a_group_of_one_has_all_classes() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, T, "none", dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    for ours, of_module in zip(found, fused_linear_for_ppo(HIDDEN, WEIGHT, LABELS, T), strict=True):
+        assert torch.equal(ours, of_module.flatten())
+
+
+def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = verl_stand_in.put_in_place(monkeypatch, "0.10.0")
+    with pytest.warns(UserWarning, match=r"knows verl 0\.9\.1, got 0\.10\.0; the arguments .* are the same"):
+        install()()
+    monkeypatch.setattr(modules[FUSED].FusedLinearForPPO, "forward", lambda self, hidden_states, softcap=None: None)
+    theirs = modules[KERNEL].linear_cross_entropy
+    message = (
+        r"FusedLinearForPPO\.forward must be called with \(self, hidden_states, vocab_weights, input_ids, "
+        r"temperature=1\.0\), got \(self, hidden_states, softcap=None\); it knows verl 0\.9\.1 and there is 0\.10\.0"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        install()
+    assert modules[KERNEL].linear_cross_entropy is theirs
+
+
+def test_a_second_installation_and_a_string_of_devices_are_refused(verl: dict[str, Any]) -> None:
+    with install(), pytest.raises(ValueError, match="installed already; call what it returned first"):
+        install()
+    with pytest.raises(ValueError, match=r"got the string 'cpu'; pass \('cpu',\)"):
+        install("cpu")
+    install()()
+
+
+def test_without_verl_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verl", None)
+    with pytest.raises(ModuleNotFoundError, match="verl"):
+        install()

@@ -1,0 +1,84 @@
+"""How far a run is off the one in float64, and what ours may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.torch.trl.runs import OUTPUTS, Run
+
+# What may be off where TRL's own code is exact or nearly so. A value is a float32 of a few nats. A gradient in float32
+# has float32 sums on both sides; in bfloat16 that of one logit, rounded the other way, moves what follows.
+VALUE = 5e-6
+NORM = {torch.float32: 3e-6, torch.bfloat16: 1.2e-3}
+ROW = {torch.float32: 2e-5, torch.bfloat16: 4e-3}
+TIMES_TRL = 2.0
+
+
+@dataclass(frozen=True)
+class Error:
+    """Of one quantity.
+
+    Attributes:
+        name: of the quantity.
+        size: the error.
+        floor: what it may be in any case.
+    """
+
+    name: str
+    size: float
+    floor: float
+
+
+def errors(run: Run, exact: Run, products: torch.dtype, later: float = 0.0) -> list[Error]:
+    """All errors of a run.
+
+    Args:
+        run: what is compared.
+        exact: the run in float64.
+        products: the type that products are computed in.
+        later: what gradients may be off by beside, from the second step on.
+    """
+    assert len(run.losses) == len(exact.losses) and len(run.results) == len(exact.results)
+    assert len(run.gradients) == len(exact.gradients)
+    found = [
+        Error(f"loss {step}", abs(ours - truth), VALUE)
+        for step, (ours, truth) in enumerate(zip(run.losses, exact.losses, strict=True))
+    ]
+    for call, (ours, truth) in enumerate(zip(run.results, exact.results, strict=True)):
+        for name, value, expected in zip(("logprob", *OUTPUTS[:-1]), ours, truth, strict=False):
+            assert (value is None) == (expected is None)
+            if value is not None and expected is not None:
+                assert value.dtype == torch.float32 and value.shape == expected.shape
+                found.append(Error(f"{name} {call}", float((value - expected).abs().max()), VALUE))
+    for step, (gradients, expected) in enumerate(zip(run.gradients, exact.gradients, strict=True)):
+        assert gradients.keys() == expected.keys()
+        for name, truth in expected.items():
+            assert gradients[name].dtype == truth.dtype
+            norm, row = shares(gradients[name], truth)
+            further = later if step else 0.0
+            found.append(Error(f"norm of {name} {step}", norm, NORM[products] + further))
+            found.append(Error(f"row of {name} {step}", row, ROW[products] + further))
+    return found
+
+
+def shares(gradient: Tensor, exact: Tensor) -> tuple[float, float]:
+    """The error's norm as a share of that of the gradient, and the same of the worst row; a vector is one row."""
+    truth = exact.double()
+    assert truth.norm() > 0
+    error = gradient.double() - truth
+    rows, sizes = torch.atleast_2d(error).norm(dim=-1), torch.atleast_2d(truth).norm(dim=-1)
+    # A word that is nowhere has a row of zeros in the gradient of an embedding.
+    of_rows = torch.where((rows == 0) & (sizes == 0), 0.0, rows / sizes)
+    return float(error.norm() / truth.norm()), float(of_rows.max())
+
+
+def too_large(ours: list[Error], theirs: list[Error]) -> Iterator[str]:
+    """The errors of ours that are neither small nor at most twice TRL's."""
+    for error, other in zip(ours, theirs, strict=True):
+        assert error.name == other.name
+        if not error.size <= max(TIMES_TRL * other.size, error.floor):
+            yield f"{error.name}: {error.size:.2e}, TRL {other.size:.2e}, floor {error.floor:.1e}"

@@ -1,0 +1,116 @@
+"""TRL's own trainers on the CPU, where they take the path of Neuron: in float64, as they are, and with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.torch.trl.errors import errors, too_large
+from tests.torch.trl.runs import Run, run
+from tests.torch.trl.trainers import COMPLETION, KINDS, Case
+
+# Each of precisions, heads, options and outputs once; the sweep has all combinations.
+QUICK = (
+    Case("sft", "float32", tied=True),
+    Case("sft", "autocast", options={"pad_to_multiple_of": 128}),
+    Case("dpo", "autocast", tied=True, options={"use_weighting": True}),
+    Case("kto", "bfloat16"),
+    Case("grpo", "float32"),
+    Case("grpo", "autocast", tied=True),
+    Case("rloo", "bfloat16", lora=True),
+)
+PRECISIONS = ("float32", "autocast", "bfloat16")
+_PLAIN = [Case(kind, precision, tied) for kind in KINDS for precision in PRECISIONS for tied in (False, True)]
+_ADAPTED = [Case(kind, precision, lora=True) for kind in KINDS for precision in PRECISIONS]
+_PADDED = [Case(kind, "autocast", tied=True, options={"pad_to_multiple_of": 128}) for kind in KINDS]
+_OPTIONS = [
+    Case("sft", precision, options={name: value})
+    for precision in PRECISIONS
+    for name, value in {"loss_type": "dft", "gradient_checkpointing": True}.items()
+]
+_OPTIONS += [Case("dpo", precision, options={"use_weighting": True}) for precision in PRECISIONS]
+_OPTIONS += [Case("grpo", precision, options={"cast_lm_head_to_fp32": True}) for precision in PRECISIONS[1:]]
+ALL = [case for case in (*_PLAIN, *_ADAPTED, *_PADDED, *_OPTIONS) if case not in QUICK]
+
+
+def products(case: Case) -> torch.dtype:
+    """The type of the model's products."""
+    return torch.float32 if case.precision == "float32" else torch.bfloat16
+
+
+def later_budget(case: Case) -> float:
+    """What rounding log-probabilities alone moves gradients by, from the second step on, as a share of their norm.
+
+    RLOO weighs a sequence by the ratio of its probabilities, now and at first: exp of twice ``COMPLETION``
+    log-probabilities between 4 and 8, each rounded to a float32. Before, the ratio is 1 to the bit. What the sequences
+    of a group add cancels in part, by a factor of 2 or so.
+    """
+    half_a_step = 4 * 2.0**-24
+    return 2 * 2 * COMPLETION * half_a_step if case.kind == "rloo" else 0.0
+
+
+def three_runs(case: Case, directory: Path) -> tuple[Run, Run, Run]:
+    """In float64, TRL's own and ours, each checked for whose code ran."""
+    exact, theirs, ours = (run(case, directory, function) for function in ("exact", "trl", "ours"))
+    assert theirs.tiles > 0, "the tiles are not counted"
+    assert exact.tiles == ours.tiles == 0
+    assert len(exact.losses) == len(exact.gradients) == case.steps
+    return exact, theirs, ours
+
+
+def assert_as_good(case: Case, directory: Path) -> None:
+    """Ours errs at most twice as TRL does, or hardly at all."""
+    exact, theirs, ours = three_runs(case, directory)
+    ours_off, theirs_off = (errors(each, exact, products(case), later_budget(case)) for each in (ours, theirs))
+    bad = list(too_large(ours_off, theirs_off))
+    assert not bad, "\n".join(bad)
+    for results, truth in zip(ours.results, exact.results, strict=True):
+        is_top1, expected = results[-1], truth[-1]
+        assert (is_top1 is None) == (expected is None)
+        assert is_top1 is None or torch.equal(is_top1, expected)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_a_trainer_errs_no_more_than_with_trl(case: Case, tmp_path: Path) -> None:
+    assert_as_good(case, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_any_trainer_errs_no_more_than_with_trl(case: Case, tmp_path: Path) -> None:
+    assert_as_good(case, tmp_path)
+
+
+# What a faulty function could do to the gradients and values of a run.
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeros": torch.zeros_like,
+    "another sign": torch.neg,
+    "the row before": lambda value: value.roll(1, 0),
+    "one part in a thousand more": lambda value: value * 1.001,
+}
+
+
+@pytest.fixture(scope="module")
+def stock_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    """One trainer, in float64 and as TRL has it."""
+    case, directory = Case("grpo", "float32"), tmp_path_factory.mktemp("stock")
+    return run(case, directory, "exact"), run(case, directory, "trl")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_comparison_notices(fault: str, stock_runs: tuple[Run, Run]) -> None:
+    exact, theirs = stock_runs
+    wrong = FAULTS[fault]
+    gradients = [{name: wrong(grad) for name, grad in each.items()} for each in exact.gradients]
+    results = [tuple(None if each is None else wrong(each) for each in call) for call in exact.results]
+    expected = errors(theirs, exact, torch.float32)
+    assert not list(too_large(errors(exact, exact, torch.float32), expected))
+    of_gradients = list(too_large(errors(replace(exact, gradients=gradients), exact, torch.float32), expected))
+    of_results = list(too_large(errors(replace(exact, results=results), exact, torch.float32), expected))
+    assert any("lm_head.weight" in each for each in of_gradients)
+    assert any("logprob" in each for each in of_results) and any("entropy" in each for each in of_results)

@@ -1,0 +1,168 @@
+"""Scores where DeepSpeed's ZeRO-3 has gathered the parameters for a call only; what stands for it is below."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers.integrations.deepspeed as integration
+import trl.kernels.chunked_logprob as own
+import trl.trainer.utils as place
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from nkilib.torch.trl import install
+from tests.torch.trl.runs import NAME, OUTPUTS
+
+AVAILABLE, NOT_AVAILABLE = "available", "not available"
+POSITIONS, FEATURES, CLASSES = 5, 16, 40
+
+
+class FakeZero3:
+    """Keeps parameters without elements; they are whole while they are gathered, and that memory is overwritten then.
+
+    Attributes:
+        gathered: how often each number of parameters has been gathered.
+        memory: what has been gathered, without keeping it.
+    """
+
+    def __init__(self) -> None:
+        self.gathered: list[int] = []
+        self.memory: list[StorageWeakRef] = []
+        self._whole: dict[int, Tensor] = {}
+
+    def shard(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Take the elements away."""
+        self._whole[id(parameter)] = parameter.data.clone()
+        self._release(parameter)
+        return parameter
+
+    def _release(self, parameter: nn.Parameter) -> None:
+        parameter.data = torch.empty(0)
+        parameter.ds_status = NOT_AVAILABLE  # type: ignore[attr-defined]
+
+    @contextmanager
+    def GatheredParameters(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        """As DeepSpeed names it."""
+        self.gathered.append(len(parameters))
+        for each in parameters:
+            assert each.ds_status == NOT_AVAILABLE and each.numel() == 0  # type: ignore[attr-defined]
+            each.data = self._whole[id(each)].clone()
+            each.ds_status = AVAILABLE  # type: ignore[attr-defined]
+            self.memory.append(StorageWeakRef(each.untyped_storage()))
+        yield
+        for each in parameters:
+            each.data.fill_(torch.nan)  # whoever kept it sees something else
+            self._release(each)
+
+
+@pytest.fixture
+def zero3(monkeypatch: pytest.MonkeyPatch) -> FakeZero3:
+    """What stands for DeepSpeed."""
+    fake = FakeZero3()
+    status = ModuleType("deepspeed.runtime.zero.partition_parameters")
+    status.ZeroParamStatus = SimpleNamespace(AVAILABLE=AVAILABLE)  # type: ignore[attr-defined]
+    deepspeed = ModuleType("deepspeed")
+    deepspeed.zero = fake  # type: ignore[attr-defined]
+    names = ("deepspeed.runtime", "deepspeed.runtime.zero")
+    modules = {"deepspeed": deepspeed, status.__name__: status, **{name: ModuleType(name) for name in names}}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(integration, "is_deepspeed_zero3_enabled", lambda: True)
+    return fake
+
+
+def operands() -> tuple[Tensor, nn.Parameter, nn.Parameter, Tensor]:
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(CLASSES, FEATURES)), nn.Parameter(torch.randn(CLASSES))
+    return torch.randn(POSITIONS, FEATURES).requires_grad_(), weight, bias, torch.randint(CLASSES, (POSITIONS,))
+
+
+def call(given: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Tensor | None, ...]:
+    """As TRL calls it: within its context."""
+    hidden, weight, bias, targets = given
+    with place.maybe_gather_lm_head_ctx(weight, bias):
+        return getattr(place, NAME).apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
+
+
+def total(found: tuple[Tensor | None, ...]) -> Tensor:
+    """Another factor for each position, of each result that has a gradient."""
+    weights = torch.arange(1.0, POSITIONS + 1)
+    return sum(
+        (weights * factor * each).sum() for factor, each in zip((1.0, 0.1), found[:2], strict=True) if each is not None
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is computed by TRL."""
+    monkeypatch.setattr(own, "_forward_tile", None)
+    monkeypatch.setattr(own, "_backward_tile", None)
+
+
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+def test_the_backward_gathers_again_and_nothing_is_kept_until_then(has_bias: bool, zero3: FakeZero3) -> None:
+    sharded, plain = (given if has_bias else (*given[:2], None, given[3]) for given in (operands(), operands()))
+    with install(devices=("cpu",)):
+        expected = getattr(place, NAME).apply(*plain, 0.8, 64)
+        for each in sharded[1:3]:
+            if each is not None:
+                zero3.shard(each)
+        found = call(sharded)
+    for value, other in zip(found, expected, strict=True):
+        assert torch.equal(value, other)
+    assert [each.requires_grad for each in found] == [True, True, False, False, False]
+    number = 1 + has_bias
+    assert zero3.gathered == [number] and all(each.expired() for each in zero3.memory)
+    ours = torch.autograd.grad(total(found), [each for each in sharded[:3] if each is not None])
+    theirs = torch.autograd.grad(total(expected), [each for each in plain[:3] if each is not None])
+    assert zero3.gathered == [number, number] and all(each.expired() for each in zero3.memory)
+    for gradient, other in zip(ours, theirs, strict=True):
+        assert gradient.norm() > 0 and torch.equal(gradient, other)
+
+
+def test_a_backward_may_run_again_and_hooks_of_a_parameter_run_once_each_time(zero3: FakeZero3) -> None:
+    hidden, weight, bias, targets = operands()
+    seen: list[Tensor] = []
+    weight.register_hook(seen.append)
+    zero3.shard(weight), zero3.shard(bias)
+    with install(devices=("cpu",)):
+        loss = total(call((hidden, weight, bias, targets), ()))
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    assert len(seen) == 2 and zero3.gathered == [2, 2, 2]
+    assert all(torch.equal(each, other) for each, other in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, hidden)
+
+
+def test_a_frozen_layer_gets_no_gradient(zero3: FakeZero3) -> None:
+    hidden, weight, bias, targets = operands()
+    zero3.shard(weight.requires_grad_(False)), zero3.shard(bias.requires_grad_(False))
+    with install(devices=("cpu",)):
+        total(call((hidden, weight, bias, targets))).backward()
+    assert hidden.grad is not None and weight.grad is bias.grad is None
+    assert zero3.gathered == [2, 2]
+
+
+def test_without_a_gradient_nothing_is_gathered_again(zero3: FakeZero3) -> None:
+    given = operands()
+    zero3.shard(given[1]), zero3.shard(given[2])
+    with install(devices=("cpu",)), torch.no_grad():
+        logprob, *_ = call(given, ())
+    assert logprob is not None and not logprob.requires_grad and bool(logprob.isfinite().all())
+    assert zero3.gathered == [2] and all(each.expired() for each in zero3.memory)
+
+
+def test_a_parameter_that_is_whole_anyway_is_not_gathered(zero3: FakeZero3) -> None:
+    """As a tied one is, which the embedding's module keeps."""
+    hidden, weight, bias, targets = operands()
+    weight.ds_status = bias.ds_status = AVAILABLE  # type: ignore[attr-defined]
+    with install(devices=("cpu",)):
+        total(call((hidden, weight, bias, targets))).backward()
+    assert weight.grad is not None and weight.grad.norm() > 0 and zero3.gathered == []
