@@ -100,12 +100,15 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Have a call of the module run ``forward``, between its hooks. It has none of its own but that of its class."""
+    """Have a call of the module run ``forward``, between its hooks."""
+    own = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
         del module.forward
+        if own is not None:
+            module.forward = own
 
 
 class _Token(torch.autograd.Function):

@@ -10,9 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from nkilib.torch import LinearCrossEntropyLoss as LinearCrossEntropyModule
+from nkilib.torch import LinearCrossEntropyLoss
 from nkilib.torch.functions.head_forward import check_linear_head, results_in_forward
-from nkilib.torch.torchtitan import LinearCrossEntropyLoss
 from tests.torch.inputs import make_logits, make_targets
 
 TOKENS, WIDTH, CLASSES = 3, 16, 5
@@ -75,12 +74,8 @@ def test_layers_that_do_more_than_a_product_are_refused() -> None:
         def forward(self, input: Tensor) -> Tensor:
             return 2.0 * super().forward(input)
 
-    loss = LinearCrossEntropyLoss()
-    with pytest.raises(RuntimeError, match="LinearCrossEntropyLoss: the output layer must be set"):
-        loss(make_logits(TOKENS, WIDTH), make_targets(TOKENS, classes=CLASSES))
-    loss.set_lm_head(fully_shard(Scaled(WIDTH, CLASSES)))
-    with pytest.raises(TypeError, match=r"lm_head must be a torch.nn.Linear.*Scaled; take ChunkedCrossEntropyLoss"):
-        loss(make_logits(TOKENS, WIDTH), make_targets(TOKENS, classes=CLASSES))
+    with pytest.raises(TypeError, match=r"loss: lm_head must be a torch.nn.Linear.*\.Scaled; do this"):
+        check_linear_head("loss", fully_shard(Scaled(WIDTH, CLASSES)), "do this")
     head = _sharded_head()
     check_linear_head("loss", head, "")
     handle = head.register_forward_hook(lambda *given: None)
@@ -91,7 +86,7 @@ def test_layers_that_do_more_than_a_product_are_refused() -> None:
 
 
 def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
-    module = fully_shard(LinearCrossEntropyModule(WIDTH, CLASSES))
+    module = fully_shard(LinearCrossEntropyLoss(WIDTH, CLASSES))
     hidden, target = make_logits(TOKENS, WIDTH), make_targets(TOKENS, classes=CLASSES)
     with pytest.raises(NotImplementedError, match="grad_weight_sum is not supported where fully_shard was given"):
         module(hidden, target, grad_weight_sum=torch.zeros(CLASSES, WIDTH))
