@@ -1,8 +1,8 @@
 """Losses computed inside the forward of their output layer, whose hooks gather the weights that FSDP2 shards.
 
 ``fully_shard(lm_head)`` gathers the weights when ``lm_head`` is called, frees them after its forward, and gathers them
-again before its backward. Whoever takes ``lm_head.weight`` without a call gets a shard, so the loss replaces the forward
-for one call. Hooks of FSDP2 look at what goes in and comes out, and cast it as the mixed precision policy says:
+again before its backward. Whoever takes ``lm_head.weight`` without a call gets a shard, so the loss replaces the
+forward for one call. Hooks of FSDP2 look at what goes in and comes out, and cast it as the mixed precision policy says:
 
 - Only hidden states and targets are arguments of the call. All else comes with the function that computes the results.
 - Results are float32, and not in what the call returns. A token is, which the policy may cast: a number 0, of which the
@@ -36,6 +36,37 @@ def class_before_sharding(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[-1] if is_fully_sharded(module) else kind
 
 
+def check_linear_head(caller: str, head: nn.Module, instead: str) -> None:
+    """Refuse an output layer that does more than ``torch.nn.Linear``, of which the results would not know.
+
+    Args:
+        caller: the public function, for errors.
+        head: the output layer.
+        instead: what to do, for errors.
+
+    Raises:
+        TypeError: it is not a ``torch.nn.Linear``, or has another forward.
+        ValueError: it has a forward of its own, or other hooks than those of ``fully_shard``.
+    """
+    kind = class_before_sharding(head)
+    if not issubclass(kind, nn.Linear) or kind.forward is not nn.Linear.forward:
+        raise TypeError(
+            f"{caller}: lm_head must be a torch.nn.Linear, of which the loss takes the weight, got "
+            f"{kind.__module__}.{kind.__name__}; {instead}"
+        )
+    hooks = (head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks)
+    if not all(_is_of_fsdp(hook) for each in hooks for hook in each.values()) or "forward" in vars(head):
+        raise ValueError(
+            f"{caller}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
+            f"run, since the loss takes its weight alone; {instead}"
+        )
+
+
+def _is_of_fsdp(hook: object) -> bool:
+    """Whether ``fully_shard`` registered the hook: bound methods and their wrappers have the name of its module."""
+    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
+
+
 def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHead) -> tuple[Tensor, ...]:
     """What ``function`` returns, of the whole weight of an output layer.
 
@@ -46,7 +77,8 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
         function: of hidden states, targets, weight and bias. The tensors it returns may have any type.
 
     Returns:
-        Its results, under a policy too in the types that they have. They are no views where ``head`` is called.
+        Its results, under a policy too in the types that they have: copies where ``head`` is called and its backward
+        has to gather.
     """
     if not is_fully_sharded(head):
         return function(hidden, target, head.weight, head.bias)
@@ -55,28 +87,32 @@ def results_in_forward(head: Any, hidden: Tensor, target: Tensor, function: OfHe
     def forward(hidden: Tensor, target: Tensor) -> Tensor:
         nonlocal results
         results = function(hidden, target, head.weight, head.bias)
-        token: Tensor = _Token.apply(*results)
-        return token
+        make_token: Callable[..., Tensor] = _Token.apply
+        return make_token(*results)
 
     with _replaced_forward(head, forward):
         token = head(hidden, target)
     if not token.requires_grad:
         return results
-    after: tuple[Tensor, ...] = _After.apply(token, *results)
-    return after
+    after: Callable[..., tuple[Tensor, ...]] = _After.apply
+    return after(token, *results)
 
 
 @contextmanager
 def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Have a call of the module run ``forward``, between its hooks."""
+    own = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
         del module.forward
+        if own is not None:
+            module.forward = own
 
 
 class _Token(torch.autograd.Function):
-    """A number that requires a gradient if one of the results does. Its backward gives them none, and precedes theirs."""
+    """A number that requires a gradient if a result does. Its backward gives them none, and precedes theirs."""
 
     @staticmethod
     def forward(ctx: Any, *results: Tensor) -> Tensor:

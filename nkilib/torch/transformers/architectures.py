@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from nkilib.torch.functions.head_forward import class_before_sharding, is_fully_sharded
+from nkilib.torch.functions.head_forward import check_linear_head, is_fully_sharded
 from nkilib.torch.transformers.loss import causal_lm_loss
 
 FUSE: Final = "fuse_linear_loss"
@@ -25,6 +25,10 @@ SUPPORTED: Final = ", ".join(_SOFTCAPS)
 _INSTEAD: Final = (
     "for other models assign nkilib.torch.transformers.causal_lm_loss to model.loss_function, which takes logits, or "
     "call nkilib.torch.linear_cross_entropy with the hidden states and the weight of the output layer"
+)
+_LEAVE_THE_HEAD: Final = (
+    "leave lm_head out of what is adapted (target_modules and modules_to_save of PEFT) or quantized, remove hooks and "
+    "forwards that were set (device_map of accelerate sets some), or undo this and use causal_lm_loss"
 )
 
 
@@ -74,27 +78,10 @@ def output_layer(model: Any) -> nn.Linear:
             of logits; or its weight is tied to the embedding, and ``fully_shard`` was given it alone.
     """
     layer: nn.Linear = model.lm_head
-    if class_before_sharding(layer) is not nn.Linear:
-        raise TypeError(
-            f"{FUSE}: lm_head must be a torch.nn.Linear, of which the loss takes the weight, got "
-            f"{type(layer).__module__}.{type(layer).__name__}; leave lm_head out of what is adapted (target_modules "
-            f"and modules_to_save of PEFT) or quantized, or undo this and use causal_lm_loss"
-        )
-    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    if not all(_is_of_fsdp(hook) for each in hooks for hook in each.values()) or "forward" in vars(layer):
-        raise ValueError(
-            f"{FUSE}: lm_head must have no hooks but those of fully_shard and no forward of its own, which would not "
-            f"run, since the loss takes its weight alone; remove them (device_map of accelerate sets some), or undo "
-            f"this and use causal_lm_loss"
-        )
+    check_linear_head(FUSE, layer, _LEAVE_THE_HEAD)
     if is_fully_sharded(layer) and model.config.tie_word_embeddings:
         _check_tied(model, layer)
     return layer
-
-
-def _is_of_fsdp(hook: object) -> bool:
-    """Whether ``fully_shard`` registered the hook: bound methods and their wrappers have the name of its module."""
-    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.")
 
 
 def _check_tied(model: Any, layer: nn.Linear) -> None:

@@ -161,5 +161,7 @@ def run(name: str, rank: int) -> dict[str, Any]:
     if not case.is_fused_first:
         fuse_linear_loss(ours, memory_limit=case.memory_limit)
     found["saved"] = _weights_saved(ours, batches[0])
+    with torch.no_grad():
+        found["evaluated"] = ours(**batches[0]).loss
     found["ours"] = {"losses": _train(ours, batches), "gradients": _gradients(ours)}
     return found

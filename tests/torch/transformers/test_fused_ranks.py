@@ -83,11 +83,16 @@ def test_losses_and_gradients_do_not_depend_on_the_group_or_the_output_dtype_of_
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_autograd_keeps_the_weight_that_is_freed_after_the_forward_and_no_copy(
-    name: str, found_by_ranks: Found
-) -> None:
+def test_autograd_keeps_the_weight_that_is_freed_after_the_forward(name: str, found_by_ranks: Found) -> None:
     case = CASES[name]
     for each in found_by_ranks:
         (size,) = each[name]["saved"]
         if case.memory_limit is None:  # otherwise the forward leaves the gradient of the weight
             assert (size == 0) == case.reshard
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.micro_batches == 1])
+def test_an_evaluation_between_two_steps_has_the_loss_of_training(name: str, found_by_ranks: Found) -> None:
+    for each in found_by_ranks:
+        (loss,) = each[name]["ours"]["losses"]
+        assert abs(loss.item() - each[name]["evaluated"].item()) <= LOSS_BUDGET
