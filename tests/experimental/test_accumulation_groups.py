@@ -30,6 +30,8 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
+    linear_token_scores_backward,
+    linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.nki import nisa, nki, nl
@@ -156,6 +158,15 @@ def one_launch() -> None:
     linear_cross_entropy_forward_backward[2](x, weight, targets, grad_scale=1.0 / 300, scratch_bytes=256 * 400 * 4)
 
 
+def token_scores() -> None:
+    """Forward and backward of several target ids of each position."""
+    rng = np.random.default_rng(5)
+    x, weight = (rng.standard_normal((rows, 256)).astype(ml_dtypes.bfloat16) for rows in (300, 700))
+    targets = rng.integers(0, 700, (300, 9), dtype=np.int32)
+    _, lse = linear_token_scores_forward[2](x, weight, targets)
+    linear_token_scores_backward[2](x, weight, targets, lse, rng.standard_normal((300, 9)).astype(np.float32))
+
+
 def ctc() -> None:
     """CTC's gradient sums the probabilities of the states of a class, of more labels than a product takes."""
     rng = np.random.default_rng(3)
@@ -177,6 +188,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "linear, W^T streams, [V, D]": partial(streamed_weight, "vd"),
     "linear, W^T streams, [D, V]": partial(streamed_weight, "dv"),
     "linear, one launch": one_launch,
+    "linear, several target ids": token_scores,
     "ctc": ctc,
 }
 

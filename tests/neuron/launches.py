@@ -22,7 +22,7 @@ from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
-from tests.neuron import ctc, distillation, elementwise, log_probabilities, margins, rowwise, softmax
+from tests.neuron import ctc, distillation, elementwise, linear_ids, log_probabilities, margins, rowwise, softmax
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -259,6 +259,12 @@ def _linear_launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[s
             LINEAR_BACKWARD,
         ),
         (loss.linear_cross_entropy_forward_backward, {**base, "grad_scale": 0.2}, LINEAR_BOTH),
+        (loss.linear_token_scores_forward, {**base, "targets_hbm": linear_ids.ids(9)}, linear_ids.FORWARD),
+        (
+            loss.linear_token_scores_backward,
+            {**base, "targets_hbm": linear_ids.ids(9), "lse_hbm": _lse(), "grad_logprob_hbm": linear_ids.gradients(9)},
+            linear_ids.BACKWARD,
+        ),
     )
     for kernel, common, cases in groups:
         for name, options in cases.items():

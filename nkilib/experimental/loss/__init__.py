@@ -47,6 +47,8 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
+    linear_token_scores_backward,
+    linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
@@ -102,6 +104,8 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "linear_token_scores_backward",
+    "linear_token_scores_forward",
     "margin_ranking_loss_backward",
     "margin_ranking_loss_forward",
     "mse_loss_backward",

@@ -39,6 +39,10 @@ from nkilib.experimental.loss.linear_cross_entropy.kernels import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
+from nkilib.experimental.loss.linear_cross_entropy.token_scores_kernels import (
+    linear_token_scores_backward,
+    linear_token_scores_forward,
+)
 from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.multilabel_margin.kernels import (
     multilabel_margin_loss_backward,
@@ -78,6 +82,8 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "linear_token_scores_backward",
+    "linear_token_scores_forward",
     "margin_ranking_loss_backward",
     "margin_ranking_loss_forward",
     "mse_loss_backward",

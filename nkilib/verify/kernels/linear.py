@@ -158,7 +158,7 @@ def _operands(type_name: str) -> dict[str, Any]:
     }
 
 
-def _launch(type_name: str, **options: Any) -> dict[str, Any]:
+def launch_of(type_name: str, **options: Any) -> dict[str, Any]:
     """The operands, of the optional ones those that ``options`` names, and the options."""
     given = _operands(type_name)
     optional = {name: given.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
@@ -190,7 +190,7 @@ def _backward(given: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
     """Gradients of every result that has one, p from maximum and log-sum, dW added to a sum."""
-    given = _launch(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
+    given = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
     problem = problem_of(given)
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)
     maximum = z.max(axis=1)
@@ -235,7 +235,7 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
     return {**_of_shard(given), **known, "grad_input_float32": True}
 
 
-def _gradient_names(given: Mapping[str, Any]) -> tuple[str, ...]:
+def gradient_names(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Those that are wanted, in order."""
     wanted = {
         "input": given.get("grad_input_wanted", True),
@@ -252,22 +252,22 @@ def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> C
 
 def _backward_case(name: str, cores: int, make: Any, truths: Any = backward_truths, written: str | None = None) -> Case:
     full_name, kernel = f"linear_cross_entropy_backward: {name}", linear_cross_entropy_backward
-    names = _gradient_names(make())
+    names = gradient_names(make())
     return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, truths, cores, written)
 
 
 def _both_case(name: str, cores: int, make: Any) -> Case:
     full_name, kernel = f"linear_cross_entropy_forward_backward: {name}", linear_cross_entropy_forward_backward
-    names = ("loss", "lse", *_gradient_names(make()))
+    names = ("loss", "lse", *gradient_names(make()))
     return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, both_truths, cores)
 
 
 def _of_backward(type_name: str, further: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    return _backward(_launch(type_name, **options), **further)
+    return _backward(launch_of(type_name, **options), **further)
 
 
 def _transposed_launch(type_name: str, **options: Any) -> dict[str, Any]:
-    return _transposed(_launch(type_name, **options))
+    return _transposed(launch_of(type_name, **options))
 
 
 def _transposed_backward(type_name: str, **options: Any) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _transposed_backward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _masked_launch(type_name: str, **options: Any) -> dict[str, Any]:
-    return _masked(_launch(type_name, bias_hbm=True, **options))
+    return _masked(launch_of(type_name, bias_hbm=True, **options))
 
 
 def _masked_backward(type_name: str) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def _masked_backward(type_name: str) -> dict[str, Any]:
 
 def _scaled(type_name: str, **options: Any) -> dict[str, Any]:
     """The scale of a mean, where only the device knows it."""
-    return _launch(type_name, grad_scale_hbm=np.full(1, 1 / POSITIONS, np.float32), **options)
+    return launch_of(type_name, grad_scale_hbm=np.full(1, 1 / POSITIONS, np.float32), **options)
 
 
 def cases() -> Iterator[Case]:
@@ -295,11 +295,11 @@ def cases() -> Iterator[Case]:
     mean, one = {"grad_scale": 1 / POSITIONS}, {"grad_weight_wanted": False}
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
-        yield _forward_case(f"{type_name}", cores, partial(_launch, type_name), is_quick=cores == 1)
+        yield _forward_case(f"{type_name}", cores, partial(launch_of, type_name), is_quick=cores == 1)
         yield _backward_case(f"{type_name}", cores, partial(_of_backward, type_name, {}))
-        yield _both_case(f"{type_name}", cores, partial(_launch, type_name, **mean))
-        yield _forward_case(f"all results, {type_name}", 2, partial(_launch, type_name, **_ALL_ASKED, **_TILING))
-        yield _forward_case(f"weights, smoothing, z-loss, bias, {type_name}", 2, partial(_launch, type_name, **every))
+        yield _both_case(f"{type_name}", cores, partial(launch_of, type_name, **mean))
+        yield _forward_case(f"all results, {type_name}", 2, partial(launch_of, type_name, **_ALL_ASKED, **_TILING))
+        yield _forward_case(f"weights, smoothing, z-loss, bias, {type_name}", 2, partial(launch_of, type_name, **every))
         yield _backward_case(
             f"every gradient, dW added to a sum, {type_name}",
             2,
@@ -319,14 +319,14 @@ def cases() -> Iterator[Case]:
         yield _backward_case(f"gradient of the entropy, {type_name}", 2, partial(_of_scores, type_name, **scaled))
         other = {"compute_dtype": nl.float32 if type_name == "bfloat16" else nl.bfloat16, "bias_hbm": True}
         in_other = f"products in {other['compute_dtype']}, {type_name}"
-        yield _forward_case(in_other, 2, partial(_launch, type_name, **other))
+        yield _forward_case(in_other, 2, partial(launch_of, type_name, **other))
         yield _backward_case(in_other, 2, partial(_of_backward, type_name, {}, **other))
-        yield _both_case(in_other, 2, partial(_launch, type_name, **other, **scaled, **mean))
+        yield _both_case(in_other, 2, partial(launch_of, type_name, **other, **scaled, **mean))
     yield _forward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped))
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_transposed_backward, "bfloat16", **capped))
     yield _both_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped, **mean))
     yield _backward_case("the input's alone", 2, partial(_of_backward, "bfloat16", {**one, **_TILING}))
     frozen = {"grad_input_wanted": False, "grad_bias_wanted": False}
     yield _backward_case("the weight's alone", 2, partial(_of_backward, "bfloat16", frozen, bias_hbm=True))
-    yield _both_case("the input's alone", 1, partial(_launch, "bfloat16", **one, **mean))
-    yield _both_case("the weight's alone", 1, partial(_launch, "bfloat16", bias_hbm=True, **frozen, **mean))
+    yield _both_case("the input's alone", 1, partial(launch_of, "bfloat16", **one, **mean))
+    yield _both_case("the weight's alone", 1, partial(launch_of, "bfloat16", bias_hbm=True, **frozen, **mean))

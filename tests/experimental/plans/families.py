@@ -10,6 +10,7 @@ from tests.experimental.plans import (
     linear_backward,
     linear_forward,
     linear_forward_backward,
+    linear_ids,
     linear_operand_types,
     margins,
     nll_loss,
@@ -41,6 +42,8 @@ FAMILIES: dict[str, PlanFamily] = {
         linear_forward_backward.CLASSES,
         linear_forward_backward.OPERANDS,
         linear_operand_types.FAMILY,
+        linear_ids.FORWARDS,
+        linear_ids.BACKWARDS,
     )
 }
 

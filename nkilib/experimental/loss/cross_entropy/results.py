@@ -118,7 +118,7 @@ def found_results(group: Group | ShiftedGroup, results: Results, options: Option
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
         found.append((results.position_weight_hbm, _where_held(weight_sbuf, masks)))
     if isinstance(group, Group):
-        found += _of_all_classes(group, results)
+        found += found_of_all_classes(group, results)
     elif group.entropy is not None:
         found.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
     if results.maximum_hbm is not None:
@@ -127,7 +127,7 @@ def found_results(group: Group | ShiftedGroup, results: Results, options: Option
     return [Found(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in found if vector_hbm is not None]
 
 
-def _of_all_classes(group: Group, results: Results) -> list[_Found]:
+def found_of_all_classes(group: Group, results: Results) -> list[_Found]:
     """What more is gathered of a row than the sum of its exponentials."""
     found: list[_Found] = []
     if group.argmax is not None:

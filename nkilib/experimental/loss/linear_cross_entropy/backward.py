@@ -51,7 +51,7 @@ def backward_of_core(
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
     """
-    parts = position_parts(launch.num_positions, launch.num_features)
+    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
 
     def plan_of(part: LinearLaunch) -> BackwardPlan:
         sizes = BackwardSizes.of_launch(part, options, upstream, gradients.adds_to_weight or parts.is_split)

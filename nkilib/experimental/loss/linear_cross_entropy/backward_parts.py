@@ -16,6 +16,7 @@ from nkilib.experimental.loss.linear_cross_entropy.gradient_block import Gradien
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
+from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE, LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
@@ -85,7 +86,8 @@ class BackwardParts:
         cover: ClassCover | None,
     ) -> BackwardParts:
         """Nothing is loaded yet."""
-        columns = GradientColumns.make(launch, options, upstream)
+        ids = IdGradient.make(launch, options, upstream) if launch.ids > 1 else None
+        columns = GradientColumns.make(launch, options, upstream) if ids is None else ids.columns
         banks_psum = _banks()
         positions = balanced_spans(Span(0, launch.num_positions), plan.position_tiles * PARTITIONS)
         input_banks = Ring([banks_psum[bank] for bank in _INPUT_BANKS])
@@ -115,6 +117,7 @@ class BackwardParts:
                 masks=plan.keeps_logits and launch.bias_hbm is not None,
                 block=plan.class_tiles * PARTITIONS,
                 classes=plan.classes_of_tile,
+                ids=None if ids is None else ids.tiles(plan.class_tiles * PARTITIONS, plan.classes_of_tile),
             ),
             GradientBlock.make(plan, launch.dtype, input_gradient is not None or bias_gradient is not None),
             nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),

@@ -23,6 +23,7 @@ from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
+from nkilib.experimental.loss.linear_cross_entropy.host.id_sizes import bytes_of_ids, instructions_of_ids
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
@@ -96,6 +97,7 @@ class BackwardSizes:
         program_share: of the instructions that a program may have, for the backward.
         weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
         staging_bytes: of a partition, for W that is transposed and then cast.
+        ids: target ids of a position.
     """
 
     num_positions: int
@@ -112,6 +114,7 @@ class BackwardSizes:
     program_share: float = 1.0
     weight_itemsize: int = 0
     staging_bytes: int = 0
+    ids: int = 1
 
     @property
     def loaded_itemsize(self) -> int:
@@ -136,6 +139,7 @@ class BackwardSizes:
             adds_to_weight,
             weight_itemsize=launch.casts.weight,
             staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
+            ids=launch.ids,
         )
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
@@ -143,7 +147,7 @@ class BackwardSizes:
         columns = _COLUMNS * div_ceil(self.num_positions, PARTITIONS)
         rows = (self.has_bias + self.has_class_weights) * class_block
         rings = (self.has_bias + self.has_softcap + self.has_rest) * TURNS * classes_of_tile
-        return (columns + rows + rings) * _FLOAT32_BYTES
+        return (columns + rows + rings) * _FLOAT32_BYTES + bytes_of_ids(self.ids, self.num_positions, classes_of_tile)
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ class BackwardPlan:
         option_bytes: that the options of the loss take of a partition, with the fewest tangents.
         has_softcap, keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
+        ids: target ids of a position.
     """
 
     features: int
@@ -212,6 +217,7 @@ class BackwardPlan:
     program_share: float
     staging_bytes: int
     available_bytes: int
+    ids: int = 1
 
     @property
     def feature_tiles(self) -> int:
@@ -246,7 +252,8 @@ class BackwardPlan:
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
         products = 0 if self.keeps_logits else self.feature_tiles
-        of_logits = div_ceil(classes, self.classes_of_tile) * (products + _INSTRUCTIONS_OF_GRADIENT)
+        of_gradient = _INSTRUCTIONS_OF_GRADIENT + instructions_of_ids(self.ids)
+        of_logits = div_ceil(classes, self.classes_of_tile) * (products + of_gradient)
         of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
         # A tile of dW leaves its bank once for a block of positions, and X is loaded in pieces.
         of_weight = self.position_blocks * stripes * (class_tiles + _INSTRUCTIONS_OF_RESULT) + class_tiles
@@ -393,6 +400,7 @@ class BackwardPlan:
             program_share=sizes.program_share,
             staging_bytes=sizes.staging_bytes,
             available_bytes=usable_sbuf_bytes() if available_bytes is None else available_bytes,
+            ids=sizes.ids,
         )
         return least._grown()
 

@@ -13,7 +13,7 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.results import Results, found_results
+from nkilib.experimental.loss.cross_entropy.results import Found, Results, found_results
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
@@ -23,6 +23,8 @@ from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.id_logits import ScoreResults, found_scores
+from nkilib.experimental.loss.linear_cross_entropy.id_positions import store_ids
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
@@ -43,7 +45,7 @@ def forward_of_core(
     launch: LinearLaunch,
     options: Options,
     tiling: LinearTiling,
-    results: Results,
+    results: Results | ScoreResults,
     keeping: Keeping | None = None,
 ) -> None:
     """The results, of which each core stores some; ``keeping`` is for gradients in the same launch."""
@@ -76,6 +78,7 @@ def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
         forward_needs(launch, options),
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
+        ids=launch.ids,
     )
 
 
@@ -150,7 +153,7 @@ class _Forward:
             None if keeping is None else keeping.kept,
         )
 
-    def run(self, block: Block, results: Results, opens: bool, reopens: bool) -> None:
+    def run(self, block: Block, results: Results | ScoreResults, opens: bool, reopens: bool) -> None:
         """The results of a block of positions.
 
         Args:
@@ -280,18 +283,25 @@ class _BlockForward:
         self._take(step, self.shared, self.statistics.shared_column(number), is_last)
         self.forward.scores.waiting.take_all()
 
-    def finish(self, block: Block, results: Results) -> None:
+    def finish(self, block: Block, results: Results | ScoreResults) -> None:
         """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
         launch, statistics = self.forward.launch, self.statistics
         statistics.finish(self.shared_picked_sbuf)
         if launch.bias_hbm is not None:
             restore_masked(statistics.targets.logits_sbuf)
         first, end = self.part.start * PARTITIONS, min(self.part.stop * PARTITIONS, block.size)
-        for number, found in enumerate(found_results(statistics.group, results, self.forward.options)):
+        for number, found in enumerate(self._found(results)):
             is_own = self.shared_picked_sbuf is not None or number % nl.num_programs() == nl.program_id()
             if is_own and end > first:
                 vector_hbm = block.part(first, end - first).of(found.vector_hbm)
-                store_positions(vector_hbm, found.tile_sbuf[:, self.part.start : self.part.stop])
+                store = store_positions if len(vector_hbm.shape) == 1 else store_ids
+                store(vector_hbm, found.tile_sbuf[:, self.part.start : self.part.stop])
+
+    def _found(self, results: Results | ScoreResults) -> list[Found]:
+        group, options = self.statistics.group, self.forward.options
+        if isinstance(results, ScoreResults):
+            return found_scores(group, results, options)
+        return found_results(group, results, options)
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
         """One block of classes, whose statistics stand in a column; None: it is loaded, and no tile goes through."""

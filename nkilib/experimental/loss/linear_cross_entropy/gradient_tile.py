@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Span
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
+from nkilib.experimental.loss.linear_cross_entropy.id_tiles import IdTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
@@ -80,6 +81,7 @@ class GradientTiles:
         masks: whether scores may be -inf under a cap, where the tangent is -1.
         scale: z is this times the scores.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
+        ids: of several target ids of each position; None for one.
         errors_sbuf, others_sbuf: float32 [128, classes of a tile], which tiles take in turn: for the error, and for
             what is added to it.
     """
@@ -92,10 +94,18 @@ class GradientTiles:
     count_sbuf: nl.NkiTensor
     errors_sbuf: list[nl.NkiTensor]
     others_sbuf: list[nl.NkiTensor]
+    ids: IdTiles | None = None
 
     @classmethod
     def make(
-        cls, columns: GradientColumns, options: Options, is_kept: bool, masks: bool, block: int, classes: int
+        cls,
+        columns: GradientColumns,
+        options: Options,
+        is_kept: bool,
+        masks: bool,
+        block: int,
+        classes: int,
+        ids: IdTiles | None = None,
     ) -> GradientTiles:
         """For blocks of so many classes, and tiles of so many of them."""
 
@@ -114,6 +124,7 @@ class GradientTiles:
             count_sbuf,
             errors_sbuf=ring(True),
             others_sbuf=ring(columns.rest_sbuf is not None),
+            ids=ids,
         )
 
     def make_tile(
@@ -131,16 +142,22 @@ class GradientTiles:
             dst_sbuf: [rows, classes], of the type of the products.
             scores: float32 [rows, classes], the logits, or the tangents of a cap; overwritten.
             place: of the tile.
-            target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class.
+            target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class; [rows,
+                1, K'] of several ids.
             weights_sbuf: class weights, float32 [rows, classes]; None for 1.
         """
         error_sbuf, own_sbuf = _turn(self.errors_sbuf, number, place), place.of(self.columns.own_sbuf)
         slopes_sbuf = self._slopes(number, error_sbuf, scores, place)
         self._softmax(error_sbuf, scores, place)
+        ids_sbuf = None
+        if self.ids is not None:
+            ids_sbuf = self.ids.gradients(number, target_sbuf[:, 0], place.column, *place.classes)
         if slopes_sbuf is not None and not self.columns.has_target:
-            self._multiply_slopes(dst_sbuf, slopes_sbuf, error_sbuf, scores)
+            self._multiply_slopes(dst_sbuf, slopes_sbuf, error_sbuf, scores, ids_sbuf)
             return None
-        other_sbuf = self._others(number, error_sbuf, slopes_sbuf, place, weights_sbuf)
+        other_sbuf = ids_sbuf
+        if other_sbuf is None:
+            other_sbuf = self._others(number, error_sbuf, slopes_sbuf, place, weights_sbuf)
         if self.columns.has_target:
             nisa.scalar_tensor_tensor(
                 dst=error_sbuf,
@@ -207,10 +224,17 @@ class GradientTiles:
         slopes_sbuf: nl.NkiTensor,
         softmax_sbuf: nl.NkiTensor,
         scores: nl.NkiTensor,
+        ids_sbuf: nl.NkiTensor | None,
     ) -> None:
-        """D * p, and nothing else."""
+        """D * p, and what several target ids take."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
-        _multiply(gradient_sbuf, slopes_sbuf, softmax_sbuf)
+        if ids_sbuf is None:
+            _multiply(gradient_sbuf, slopes_sbuf, softmax_sbuf)
+        else:
+            _multiply(slopes_sbuf, slopes_sbuf, softmax_sbuf)
+            nisa.scalar_tensor_tensor(
+                dst=gradient_sbuf, data=slopes_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.add, operand1=ids_sbuf
+            )
         if self.softcap is not None:
             self._square(scores)
             through_cap(dst_sbuf, softmax_sbuf, scores)

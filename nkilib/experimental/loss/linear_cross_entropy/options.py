@@ -19,6 +19,8 @@ WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
 FEATURES_MIN, FEATURES_MAX = 16, 16384
 # What an index of 32 bits counts.
 POSITIONS_MAX = 2**31 - 1
+# Target ids of a position.
+IDS_MAX = 64
 # Classes of all shards are counted in float32 where they are compared with a target.
 CLASSES_MAX = 2**24
 
@@ -65,11 +67,12 @@ class LinearLaunch:
         function: that is named in errors.
         input_hbm: X, [N, D].
         weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
-        targets_hbm: [N], int32.
+        targets_hbm: [N], int32; [N, K] for K target ids of each position.
         bias_hbm: [V], or None.
         class_weight_hbm: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
         compute_dtype: that X, W and the bias are rounded to for the products; None for the type of X.
+        ids: K, of each position.
     """
 
     function: str
@@ -80,6 +83,7 @@ class LinearLaunch:
     class_weight_hbm: nl.NkiTensor | None
     weight_layout: str
     compute_dtype: nl.DType | None = None
+    ids: int = 1
 
     @property
     def num_positions(self) -> int:

@@ -15,7 +15,7 @@ from nkilib.core.rows.batches import StoredRows
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments
 from nkilib.core.rows.score_moments import MeanMoment, SquareMoment
 from nkilib.core.rows.statistics import Columns, Statistics
-from nkilib.core.rows.tiles import finite_limit
+from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
@@ -32,7 +32,8 @@ class PositionStatistics:
         group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
             the same of the other core.
         targets: their logits are there in the end.
-        picked_sbuf: what this core has of them: column 0, float32 [128, tiles].
+        picked_sbuf: what this core has of them: column 0, float32 [128, tiles]; of several target ids a tile of its own.
+        received_ids_sbuf: what the other core has of several ids, float32 [128, tiles, ids]; None for one.
         exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous: this
             one's, the other one's, and those of blocks of classes that the cores share.
     """
@@ -42,6 +43,7 @@ class PositionStatistics:
     targets: TargetValues
     picked_sbuf: nl.NkiTensor
     exchanged_sbuf: nl.NkiTensor
+    received_ids_sbuf: nl.NkiTensor | None = None
 
     @classmethod
     def make(
@@ -78,7 +80,10 @@ class PositionStatistics:
                 nisa.memset(dst=argmax.found_sbuf[:, :, start:end], value=float(options.classes.total))
         exact_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         group = Group(positions, statistics, moments, argmax, exact_sbuf, targets)
-        return cls(window, group, targets, picked_sbuf[:, :, 0], exchanged_sbuf)
+        if len(targets.logits_sbuf.shape) == 2:
+            return cls(window, group, targets, picked_sbuf[:, :, 0], exchanged_sbuf)
+        picked_sbuf, received_sbuf = float32_like(targets.logits_sbuf), float32_like(targets.logits_sbuf)
+        return cls(window, group, targets, picked_sbuf, exchanged_sbuf, received_sbuf)
 
     def column(self, number: int) -> int:
         """Of block number ``number`` of classes."""
@@ -105,6 +110,10 @@ class PositionStatistics:
             recv_from_rank=other,
             pipe_id=0,
         )
+        if self.received_ids_sbuf is not None:
+            nisa.sendrecv(
+                src=self.picked_sbuf, dst=self.received_ids_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=0
+            )
 
     def finish(self, shared_sbuf: nl.NkiTensor | None) -> None:
         """Combine the statistics of all columns, and take logs.
@@ -124,7 +133,9 @@ class PositionStatistics:
         if nl.num_programs() == 1:
             nisa.tensor_copy(dst=picked_sbuf, src=self.picked_sbuf)
             return
-        others_sbuf = self.exchanged_sbuf[:, self.window + 1, 0]
+        others_sbuf = self.received_ids_sbuf
+        if others_sbuf is None:
+            others_sbuf = self.exchanged_sbuf[:, self.window + 1, 0]
         nisa.tensor_tensor(dst=picked_sbuf, data1=self.picked_sbuf, data2=others_sbuf, op=nl.maximum)
         if shared_sbuf is not None:
             nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)

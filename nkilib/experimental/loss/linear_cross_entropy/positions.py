@@ -11,6 +11,7 @@ from nkilib.experimental.loss.cross_entropy.group import TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Classes, Options
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block
+from nkilib.experimental.loss.linear_cross_entropy.id_positions import load_ids
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_positions, store_positions
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
@@ -50,8 +51,9 @@ def load_input(
 
 
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
-    """The targets of a block, float32 [128, tiles], which holds classes exactly up to 2^24."""
-    return load_positions(block.of(launch.targets_hbm), fill=-1.0)
+    """The targets of a block, float32 [128, tiles], which holds classes exactly up to 2^24; [128, tiles, ids] of ids."""
+    targets_hbm = block.of(launch.targets_hbm)
+    return load_positions(targets_hbm, fill=-1.0) if launch.ids == 1 else load_ids(targets_hbm, fill=-1.0)
 
 
 def target_values(
@@ -66,7 +68,7 @@ def target_values(
 
 
 def _masks(targets_sbuf: nl.NkiTensor, options: Options) -> TargetMasks:
-    masks = TargetMasks.make(*targets_sbuf.shape)
+    masks = TargetMasks(*(nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf) for _ in range(2)))
     first, last = options.classes.first, options.classes.first + options.classes.held - 1
     nisa.tensor_scalar(
         dst=masks.valid_sbuf, data=targets_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
+from nkilib.experimental.loss.linear_cross_entropy.id_positions import broadcast_like
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
@@ -25,7 +26,7 @@ _GPSIMD = nisa.engine.gpsimd
 
 @dataclass(frozen=True)
 class TargetLogits:
-    """Of a block of positions: tiles [128, tiles].
+    """Of a block of positions: tiles [128, tiles], or [128, tiles, ids] where each position has several targets.
 
     Attributes:
         distance_sbuf: targets less the first class of the block of classes that comes next, float32.
@@ -59,9 +60,9 @@ class TargetLogits:
         """Nothing picked yet.
 
         Args:
-            targets_sbuf: float32 [128, tiles].
+            targets_sbuf: float32 [128, tiles], or [128, tiles, ids].
             first_class: of the core.
-            picked_sbuf: float32 [128, tiles], where the logits shall stand.
+            picked_sbuf: float32, of that shape, where the logits shall stand.
             stride: elements from one tile of logits to the next of those that are gathered from at once.
             side_by_side: how many these are.
             sizes: of the blocks of classes.
@@ -84,8 +85,8 @@ class TargetLogits:
 
     def aim(self, classes: int) -> None:
         """Say where the targets are in the next block, of so many classes."""
-        sizes_sbuf, tiles = self.sizes_sbuf[classes], self.distance_sbuf.shape[1]
-        parts_sbuf = [sizes_sbuf[:, part : part + 1].broadcast(1, tiles) for part in range(4)]
+        sizes_sbuf = self.sizes_sbuf[classes]
+        parts_sbuf = [broadcast_like(sizes_sbuf[:, part : part + 1], self.distance_sbuf) for part in range(4)]
         size_sbuf, last_sbuf, zero_sbuf, lowest_sbuf = parts_sbuf
         self._combine(self.nearest_sbuf, self.distance_sbuf, last_sbuf, nl.minimum)
         self._combine(self.nearest_sbuf, self.nearest_sbuf, zero_sbuf, nl.maximum)

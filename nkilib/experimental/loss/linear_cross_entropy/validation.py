@@ -70,7 +70,8 @@ def validate_linear_arrays(launch: LinearLaunch) -> None:
     _validate_input(function, launch.input_hbm)
     _validate_compute_dtype(launch)
     _validate_weight(launch)
-    validate_class_targets(function, launch.targets_hbm, launch.num_positions, "input_hbm", _LIKE)
+    if launch.ids == 1:
+        validate_class_targets(function, launch.targets_hbm, launch.num_positions, "input_hbm", _LIKE)
     if launch.bias_hbm is not None:
         _validate_bias(launch, launch.bias_hbm)
     if launch.class_weight_hbm is not None:
@@ -202,6 +203,7 @@ def validated_tiling(
         input_dtype=launch.input_hbm.dtype,
         weight_dtype=launch.weight_hbm.dtype,
         forward_needs=needs,
+        ids=launch.ids,
     )
     tiling = LinearTiling(
         chosen.position_block if position_block is None else position_block,

@@ -26,7 +26,7 @@ They hold for the simulator; hardware was never measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import ml_dtypes
@@ -75,7 +75,7 @@ _ROUNDOFF: Final = {
 }
 
 
-class _Block(NamedTuple):
+class GradientRows(NamedTuple):
     """Some positions: their G, and how far it may be off before it is rounded."""
 
     rows: slice
@@ -111,7 +111,7 @@ def linear_gradient_bounds(
 
     For lse as the kernel received it, or as it computed it itself; arguments as in ``linear_backward_reference``.
     """
-    weight, roundoff = problem.classes_first, _ROUNDOFF[problem.input.dtype]
+    weight = problem.classes_first
     sizes = coefficient_sizes(
         problem.targets,
         upstream.lse,
@@ -124,6 +124,21 @@ def linear_gradient_bounds(
     largest = float(sizes.max(initial=0.0))
     if upstream.grad_entropy is not None:
         largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
+    return bounds_of_gradients(problem, gradients_of_logits(problem, upstream, sizes, weight), largest, classes)
+
+
+def bounds_of_gradients(
+    problem: LinearProblem, blocks: Iterable[GradientRows], largest: float, classes: slice = EVERY_CLASS
+) -> LinearGradients:
+    """Largest accepted errors of dX, dW and db, from gradients of logits.
+
+    Args:
+        problem: with all classes.
+        blocks: gradients of logits, and how far each may be off before it is rounded; they cover the positions.
+        largest: coefficient of a gradient of logits, before the temperature: float16 has a power of two for it.
+        classes: as in ``linear_backward_reference``.
+    """
+    weight, roundoff = problem.classes_first, _ROUNDOFF[problem.input.dtype]
     floor = roundoff.floor * largest / problem.recipe.temperature
     of_input = np.empty(problem.input.shape, np.float64)
     held = weight[classes]
@@ -131,7 +146,7 @@ def linear_gradient_bounds(
     exact_weight, exact_bias = np.zeros_like(held), np.zeros(len(held))
     of_classes = (div_ceil(len(held), _LANES) + _OF_SUM) * ROUNDOFF
     of_positions = (div_ceil(len(problem.input), _LANES) + _OF_SUM) * ROUNDOFF
-    for rows, whole, off_whole in _gradients_of_logits(problem, upstream, sizes, weight):
+    for rows, whole, off_whole in blocks:
         gradient, off = whole[:, classes], off_whole[:, classes]
         values = np.abs(problem.input[rows].astype(np.float64))
         off = off + roundoff.relative * (np.abs(gradient) + off) + floor
@@ -189,9 +204,9 @@ def _means(values: Float64Array, z: Float64Array) -> Float64Array:
     return means
 
 
-def _gradients_of_logits(
+def gradients_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, sizes: Float64Array, weight: Float64Array
-) -> Iterator[_Block]:
+) -> Iterator[GradientRows]:
     """Blocks that cover the positions."""
     options, cap = problem.recipe, problem.recipe.logit_softcap
     for rows in problem.row_blocks():
@@ -216,4 +231,4 @@ def _gradients_of_logits(
             if cap is not None:
                 tangents = np.tanh(logits / cap)
                 of_p = of_p * (1.0 - np.square(tangents)) + np.abs(gradient) * 2.0 * np.abs(tangents) * off / cap
-        yield _Block(rows, gradient, bound + of_p)
+        yield GradientRows(rows, gradient, bound + of_p)

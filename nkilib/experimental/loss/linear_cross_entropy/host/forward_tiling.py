@@ -46,6 +46,8 @@ _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
 # Instructions of a block of classes beside those of its tiles.
 _OF_BLOCK = 20
+# Numbers of each of several target ids of a position: where it is, what is found there, and what is made of that.
+_OF_ID = 14
 # Of a staged tile: a transfer and a cast.
 _OF_STAGED = 2
 
@@ -101,6 +103,7 @@ class ForwardSizes:
         program_share: of the instructions that a program may have, for the forward.
         weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
         staging_bytes: of a partition, for operands that are transposed and then cast.
+        ids: target ids of a position.
     """
 
     num_positions: int
@@ -112,6 +115,7 @@ class ForwardSizes:
     program_share: float = 1.0
     weight_itemsize: int = 0
     staging_bytes: int = 0
+    ids: int = 1
 
     @property
     def loaded_itemsize(self) -> int:
@@ -159,6 +163,7 @@ class ForwardSizes:
         columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
         numbers += 0 if needs == ForwardNeeds() else _OF_POSITION_WITH_OPTIONS
+        numbers += _OF_ID * self.ids if self.ids > 1 else 0
         of_tiles = tiles * numbers * _FLOAT32_BYTES
         return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ def backward_workspace_bytes(
     grad_weight_sum_hbm: Any = None,
     grad_input_float32: bool = False,
     compute_dtype: Any = None,
+    targets_hbm: Any = None,
     cores: int = 1,
     **_: Any,
 ) -> int:
@@ -46,6 +48,7 @@ def backward_workspace_bytes(
     X and a bias that are rounded to ``compute_dtype`` besides; of more than 65,536 positions what their parts take.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
+    ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
     chosen = choose_linear_tiling(
         *launch,
         input_hbm.dtype if compute_dtype is None else compute_dtype,
@@ -53,10 +56,11 @@ def backward_workspace_bytes(
         cores=cores,
         weight_layout=weight_layout,
         weight_dtype=weight_hbm.dtype,
+        ids=ids,
     )
     tiling = LinearTiling(position_block or chosen.position_block, class_block or chosen.class_block)
     copies = _copies(input_hbm, bias_hbm, compute_dtype, cores)
-    parts = position_parts(launch.positions, launch.features)
+    parts = position_parts(launch.positions, launch.features, ids)
     if not parts.is_split:
         return copies + backward_bytes(launch.positions, launch.features, *tiling, cores=cores)
     is_wide = grad_input_float32 or dtype_name(input_hbm.dtype) == "float32"
@@ -176,4 +180,18 @@ LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
     error="those of the forward and the backward",
     workspace_bytes=one_launch_workspace_bytes,
     notes=f"gradients are those of the unrounded logits that it keeps; {_CORES}",
+)
+LINEAR_TOKEN_SCORES_FORWARD = replace(
+    LINEAR_CROSS_ENTROPY_FORWARD, error="those of linear_cross_entropy_forward, whose loss is minus the log-probability"
+)
+LINEAR_TOKEN_SCORES_BACKWARD = replace(
+    LINEAR_CROSS_ENTROPY_BACKWARD,
+    workspace=(
+        "4 cores N D, and 8 cores class_block D where N > position_block; of more positions than a part has twice that "
+        f"of a part of n positions, 4 n D and 4 V D + 8 V; {_COPIES}"
+    ),
+    error=(
+        "that of linear_cross_entropy_backward, with (K + 4) u sum |g_k| more in each G, u = 2^-24, before it is "
+        "rounded"
+    ),
 )

@@ -16,6 +16,14 @@ _POSITIONS_OF_PART, _ELEMENTS_OF_PART = 16384, 4096 * 8192
 # An operand of another type than that of the products is transposed into tiles of so many elements a partition, of
 # which there are so many, and cast from there.
 STAGED_ELEMENTS, STAGES = 1024, 4
+# Target ids that Vector looks for at a time, and how many of them there may be in each partition for all positions of a
+# part: they stay, three numbers each.
+IDS_OF_SEARCH, _IDS_OF_PART = 8, 2048
+
+
+def searched_ids(ids: int) -> int:
+    """Target ids of a position, whole searches."""
+    return div_ceil(ids, IDS_OF_SEARCH) * IDS_OF_SEARCH
 
 
 class LinearTiling(NamedTuple):
@@ -54,9 +62,14 @@ class PositionParts(NamedTuple):
         return 1 + (self.rest > 0)
 
 
-def position_parts(num_positions: int, num_features: int) -> PositionParts:
-    """One part, or of many positions the fewest parts, as equal as tiles of 128 positions can be."""
+def position_parts(num_positions: int, num_features: int, ids: int = 1) -> PositionParts:
+    """One part, or of many positions the fewest parts, as equal as tiles of 128 positions can be.
+
+    Of several target ids of a position a part has fewer positions.
+    """
     limit = limited_positions(POSITIONS_UNSPLIT)
+    if ids > 1:
+        limit = min(limit, _IDS_OF_PART // searched_ids(ids) * TILE)
     if num_positions <= limit:
         return PositionParts(num_positions, 1, 0)
     most = max(1, min(_POSITIONS_OF_PART, _ELEMENTS_OF_PART // num_features, limit) // TILE)

@@ -23,6 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
+    IDS_MAX,
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
@@ -49,6 +50,7 @@ class _Launch(NamedTuple):
     scratch_bytes: int
     casts: CastBytes
     needs: ForwardNeeds
+    ids: int = 1
 
 
 def choose_linear_tiling(
@@ -66,6 +68,7 @@ def choose_linear_tiling(
     input_dtype: Any = None,
     weight_dtype: Any = None,
     forward_needs: ForwardNeeds | None = None,
+    ids: int = 1,
 ) -> LinearTiling:
     """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
 
@@ -91,6 +94,7 @@ def choose_linear_tiling(
         input_dtype, weight_dtype: of X and W where the kernel is given a ``compute_dtype``, which is ``dtype`` then;
             None: ``dtype``.
         forward_needs: of the forward, which options there are; None: all of them if ``extended``.
+        ids: K, 1 to 64, of ``linear_token_scores_forward`` and ``linear_token_scores_backward``.
 
     Returns:
         What the kernels accept for such a launch on the target.
@@ -106,6 +110,7 @@ def choose_linear_tiling(
             ("num_positions", num_positions, 1, POSITIONS_MAX),
             ("num_features", num_features, FEATURES_MIN, FEATURES_MAX),
             ("vocab_size", vocab_size, 1, CLASSES_MAX),
+            ("ids", ids, 1, IDS_MAX),
         )
     ]
     name = dtype_name(dtype)
@@ -122,7 +127,7 @@ def choose_linear_tiling(
         if value not in known:
             raise ValueError(f"{caller}: {argument} must be one of {', '.join(map(str, known))}, got {value!r}")
     first = weight_layout == CLASSES_FIRST
-    positions, features, classes = sizes
+    positions, features, classes, ids = sizes
     casts = CastBytes(*(0 if operand == name else _ITEMSIZES[operand] for operand in operands))
     needs = forward_needs
     if needs is None:
@@ -139,6 +144,7 @@ def choose_linear_tiling(
         scratch_bytes,
         casts,
         needs,
+        ids,
     )
     return _chosen(direction, launch, limits_in_force())
 
@@ -165,13 +171,14 @@ def _forward(launch: _Launch) -> LinearTiling:
         launch.needs,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
+        ids=launch.ids,
     )
     return choose_forward_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
 def _backward(launch: _Launch) -> LinearTiling:
     """Of a part of the positions where they are split."""
-    parts = position_parts(launch.num_positions, launch.num_features)
+    parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
     return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
 
 
@@ -190,6 +197,7 @@ def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> 
         keeps_logits=keeps_logits,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.backward_staging(launch.has_classes_first, keeps_logits),
+        ids=launch.ids,
     )
     available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
     return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))

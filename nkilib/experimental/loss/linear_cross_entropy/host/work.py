@@ -6,6 +6,7 @@ takes N V D multiply-adds, and so does each of dX and dW.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -91,6 +92,42 @@ def linear_backward_work(
         ),
         exponentials=_exponentials(elements, logit_softcap),
     )
+
+
+def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any, **options: Any) -> Work:
+    """The work of ``linear_token_scores_forward``: K results a position where ``linear_forward_work`` counts one."""
+    ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
+    found = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
+    further = input_hbm.shape[0] * (ids * (1 + with_target) - 1)
+    return replace(found, hbm_bytes=found.hbm_bytes + further * _FLOAT32_BYTES)
+
+
+def linear_scores_backward_work(
+    input_hbm: Any,
+    weight_hbm: Any,
+    targets_hbm: Any,
+    lse_hbm: Any,
+    grad_logprob_hbm: Any = None,
+    bias_hbm: Any = None,
+    grad_lse_hbm: Any = None,
+    entropy_hbm: Any = None,
+    grad_entropy_hbm: Any = None,
+    **options: Any,
+) -> Work:
+    """The work of ``linear_token_scores_backward``, whose parameters it takes."""
+    found = linear_backward_work(
+        input_hbm,
+        weight_hbm,
+        targets_hbm,
+        lse_hbm,
+        None,
+        bias_hbm,
+        None,
+        grad_lse_hbm,
+        grad_logprob_hbm,
+        **options,
+    )
+    return replace(found, hbm_bytes=found.hbm_bytes + _bytes(entropy_hbm, grad_entropy_hbm))
 
 
 def linear_forward_backward_work(

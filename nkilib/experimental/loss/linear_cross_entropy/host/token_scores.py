@@ -1,0 +1,266 @@
+"""Log-probabilities of several target ids a position and their gradients in float64, and how far kernels may be off.
+
+The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of the logits is
+that of log-sum-exp and entropy, and for gradients g_k of the ids t_k ``sum_k g_k (1[t_k = v] - p_v)``, over the
+temperature and through a cap.
+
+How far it may be off is granted as for one id whose gradient has the size of all of them, S = sum |g_k|; at the ids
+(K + 4) u S more, u = 2^-24, for the sums of g_k and of them all, which are not added in the same order, and 8 u of the
+gradient for the sum with the rest of it; through a cap c, 2 |tanh| dz / c of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.host.bounds import FORWARD_UNITS
+from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, coefficient_sizes
+from nkilib.experimental.loss.cross_entropy.host.reference import (
+    BackwardInputs,
+    ExtendedResults,
+    Float64Array,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
+    ROUNDOFF,
+    GradientRows,
+    bounds_of_gradients,
+    gradients_of_logits,
+    linear_forward_bounds,
+    logit_bounds,
+)
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
+    EVERY_CLASS,
+    LinearGradients,
+    LinearProblem,
+    gradient_of_logits,
+    linear_forward_reference,
+)
+
+# Of one target.
+_OF_LOSS = ("loss", "position_weight", "distance_sum")
+
+
+@dataclass(frozen=True)
+class ScoreInputs:
+    """What ``linear_token_scores_backward`` receives beside operands and targets.
+
+    Attributes:
+        lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
+        grad_logprob: [N, K]; None for 0.
+        grad_lse, entropy, grad_entropy: [N]; None for 0, and without a gradient of the entropy.
+    """
+
+    lse: npt.NDArray[Any]
+    grad_logprob: npt.NDArray[Any] | None = None
+    grad_lse: npt.NDArray[Any] | None = None
+    entropy: npt.NDArray[Any] | None = None
+    grad_entropy: npt.NDArray[Any] | None = None
+
+
+def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
+    """All results of ``linear_token_scores_forward`` but maximum and log-sum, by name.
+
+    Args:
+        problem: whose targets are [N, K].
+    """
+    found = linear_forward_reference(_of_largest(problem))
+    results = {each.name: getattr(found, each.name) for each in fields(ExtendedResults) if each.name not in _OF_LOSS}
+    valid, ids = problem.targets != problem.options.ignore_index, _AtIds.of(problem)
+    results["logprob"] = np.where(valid, ids.below, 0.0) - np.where(valid, ids.log_sum, 0.0)
+    results["target_logit"] = np.where(valid, ids.scores, 0.0)
+    return results
+
+
+def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
+    """Largest accepted errors by name of a result; arguments as in :func:`scores_forward_reference`.
+
+    The bound of a loss is that of the class of the largest logit and 16 u of the distance from there.
+    """
+    found, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
+    recipe = problem.recipe
+    of_cap = CAP_UNITS * UNIT * (recipe.logit_softcap or 0.0) / recipe.temperature
+    of_scale = 0.0 if recipe.temperature == 1.0 else 2.0 * UNIT
+    with np.errstate(invalid="ignore"):
+        found["logprob"] = found["loss"][:, np.newaxis] - FORWARD_UNITS * UNIT * ids.below
+        found["target_logit"] = of_cap + SMALLEST_NORMAL + of_scale * np.abs(ids.scores) + ids.off
+    return {name: values for name, values in found.items() if name not in _OF_LOSS}
+
+
+def scores_backward_reference(
+    problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
+) -> LinearGradients:
+    """All gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
+
+    Args:
+        problem: with all classes, whose targets are [N, K].
+        upstream: as the kernel received it.
+        classes: of a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
+    """
+    weight = problem.classes_first
+    held = weight[classes]
+    of_input = np.empty(problem.input.shape, np.float64)
+    of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
+    ids = _Ids.of(problem, upstream)
+    for rows in problem.row_blocks():
+        gradient = ids.gradient(rows, weight)[:, classes]
+        of_input[rows] = gradient @ held
+        of_weight += gradient.T @ problem.input[rows].astype(np.float64)
+        of_bias += gradient.sum(axis=0)
+    return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
+
+
+def scores_gradient_bounds(
+    problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
+) -> LinearGradients:
+    """Largest accepted errors of every element; arguments as in :func:`scores_backward_reference`."""
+    ids = _Ids.of(problem, upstream)
+    sizes = ids.sizes.sum(axis=1)
+    if upstream.grad_lse is not None:
+        sizes = sizes + np.abs(upstream.grad_lse.astype(np.float64))
+    largest = float(sizes.max(initial=0.0))
+    if upstream.grad_entropy is not None:
+        largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
+    return bounds_of_gradients(problem, ids.bounded(), largest, classes)
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """The ids of a problem and their gradients.
+
+    Attributes:
+        problem: with ids.
+        rest: the problem without, whose targets are all ignored.
+        upstream: of log-sum-exp and entropy alone.
+        classes: [N, K], 0 for an ignored id.
+        gradients: [N, K], 0 for an ignored id.
+    """
+
+    problem: LinearProblem
+    rest: LinearProblem
+    upstream: BackwardInputs
+    classes: npt.NDArray[Any]
+    gradients: Float64Array
+
+    @classmethod
+    def of(cls, problem: LinearProblem, upstream: ScoreInputs) -> _Ids:
+        ignored = problem.options.ignore_index
+        valid = problem.targets != ignored
+        gradients = np.zeros(problem.targets.shape)
+        if upstream.grad_logprob is not None:
+            gradients = np.where(valid, upstream.grad_logprob, 0.0).astype(np.float64)
+        positions = len(problem.targets)
+        rest = replace(problem, targets=np.full(positions, ignored, problem.targets.dtype))
+        others = BackwardInputs(
+            upstream.lse,
+            np.zeros(positions),
+            upstream.grad_lse,
+            None,
+            upstream.entropy,
+            upstream.grad_entropy,
+        )
+        return cls(problem, rest, others, np.where(valid, problem.targets, 0), gradients)
+
+    @property
+    def sizes(self) -> Float64Array:
+        """|g_k|."""
+        return np.abs(self.gradients)
+
+    def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
+        """The sums of the values [N, K] at the classes of their ids, [R, V]."""
+        classes = self.classes[rows]
+        found = np.zeros((len(classes), vocabulary))
+        np.add.at(found, (np.arange(len(classes))[:, np.newaxis], classes), values[rows])
+        return found
+
+    def gradient(self, rows: slice, weight: Float64Array) -> Float64Array:
+        """G, [R, V]."""
+        problem, recipe = self.problem, self.problem.recipe
+        logits, lse = problem.logits_of(rows, weight), self.upstream.lse[rows].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            p = np.exp(recipe.scores(logits, None) - np.where(np.isfinite(lse), lse, np.nan)[:, np.newaxis])
+        drawn = self.scattered(self.gradients, rows, len(weight))
+        gradient = (drawn - self.gradients[rows].sum(axis=1, keepdims=True) * p) / recipe.temperature
+        if recipe.logit_softcap is not None:
+            gradient *= 1.0 - np.square(np.tanh(logits / recipe.logit_softcap))
+        of_rest: Float64Array = gradient_of_logits(self.rest, self.upstream, rows, weight)
+        return gradient + of_rest
+
+    def bounded(self) -> Iterator[GradientRows]:
+        """Gradients of logits, and how far they may be off."""
+        problem, recipe, weight = self.problem, self.problem.recipe, self.problem.classes_first
+        first = replace(problem, targets=self.classes[:, 0])
+        if recipe.ignore_index >= 0:
+            first = replace(first, options=replace(first.options, ignore_index=-100))
+        upstream = replace(self.upstream, grad_logprob=self.sizes.sum(axis=1))
+        sizes = coefficient_sizes(
+            first.targets,
+            upstream.lse,
+            upstream.grad_loss,
+            first.options,
+            first.vocab_size,
+            upstream.grad_lse,
+            upstream.grad_logprob,
+        )
+        of_sums = (
+            (self.classes.shape[1] + 4)
+            * ROUNDOFF
+            * np.broadcast_to(self.sizes.sum(axis=1, keepdims=True), self.sizes.shape)
+        )
+        for block in gradients_of_logits(first, upstream, sizes, weight):
+            gradient = self.gradient(block.rows, weight)
+            off = block.off + self.scattered(of_sums, block.rows, len(weight)) / recipe.temperature
+            off += 8.0 * ROUNDOFF * np.abs(gradient)
+            if recipe.logit_softcap is not None:
+                logits = problem.logits_of(block.rows, weight)
+                of_cap = np.abs(np.tanh(logits / recipe.logit_softcap)) / recipe.logit_softcap
+                of_logits = logit_bounds(problem, block.rows, weight)
+                off += 2.0 * np.abs(gradient) * np.where(np.isfinite(logits), of_cap * of_logits, 0.0)
+            yield GradientRows(block.rows, gradient, off)
+
+
+@dataclass(frozen=True)
+class _AtIds:
+    """What there is at the ids, and of each position, float64 [N, K] and [N, 1]; an ignored id is class 0.
+
+    Attributes:
+        scores: z.
+        below: z less the maximum.
+        off: how far z may be off by the rounding of products.
+        log_sum: lse less the maximum.
+    """
+
+    scores: Float64Array
+    below: Float64Array
+    off: Float64Array
+    log_sum: Float64Array
+
+    @classmethod
+    def of(cls, problem: LinearProblem) -> _AtIds:
+        weight, recipe = problem.classes_first, problem.recipe
+        classes = np.where(problem.targets == recipe.ignore_index, 0, problem.targets)
+        found: list[list[Float64Array]] = [[], [], [], []]
+        for rows in problem.row_blocks():
+            z = recipe.scores(problem.logits_of(rows, weight), None)
+            maximum = z.max(axis=1, keepdims=True)
+            off = logit_bounds(problem, rows, weight) / recipe.temperature
+            scores = np.take_along_axis(z, classes[rows], axis=1)
+            with np.errstate(invalid="ignore"):
+                log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
+                values = (scores, scores - maximum, np.take_along_axis(off, classes[rows], axis=1), log_sum)
+            for part, value in zip(found, values, strict=True):
+                part.append(value)
+        return cls(*(np.concatenate(part) for part in found))
+
+
+def _of_largest(problem: LinearProblem) -> LinearProblem:
+    """One target a position, of which nothing but the sizes of errors is taken: the class of the largest logit."""
+    weight = problem.classes_first
+    largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
+    options = replace(problem.options, ignore_index=-100)
+    return replace(problem, targets=np.concatenate(largest), options=options)

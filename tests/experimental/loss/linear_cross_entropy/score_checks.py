@@ -1,0 +1,152 @@
+"""Launching the kernels of several target ids, and comparing all results and gradients with float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nkilib.experimental.loss import linear_token_scores_backward, linear_token_scores_forward
+from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearGradients, LinearProblem
+from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
+    ScoreInputs,
+    scores_backward_reference,
+    scores_forward_bounds,
+    scores_forward_reference,
+    scores_gradient_bounds,
+)
+
+from .linear_inputs import Array
+
+WANTED = ("target", "argmax", "entropy", "log_sum", "log_sum_squares", "mean_logit")
+_NAMES = {"target": ("target_logit",), "log_sum": ("maximum", "log_sum")}
+
+
+def with_ids(problem: LinearProblem, ids: int, seed: int = 5, ignored: float = 0.2) -> LinearProblem:
+    """The problem with so many ids a position: its target first and last, the first and last class, others, ignored ones.
+
+    Where there is room, so that ids are repeated, stand at ends of tiles, and are neighbours.
+    """
+    rng, positions, classes = np.random.default_rng(seed), len(problem.targets), problem.vocab_size
+    allowed = np.arange(classes)
+    if problem.bias is not None:
+        allowed = np.flatnonzero(np.isfinite(problem.bias))
+    found = rng.choice(allowed, (positions, ids)).astype(np.int32)
+    found[rng.random(found.shape) < ignored] = problem.options.ignore_index
+    if ids > 4:
+        found[:, 1], found[:, 2], found[:, 3] = allowed[0], allowed[-1], allowed[len(allowed) // 2]
+        found[1::2, 4] = allowed[len(allowed) // 2 - 1]
+    found[:, 0] = found[:, -1] = problem.targets
+    return replace(problem, targets=found)
+
+
+def upstream_of(
+    problem: LinearProblem, lse: Array, entropy: Array | None = None, *, of_lse: bool = False, seed: int = 6
+) -> ScoreInputs:
+    """Different gradients for all ids, and where they are asked for of lse and entropy."""
+    rng, (positions, ids) = np.random.default_rng(seed), problem.targets.shape
+    of_ids = rng.standard_normal((positions, ids)).astype(np.float32)
+    of_positions = rng.standard_normal((2, positions)).astype(np.float32)
+    return ScoreInputs(
+        lse,
+        of_ids,
+        of_positions[0] if of_lse else None,
+        entropy,
+        None if entropy is None else of_positions[1],
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernels are launched; nothing of it changes the truth.
+
+    Attributes:
+        cores: of the launch.
+        position_block, class_block: of the tiling; None for the default.
+        wanted: further results.
+    """
+
+    cores: int = 2
+    position_block: int | None = None
+    class_block: int | None = None
+    wanted: tuple[str, ...] = ()
+
+    def arguments(self, problem: LinearProblem) -> dict[str, Any]:
+        """Keywords of both kernels."""
+        options = problem.options
+        return {
+            "bias_hbm": problem.bias,
+            "weight_layout": problem.weight_layout,
+            "position_block": self.position_block,
+            "class_block": self.class_block,
+            "ignore_index": options.ignore_index,
+            "logit_softcap": options.logit_softcap,
+            "temperature": options.temperature,
+            "logit_scale": problem.logit_scale,
+        }
+
+    def results(self, problem: LinearProblem, **shard: int) -> dict[str, Array]:
+        """What the forward returns, by name."""
+        found = linear_token_scores_forward[self.cores](
+            problem.input,
+            problem.weight,
+            problem.targets,
+            **self.arguments(problem),
+            **{f"with_{name}": True for name in self.wanted},
+            **shard,
+        )
+        names = ["logprob", "lse"]
+        for name in WANTED:
+            if name in self.wanted:
+                names += _NAMES.get(name, (name,))
+        return dict(zip(names, found, strict=True))
+
+    def gradients(self, problem: LinearProblem, upstream: ScoreInputs, **further: Any) -> dict[str, Array]:
+        """What the backward returns, by name; NaN comes as the gradient of ignored ids."""
+        given = upstream.grad_logprob
+        if given is not None:
+            given = np.where(problem.targets == problem.options.ignore_index, np.float32(np.nan), given)
+        found = linear_token_scores_backward[self.cores](
+            problem.input,
+            problem.weight,
+            problem.targets,
+            upstream.lse,
+            given,
+            grad_lse_hbm=upstream.grad_lse,
+            entropy_hbm=upstream.entropy,
+            grad_entropy_hbm=upstream.grad_entropy,
+            **self.arguments(problem),
+            **further,
+        )
+        names = ["input", "weight"] if problem.bias is None else ["input", "weight", "bias"]
+        names = [name for name in names if further.get(f"grad_{name}_wanted", True)]
+        return dict(zip(names, found, strict=True))
+
+
+def check_forward(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
+    """Compare all results with float64; the results."""
+    found = launch.results(problem)
+    expected, bounds = scores_forward_reference(problem), scores_forward_bounds(problem)
+    for name, values in found.items():
+        if name not in ("maximum", "log_sum", "argmax"):
+            assert values.shape == expected[name].shape
+            worst = error_over_bound(values, expected[name], bounds[name]).max()
+            assert worst <= 1.0, f"{name}: {worst} of its bound"
+    return found
+
+
+def check_backward(problem: LinearProblem, launch: Launch, upstream: ScoreInputs, **further: Any) -> dict[str, Array]:
+    """Compare all gradients with float64; the gradients."""
+    found = launch.gradients(problem, upstream, **further)
+    check_gradients(found, scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream))
+    return found
+
+
+def check_gradients(found: dict[str, Array], truths: LinearGradients, bounds: LinearGradients) -> None:
+    """Each is within its bound."""
+    for name, values in found.items():
+        off = np.abs(values.astype(np.float64) - getattr(truths, name))
+        bound = getattr(bounds, name)
+        assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
