@@ -38,7 +38,7 @@ def upstream_of_part(upstream: PositionUpstream, block: Block) -> PositionUpstre
 
     return PositionUpstream(
         block.of(upstream.lse_hbm),
-        block.of(upstream.grad_loss_hbm),
+        of(upstream.grad_loss_hbm),
         of(upstream.grad_lse_hbm),
         of(upstream.grad_logprob_hbm),
         of(upstream.target_weight_hbm),
