@@ -142,6 +142,18 @@ def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
 
 
+def test_a_masked_class_is_left_out_where_trl_has_no_number() -> None:
+    hidden, weight, bias, _ = operands(FLOAT32, FLOAT32, FLOAT32)
+    masked, targets = bias.detach().clone(), torch.zeros(POSITIONS, dtype=torch.int64)
+    masked[-50:] = -torch.inf
+    found = getattr(place, NAME).apply(hidden, weight, masked, targets, 0.8, 64)
+    expected = Exact.apply(hidden, weight[:-50], masked[:-50], targets, 0.8, 64)
+    for value, other in zip(found, expected, strict=True):
+        assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
+    _, entropy, _, mean, _ = own.ChunkedLogProbFunction.apply(hidden, weight, masked, targets, 0.8, 64)
+    assert bool(entropy.isnan().all()) and bool((mean == -torch.inf).all())
+
+
 @pytest.mark.usefixtures("_no_tiles")
 def test_numbers_of_a_configuration_may_be_integers() -> None:
     given = operands(FLOAT32, FLOAT32, FLOAT32)
