@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from nkilib.torch import LinearCrossEntropyLoss
+from nkilib.torch import LinearCrossEntropyLoss, linear_cross_entropy
 from nkilib.torch.functions.head_forward import check_linear_head, results_in_forward
 from tests.torch.inputs import make_logits, make_targets
 
@@ -90,3 +91,31 @@ def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
     hidden, target = make_logits(TOKENS, WIDTH), make_targets(TOKENS, classes=CLASSES)
     with pytest.raises(NotImplementedError, match="grad_weight_sum is not supported where fully_shard was given"):
         module(hidden, target, grad_weight_sum=torch.zeros(CLASSES, WIDTH))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_loss_keeps_the_parameters_themselves_under_autocast_too(autocast: bool) -> None:
+    """Their memory is given back after the forward, and is there again in the backward."""
+    whole, found = nn.Linear(WIDTH, CLASSES), []
+    sharded = fully_shard(copy.deepcopy(whole), reshard_after_forward=True)
+    target, kept = make_targets(TOKENS, classes=CLASSES), []
+
+    def losses(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+        return (linear_cross_entropy(hidden, weight, target, linear_bias=bias, reduction="none"),)
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    for head in (whole, sharded):
+        hidden = make_logits(TOKENS, WIDTH, seed=1).requires_grad_()
+        kept.clear()
+        saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), saving:
+            (loss,) = results_in_forward(head, hidden, target, losses)
+        of_classes = [each.untyped_storage().size() > 0 for each in kept if each.shape[0] == CLASSES]
+        assert of_classes == [head is whole] * 2, "weight and bias"
+        loss.sum().backward()
+        gradients = (each.grad for each in head.parameters())
+        found.append([loss, hidden.grad, *(getattr(each, "full_tensor", lambda it=each: it)() for each in gradients)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
