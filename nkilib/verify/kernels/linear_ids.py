@@ -37,7 +37,7 @@ _ASKED: Final = {
     "with_mean_logit": ("mean_logit",),
 }
 _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
-_SCALED: Final = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}
+_SCALED: Final[dict[str, Any]] = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}
 _TILING: Final = {"position_block": 128, "class_block": 128}
 # Class 5 is ignored.
 _OTHERS: Final[dict[str, Any]] = {"ignore_index": 5, "with_log_sum": True}

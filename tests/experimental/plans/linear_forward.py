@@ -12,7 +12,7 @@ from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_f
 from nkilib.experimental.loss.linear_cross_entropy.blocks import shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import BUFFERS
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     WINDOW,
     ForwardSizes,

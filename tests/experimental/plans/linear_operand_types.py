@@ -30,18 +30,18 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import (
-    STAGED_ELEMENTS,
-    CastBytes,
-    PositionParts,
-    position_parts,
-)
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD,
     FORWARD_BACKWARD,
     LinearTiling,
     choose_linear_tiling,
+)
+from nkilib.experimental.loss.linear_cross_entropy.sizes import (
+    STAGED_ELEMENTS,
+    CastBytes,
+    PositionParts,
+    position_parts,
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import Sizes, in_layout, normal_problem, upstream_of
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size

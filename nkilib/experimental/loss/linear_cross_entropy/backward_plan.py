@@ -23,11 +23,11 @@ from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
-from nkilib.experimental.loss.linear_cross_entropy.host.id_sizes import bytes_of_ids, instructions_of_ids
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
+from nkilib.experimental.loss.linear_cross_entropy.id_sizes import bytes_of_ids, instructions_of_ids
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.sizes import STAGED_ELEMENTS
 
 # Tiles of dW whose sums grow at a time: there are banks for so many.
 _WEIGHT_TILES = 6

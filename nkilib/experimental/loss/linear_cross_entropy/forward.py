@@ -22,7 +22,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
     ForwardSizes,
     PositionPlan,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.id_logits import ScoreResults, found_scores
 from nkilib.experimental.loss.linear_cross_entropy.id_positions import store_ids
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
@@ -36,6 +35,7 @@ from nkilib.experimental.loss.linear_cross_entropy.positions import (
     target_values,
 )
 from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
+from nkilib.experimental.loss.linear_cross_entropy.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLogits, restore_masked
 from nkilib.nki import nisa, nl

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.sizes import CastBytes
 from nkilib.nki import nl
 
 # [classes, features], as PyTorch has the weight of a Linear, and its transpose.

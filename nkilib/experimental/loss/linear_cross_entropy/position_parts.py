@@ -14,9 +14,9 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import PositionParts
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.sizes import PositionParts
 from nkilib.nki import nisa, nl
 
 # Zeros of a partition that sums are cleared with.

@@ -18,7 +18,7 @@ from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
@@ -32,7 +32,7 @@ class PositionStatistics:
         group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
             the same of the other core.
         targets: their logits are there in the end.
-        picked_sbuf: what this core has of them: column 0, float32 [128, tiles]; of several target ids a tile of its own.
+        picked_sbuf: what this core has of them: column 0, float32 [128, tiles]; of several ids a tile of its own.
         received_ids_sbuf: what the other core has of several ids, float32 [128, tiles, ids]; None for one.
         exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous: this
             one's, the other one's, and those of blocks of classes that the cores share.

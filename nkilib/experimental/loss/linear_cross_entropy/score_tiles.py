@@ -23,7 +23,7 @@ from nkilib.core.rows.tiles import FLOAT32_LOWEST, clamp
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassTiles
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import GROUPS, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.logits import LogitTiles
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics

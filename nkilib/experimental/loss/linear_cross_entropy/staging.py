@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS, STAGES, TILE
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.sizes import STAGED_ELEMENTS, STAGES, TILE
 from nkilib.nki import nisa, nl
 
 _FLOAT32_BYTES = 4

@@ -25,7 +25,7 @@ _NAMES = {"target": ("target_logit",), "log_sum": ("maximum", "log_sum")}
 
 
 def with_ids(problem: LinearProblem, ids: int, seed: int = 5, ignored: float = 0.2) -> LinearProblem:
-    """The problem with so many ids a position: its target first and last, the first and last class, others, ignored ones.
+    """The problem with so many ids a position: target first and last, the first and last class, others, ignored ones.
 
     Where there is room, so that ids are repeated, stand at ends of tiles, and are neighbours.
     """

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import GROUPS, ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import (
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.sizes import (
     POSITIONS_UNSPLIT,
     STAGED_ELEMENTS,
     TILE,

@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -27,6 +26,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
+from nkilib.experimental.loss.linear_cross_entropy.sizes import CastBytes, LinearTiling, position_parts
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
