@@ -31,8 +31,12 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
-def draw_losses(path: Path, curves: Mapping[str, Sequence[float]], marks: Mapping[str, float]) -> None:
-    """Write a picture of ``curves`` over the steps, with ``marks`` as dotted levels; the suffix gives the format.
+def draw_losses(
+    path: Path, curves: Mapping[str, Sequence[float]], marks: Mapping[str, float], quantity: str = "loss in nats"
+) -> None:
+    """Write a picture of ``curves`` of a quantity over the steps, with ``marks`` as dotted levels.
+
+    The suffix of the path gives the format.
 
     Raises:
         ImportError: without matplotlib, which the extra ``plot`` brings.
@@ -40,7 +44,7 @@ def draw_losses(path: Path, curves: Mapping[str, Sequence[float]], marks: Mappin
     from matplotlib.figure import Figure  # optional, and slow to import
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="loss in nats")
+    axes = figure.add_subplot(xlabel="step", ylabel=quantity)
     for number, (name, losses) in enumerate(curves.items()):
         # The curves may cover each other: the later ones are dashed, so that both show.
         axes.plot(range(1, len(losses) + 1), losses, label=name, linestyle="--" if number else "-")

@@ -157,7 +157,11 @@ _LINEAR: Final[dict[str, dict[str, Any]]] = {
     "scale of the logits": {"logit_scale": 0.5, "logit_softcap": 2.0},
     "tiling": {"position_block": 128, "class_block": 128},
     "products in bfloat16": {**_BIAS, "compute_dtype": nl.bfloat16},
-    "products in float32": {"compute_dtype": nl.float32},
+    "products in float16, [D, V]": {
+        "weight_layout": "dv",
+        "weight_hbm": _numbers(9, FEATURES, CLASSES),
+        "compute_dtype": nl.float16,
+    },
 }
 LINEAR_FORWARD: Final = {
     **_LINEAR,

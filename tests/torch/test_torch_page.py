@@ -9,6 +9,7 @@ import nkilib.torch
 from nkilib.torch import (
     cross_entropy,
     linear_cross_entropy,
+    linear_token_scores,
     token_scores,
     vocab_parallel_cross_entropy,
     vocab_parallel_linear_cross_entropy,
@@ -18,7 +19,7 @@ from nkilib.torch.dispatch.register import OPERATORS
 from tests.fresh_python import CHECKOUT
 
 PAGE = (CHECKOUT / "docs" / "torch.md").read_text(encoding="utf-8")
-OURS = [operator for name, operator in OPERATORS.items() if name.startswith(("cross_entropy", "linear_cross_entropy"))]
+OURS = [operator for name, operator in OPERATORS.items() if name.startswith(("cross_entropy", "linear_"))]
 
 
 def table(heading: str) -> list[list[str]]:
@@ -48,6 +49,7 @@ def test_every_argument_of_the_functions_has_its_row() -> None:
         vocab_parallel_cross_entropy,
         token_scores,
         linear_cross_entropy,
+        linear_token_scores,
         vocab_parallel_linear_cross_entropy,
     )
     arguments = {name for function in functions for name in inspect.signature(function).parameters}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from nkilib.torch.torchtitan import LinearCrossEntropyLoss, compute_linear_logprobs, install
@@ -201,6 +202,7 @@ class Trunk(nn.Module):
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("error:.*returned a view tensor")
 @pytest.mark.parametrize("reshard", [False, True])
 @pytest.mark.parametrize(("loss", "inputs"), [(CrossEntropyLoss, {}), (DAPOLoss, POLICY)])
 def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
@@ -216,7 +218,7 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
         hidden = HIDDEN.clone().requires_grad_()
         with install(devices=("cpu",)):
             value, _ = wrapped(model(hidden), LABELS, VALID, **inputs)
-        value.backward()
+        (3.0 * value).backward()
         assert "forward" not in vars(model.lm_head)
         found = [hidden.grad, *(each.grad for each in model.parameters())]
         gradients.append([value.detach(), *(getattr(each, "full_tensor", lambda each=each: each)() for each in found)])
@@ -226,3 +228,18 @@ def test_a_head_that_fully_shard_has_sharded_with_the_norm_as_torchtitan_does(
     for whole, sharded in zip(*gradients, strict=True):
         torch.testing.assert_close(sharded, whole, rtol=0.0, atol=GRADIENT)
         assert whole.any()
+
+
+@pytest.mark.usefixtures("alone")
+def test_scores_of_a_sharded_head_are_not_rounded_to_the_types_of_its_policy() -> None:
+    head, found = make_head().bfloat16(), []
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.bfloat16)
+    for given in (head, fully_shard(copy.deepcopy(head), mp_policy=policy)):
+        hidden = HIDDEN.bfloat16().requires_grad_()
+        logprob, entropy = compute_linear_logprobs(hidden, given, LABELS, return_entropy=True)
+        assert not entropy.requires_grad
+        (1e-3 * logprob).sum().backward()
+        weight = given.weight.grad
+        found.append((logprob.detach(), entropy, hidden.grad, getattr(weight, "full_tensor", lambda it=weight: it)()))
+    for whole, sharded in zip(*found, strict=True):
+        assert whole.dtype == sharded.dtype and torch.equal(whole, sharded) and whole.any()

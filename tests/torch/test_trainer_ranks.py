@@ -17,8 +17,10 @@ from tests.torch.trainer_ranks_run import (
     FEW,
     PROCESSES,
     SIZES,
+    TEMPERATURE,
     TOKENS,
     UNPADDED,
+    features_and_weight,
     hidden_and_weight,
     labels,
     logits_of,
@@ -168,3 +170,37 @@ def test_chunks_of_tokens_are_the_whole(kind: str, ranks: int, found_by_processe
             assert_loss(each["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
             assert_gradient(each["hidden"], gradient(expected, hidden), scale)
         assert_gradient(each["weight"], gradient(expected, weight), scale)
+
+
+@by_ranks
+def test_a_loss_without_logits_under_fsdp(ranks: int, found_by_processes: Found) -> None:
+    hidden, weight = (each.double().requires_grad_() for each in features_and_weight())
+    found = of_group(found_by_processes, ranks, "without logits under FSDP")
+    expected = titan_loss(hidden @ weight.T, labels().clamp(max=CLASSES - 2))
+    scale = 4.0 * max(CLASSES, TOKENS) / COUNT
+    losses = torch.stack([each["loss"] for each in found])
+    assert torch.equal(losses, torch.stack([each["validated"] for each in found]))
+    assert_loss(losses.sum(), expected.detach(), MAGNITUDE * TOKENS / COUNT)
+    assert_gradient(torch.cat([each["hidden"] for each in found]), gradient(expected, hidden), scale)
+    for each in found:
+        assert_gradient(each["weight"], gradient(expected, weight), scale)
+
+
+@by_ranks
+def test_scores_of_verl_with_the_vocabulary_in_shards(ranks: int, found_by_processes: Found) -> None:
+    hidden, weight = (each.double().requires_grad_() for each in features_and_weight())
+    found = of_group(found_by_processes, ranks, "verl")
+    z = (hidden @ weight.T / TEMPERATURE).log_softmax(-1)
+    logprob = z.gather(-1, labels().clamp(min=0, max=CLASSES - 2)[:, None])[:, 0]
+    entropy = -(z.exp() * z).sum(-1)
+    total = ((logprob + 0.1 * entropy) * upstream().double()).sum()
+    for each in found:
+        assert torch.equal(each["logprob"], found[0]["logprob"]) and torch.equal(each["entropy"], found[0]["entropy"])
+    assert_loss(found[0]["logprob"], logprob.detach(), MAGNITUDE)
+    assert_loss(found[0]["entropy"], entropy.detach(), MAGNITUDE)
+    # Upstream gradients are below 8; the rest is as in the test of chunks.
+    scale = 8.0 * 4.0 * max(CLASSES, TOKENS)
+    parts = torch.stack([each["hidden"] for each in found])
+    assert not parts[1:].any(), "the first rank has the whole gradient, so the sum rounds nothing"
+    assert_gradient(parts.sum(0), gradient(total, hidden), scale)
+    assert_gradient(torch.cat([each["weight"] for each in found]), gradient(total, weight), scale)

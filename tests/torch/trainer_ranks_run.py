@@ -22,8 +22,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import nkilib.simulator
-from nkilib.torch import cross_entropy, token_scores, vocab_parallel_cross_entropy
-from nkilib.torch.torchtitan import ChunkedCrossEntropyLoss, CrossEntropyLoss, compute_logprobs, cross_entropy_loss
+from nkilib.torch import cross_entropy, token_scores, verl, vocab_parallel_cross_entropy
+from nkilib.torch.torchtitan import (
+    ChunkedCrossEntropyLoss,
+    CrossEntropyLoss,
+    LinearCrossEntropyLoss,
+    compute_logprobs,
+    cross_entropy_loss,
+)
 from tests.torch.inputs import make_logits, make_targets
 
 PROCESSES: Final = 4
@@ -38,6 +44,10 @@ FEW: Final = 5
 UNPADDED: Final = 10
 COUNT: Final = 37.0
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Of hidden states from which a loss is computed without logits: the fewest that the kernels take.
+FEATURES: Final = 16
+TEMPERATURE: Final = 0.8
 
 Results = dict[str, Any]
 _all_reduce = dist.all_reduce
@@ -166,12 +176,49 @@ def chunks_of_fsdp(mesh: DeviceMesh) -> Results:
     }
 
 
+def features_and_weight() -> tuple[Tensor, Tensor]:
+    """Of losses without logits; four ranks have as many classes each."""
+    return make_logits(TOKENS, FEATURES, seed=4, spread=1.0), make_logits(CLASSES - 1, FEATURES, seed=5, spread=0.5)
+
+
+def without_logits_under_fsdp(mesh: DeviceMesh) -> Results:
+    """The output layer as in ``chunks_of_fsdp``, and the loss inside of its forward."""
+    hidden, weight = features_and_weight()
+    head = nn.Linear(*reversed(weight.shape), bias=False)
+    head.load_state_dict({"weight": weight})
+    fully_shard(head, mesh=mesh)
+    head.set_gradient_divide_factor(1.0)
+    head.set_force_sum_reduction_for_comms(True)
+    mine = slice(mesh.get_local_rank() * TOKENS // mesh.size(), (mesh.get_local_rank() + 1) * TOKENS // mesh.size())
+    leaf = hidden[mine].clone().requires_grad_()
+    loss_of = LinearCrossEntropyLoss()
+    loss_of.set_lm_head(head)
+    loss, _ = loss_of(leaf, labels().clamp(max=CLASSES - 2)[mine], COUNT)
+    loss.backward()
+    with torch.no_grad():
+        validated, _ = loss_of(leaf, labels().clamp(max=CLASSES - 2)[mine], COUNT)
+    gradient = head.weight.grad.full_tensor()
+    return {"loss": loss.detach(), "validated": validated, "hidden": leaf.grad, "weight": gradient}
+
+
+def scores_of_verl(mesh: DeviceMesh) -> Results:
+    """Each rank has its rows of the weight; gradients of the hidden states are parts of a sum."""
+    hidden, weight = features_and_weight()
+    leaf, part = hidden.requires_grad_(), weight.chunk(mesh.size())[mesh.get_local_rank()].clone().requires_grad_()
+    target = labels().clamp(min=0, max=CLASSES - 2)
+    logprob, entropy = verl.linear_cross_entropy(leaf, part, target, TEMPERATURE, "none", mesh.get_group())
+    ((logprob + 0.1 * entropy) * upstream()).sum().backward()
+    return {"logprob": logprob.detach(), "entropy": entropy.detach(), "hidden": leaf.grad, "weight": part.grad}
+
+
 def main(rank: int, directory: Path) -> None:
     """Run everything and save it as ``DIRECTORY/RANK.pt``, by the number of ranks of the mesh."""
     store = f"file://{directory / 'store'}"
     dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=PROCESSES)
     dist.all_reduce = _counted_all_reduce
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    of_tokens = {2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("pairs", "dp"))["dp"]}
+    of_tokens[PROCESSES] = init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("dp",))
     found: dict[Any, Any] = {}
     with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
         for mesh in (square["tp"], init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("tp",))):
@@ -180,6 +227,8 @@ def main(rank: int, directory: Path) -> None:
                 "chunks": chunks_of_a_sharded_layer(mesh, distributed=False),
                 "chunks of a DTensor": chunks_of_a_sharded_layer(mesh, distributed=True),
                 "chunks under FSDP": chunks_of_fsdp(mesh),
+                "without logits under FSDP": without_logits_under_fsdp(of_tokens[mesh.size()]),
+                "verl": scores_of_verl(mesh),
             }
         found["two dimensions"] = two_dimensions(square)
     torch.save(found, directory / f"{rank}.pt")

@@ -34,11 +34,11 @@ _GRADIENTS = {"input": "input", "linear_weight": "weight", "linear_bias": "bias"
 
 def drawn(draw: Draw, function: str) -> Call:
     """A call of one of the two."""
-    positions, features, classes = _sizes(draw)
+    positions, features, classes = sizes(draw)
     name, dtype = dtype_of(draw)
     targets, ignored = drawn_targets(draw, positions, classes)
     recipe = _recipe(draw, classes, ignored)
-    tensors, kind = _tensors(draw, positions, features, classes, targets)
+    tensors, kind = operands(draw, positions, features, classes, targets)
     shape = (2, positions // 2) if positions % 2 == 0 and draw.chance(0.3) else (positions,)
     is_transposed = draw.chance(0.2)
     weight = tensor_of(tensors["linear_weight"], dtype)
@@ -63,9 +63,12 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     settings |= {"wanted": wanted, "transposed": is_transposed, "bias": "linear_bias" in arguments, "shape": shape}
     settings |= {**recipe.settings, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    truth = _Truth(arguments, targets, recipe, wanted, form, dtype)
-    results = with_upstream(draw, recipe, without=("entropy",))
+    results = with_upstream(draw, recipe)
     settings["module"] = _MODULE if function == _ALONE and draw.chance(0.2) else None
+    tempered = _tempered(draw)  # last, so that all else is as it was drawn before there was a temperature
+    arguments |= tempered
+    settings |= tempered
+    truth = _Truth(arguments, targets, recipe, wanted, form, dtype)
     # A weight whose gradient is added to a sum requires grad too, and gets none.
     return Call(
         function,
@@ -80,7 +83,7 @@ def drawn(draw: Draw, function: str) -> Call:
     )
 
 
-def _sizes(draw: Draw) -> tuple[int, int, int]:
+def sizes(draw: Draw) -> tuple[int, int, int]:
     """N, D and V: mostly those of the smallest models, where plans have several blocks, groups and stripes."""
     limits = draw.limits
     several = ((500, 2_100), (600, 6_000), (500, 4_000))
@@ -117,7 +120,16 @@ def _recipe(draw: Draw, classes: int, ignored: int) -> Recipe:
     return Recipe(loss, given["reduction"], normalizer, given["return_outputs"], given)
 
 
-def _tensors(draw: Draw, positions: int, features: int, classes: int, targets: Array) -> tuple[dict[str, Array], str]:
+def _tempered(draw: Draw) -> dict[str, float]:
+    given = {}
+    if draw.chance(0.2):
+        given["temperature"] = draw.one_of((0.7, 1.3))
+    if draw.chance(0.2):
+        given["logit_scale"] = draw.one_of((0.0625, 1.5))
+    return given
+
+
+def operands(draw: Draw, positions: int, features: int, classes: int, targets: Array) -> tuple[dict[str, Array], str]:
     """Hidden states and weights: of usual logits, of a large spread, or of confident targets."""
     kind = draw.one_of(("normal", "normal", "spread", "confident"))
     spread = {"normal": 1.0, "spread": 8.0, "confident": 1.0}[kind]
@@ -181,7 +193,8 @@ class _Truth:
             array_of(arguments["linear_weight"]),
             targets,
             None if bias is None else array_of(bias).astype(np.float32),
-            recipe.loss,
+            replace(recipe.loss, temperature=arguments.get("temperature", 1.0)),
+            logit_scale=arguments.get("logit_scale", 1.0),
         )
 
     def __call__(self, results: Results) -> dict[str, Expected]:
@@ -210,7 +223,7 @@ class _Truth:
         off = scale * (2.0 * np.abs(exact.lse) + bounds["lse"]) * bounds["lse"] + 2.0 * UNIT * square
         plain = replace(
             self._problem,
-            options=replace(self._recipe.loss, class_weight=None, label_smoothing=0.0, lse_square_scale=0.0),
+            options=replace(self._problem.options, class_weight=None, label_smoothing=0.0, lse_square_scale=0.0),
         )
         of_logprob = np.where(self._valid, linear_forward_bounds(plain)["loss"], 0.0) + SMALLEST_NORMAL
         logprob = -linear_forward_reference(plain).loss
@@ -219,20 +232,8 @@ class _Truth:
             "entropy": Expected(exact.entropy.reshape(shape), bounds["entropy"].reshape(shape), np.float32),
             "logprob": Expected(logprob.reshape(shape), of_logprob.reshape(shape), np.float32),
             "z_loss": self._reduced(square, off),
-            "argmax": self._argmax(results),
+            "argmax": argmax_within(self._problem, results, exact.argmax, shape),
         }
-
-    def _argmax(self, results: Results) -> Expected:
-        """Any class whose logit may be the largest within its error."""
-        given = results.values["argmax"].reshape(-1)
-        weight, expected = self._problem.classes_first, self._exact.argmax.copy()
-        for rows in self._problem.row_blocks():
-            logits, off = self._problem.logits_of(rows, weight), logit_bounds(self._problem, rows, weight)
-            at = np.arange(len(logits)), np.clip(given[rows], 0, logits.shape[1] - 1)
-            reach = logits[at] + off[at] >= (logits - off).max(axis=1)
-            expected[rows] = np.where(reach & (given[rows] == at[1]), given[rows], expected[rows])
-        shape = self._shape[:-1]
-        return Expected(expected.reshape(shape), np.zeros(shape), np.int64)
 
     def _upstream(self, results: Results) -> tuple[BackwardInputs, Array]:
         """What the backward gets, in float64, and sizes of what may be off by the roundings of quotients."""
@@ -247,7 +248,9 @@ class _Truth:
         of_square = np.where(self._valid, of_square, 0.0)
         of_lse = of_square + spread("lse", 1.0)
         of_logprob = spread("logprob", 1.0) if "logprob" in results.upstream else None
-        return BackwardInputs(lse, spread("loss", divisor), of_lse, of_logprob), of_square
+        of_entropy = spread("entropy", 1.0) if "entropy" in results.upstream else None
+        entropy = None if of_entropy is None else self._exact.entropy
+        return BackwardInputs(lse, spread("loss", divisor), of_lse, of_logprob, entropy, of_entropy), of_square
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
         upstream, of_square = self._upstream(results)
@@ -282,8 +285,8 @@ class _Truth:
         return Expected(value.reshape(shape), error.reshape(shape), dtype)
 
     def _of_lse(self, upstream: BackwardInputs, of_square: Array) -> LinearGradients:
-        """What the error of lse, which the kernel got from the forward, makes of the gradients."""
-        problem, options = self._problem, self._problem.options
+        """What the errors of lse and entropy, which the kernel got from the forward, make of the gradients."""
+        problem, options = self._problem, self._problem.recipe
         weight = problem.classes_first
         of_input, of_weight = np.zeros(problem.input.shape), np.zeros(weight.shape)
         of_bias = np.zeros(len(weight))
@@ -298,9 +301,40 @@ class _Truth:
             relative = self._bounds["lse"][rows] / np.maximum(np.abs(lse[rows]), SMALLEST_NORMAL)
             sizes = sizes * off[rows] + of_loss * square * self._bounds["lse"][rows]
             sizes += np.abs(of_square[rows]) * (relative + self._of_divisor + 4.0 * UNIT)
-            scores = options.scores(problem.logits_of(rows, weight), None)
-            of_logits = sizes[:, np.newaxis] * np.exp(scores - lse[rows, np.newaxis])
+            log_p = options.scores(problem.logits_of(rows, weight), None) - lse[rows, np.newaxis]
+            of_logits = sizes[:, np.newaxis] * np.exp(log_p) / options.temperature
+            of_logits += of_entropy(upstream, rows, log_p, self._bounds) / options.temperature
             of_input[rows] = of_logits @ np.abs(weight)
             of_weight += of_logits.T @ np.abs(problem.input[rows].astype(np.float64))
             of_bias += of_logits.sum(axis=0)
         return LinearGradients(of_input, of_weight, of_bias)
+
+
+def of_entropy(upstream: BackwardInputs, rows: slice, log_p: Array, bounds: dict[str, Array]) -> Array | float:
+    """What the errors of log-sum-exp and entropy make of h p (log p + H), the entropy's gradient by a logit.
+
+    Args:
+        upstream: as the backward got it.
+        rows: some positions.
+        log_p: theirs, [R, V].
+        bounds: errors of all results of the forward.
+    """
+    if upstream.grad_entropy is None or upstream.entropy is None:
+        return 0.0
+    p, off = np.exp(log_p), bounds["lse"][rows, np.newaxis]
+    terms = np.abs(log_p + upstream.entropy[rows, np.newaxis]) * np.expm1(off)
+    terms = terms + (off + bounds["entropy"][rows, np.newaxis]) * np.exp(off)
+    return np.abs(upstream.grad_entropy[rows, np.newaxis]) * np.where(p == 0.0, 0.0, p * terms)
+
+
+def argmax_within(problem: LinearProblem, results: Results, exact: Array, shape: tuple[int, ...]) -> Expected:
+    """Any class whose logit may be the largest within its error, after a cap, which makes equals of large ones."""
+    given, recipe = results.values["argmax"].reshape(-1), problem.recipe
+    weight, expected = problem.classes_first, exact.copy()
+    for rows in problem.row_blocks():
+        logits = recipe.scores(problem.logits_of(rows, weight), None)
+        off = logit_bounds(problem, rows, weight) / recipe.temperature + 4.0 * UNIT * np.abs(logits)
+        at = np.arange(len(logits)), np.clip(given[rows], 0, logits.shape[1] - 1)
+        reach = logits[at] + off[at] >= (logits - off).max(axis=1)
+        expected[rows] = np.where(reach & (given[rows] == at[1]), given[rows], expected[rows])
+    return Expected(expected.reshape(shape), np.zeros(shape), np.int64)

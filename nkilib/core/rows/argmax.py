@@ -85,30 +85,43 @@ class Argmax:
             nisa.nc_find_index8(dst=self.places_sbuf, data=part_sbuf, vals=self.values_sbuf)
             _keep_first(found_sbuf, self.places_sbuf[:, 0:1], float(first + begin), start == 0)
 
-    def take_tiles(self, tiles_sbuf: Sequence[nl.NkiTensor], neg_max_sbuf: nl.NkiTensor, place: Place) -> None:
-        """-m_k and the column of m_k of a chunk of several batches, counted from the first one of the chunk.
+    def search(
+        self,
+        tiles_sbuf: Sequence[nl.NkiTensor],
+        place: Place,
+        first_sbuf: nl.NkiTensor,
+        neg_max_sbuf: nl.NkiTensor | None,
+        factor: float,
+        keeps_maxima: bool,
+    ) -> Search:
+        """The search for the largest elements of a chunk of several batches, which is still to be issued.
 
         Args:
-            tiles_sbuf: of each batch, float32 [rows, columns of the chunk].
-            neg_max_sbuf: -m_k of each, float32 [rows, batches].
+            tiles_sbuf: of each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX``.
             place: of the chunk of the first batch.
+            first_sbuf: what the first column counts as, float32 [rows, 1].
+            neg_max_sbuf: minus the maxima, over ``factor``, float32 [rows, batches]; None: they are searched for too.
+            factor: positive.
+            keeps_maxima: the maxima are kept here; else somebody else writes them to ``neg_max_sbuf`` of the argmax.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
-        if tiles_sbuf[0].shape[1] < VALUES:
-            for number, tile_sbuf in enumerate(tiles_sbuf):
-                of_tile_sbuf = neg_max_sbuf[:, number : number + 1]
-                self.take(tile_sbuf, of_tile_sbuf, Place(place.batch + number, column), 0)
-            return
-        nisa.tensor_copy(dst=self.neg_max_sbuf[:, batches, column], src=neg_max_sbuf)
-        shape = (neg_max_sbuf.shape[0], len(tiles_sbuf), VALUES)
+        shape = (self.columns.rows, len(tiles_sbuf), VALUES)
         values_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         places_sbuf = nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=values_sbuf, data=neg_max_sbuf.expand_dim(2).broadcast(2, VALUES), op0=nl.multiply, operand0=-1.0
+        kept_sbuf = self.neg_max_sbuf[:, batches, column]
+        if neg_max_sbuf is not None:
+            if keeps_maxima:
+                nisa.tensor_scalar(dst=kept_sbuf, data=neg_max_sbuf, op0=nl.multiply, operand0=factor)
+            every_sbuf = neg_max_sbuf.expand_dim(2).broadcast(2, VALUES)
+            nisa.tensor_scalar(dst=values_sbuf, data=every_sbuf, op0=nl.multiply, operand0=-factor)
+        return Search(
+            [_searchable(tile_sbuf) for tile_sbuf in tiles_sbuf],
+            values_sbuf,
+            places_sbuf,
+            first_sbuf,
+            self.found_sbuf[:, batches, column],
+            kept_sbuf if neg_max_sbuf is None else None,
         )
-        for number, tile_sbuf in enumerate(tiles_sbuf):
-            nisa.nc_find_index8(dst=places_sbuf[:, number], data=tile_sbuf, vals=values_sbuf[:, number])
-        nisa.tensor_scalar(dst=self.found_sbuf[:, batches, column], data=places_sbuf[:, :, 0], op0=nl.add, operand0=0.0)
 
     def combine(self, chunks: int) -> None:
         """The column of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""
@@ -144,6 +157,51 @@ class Argmax:
         """Put -m and column of the chunks so far into column 0. A row with a NaN keeps it in -m, and finds no more."""
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.found_sbuf, self.row_found_sbuf)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where the largest elements of a chunk of several batches stand.
+
+    Attributes:
+        tiles_sbuf: of each batch, at least eight columns.
+        values_sbuf, places_sbuf: what is looked for and where it is found, [rows, batches, 8].
+        first_sbuf: what the first column counts as, float32 [rows, 1].
+        found_sbuf: the columns, float32 [rows, batches].
+        neg_max_sbuf: minus the maxima, likewise, where these are found here; None where they are the values.
+    """
+
+    tiles_sbuf: list[nl.NkiTensor]
+    values_sbuf: nl.NkiTensor
+    places_sbuf: nl.NkiTensor
+    first_sbuf: nl.NkiTensor
+    found_sbuf: nl.NkiTensor
+    neg_max_sbuf: nl.NkiTensor | None
+
+    def take(self, number: int) -> None:
+        """Search one batch; with the last one the columns are there."""
+        tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
+        if self.neg_max_sbuf is not None:
+            nisa.max8(dst=values_sbuf, src=tile_sbuf)
+        nisa.nc_find_index8(dst=self.places_sbuf[:, number], data=tile_sbuf, vals=values_sbuf)
+        if number < len(self.tiles_sbuf) - 1:
+            return
+        first_places_sbuf = self.places_sbuf[:, :, 0]
+        nisa.tensor_scalar(dst=self.found_sbuf, data=first_places_sbuf, op0=nl.add, operand0=self.first_sbuf)
+        if self.neg_max_sbuf is not None:
+            largest_sbuf = self.values_sbuf[:, :, 0]
+            nisa.tensor_scalar(dst=self.neg_max_sbuf, data=largest_sbuf, op0=nl.multiply, operand0=-1.0)
+
+
+def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """The tile, or one of eight columns that the first one fills up: it is found where it stands first."""
+    rows, size = tile_sbuf.shape
+    if size >= VALUES:
+        return tile_sbuf
+    filled_sbuf = nl.ndarray((rows, VALUES), dtype=tile_sbuf.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=filled_sbuf, src=tile_sbuf[:, 0:1].broadcast(1, VALUES))
+    nisa.tensor_copy(dst=filled_sbuf[:, 0:size], src=tile_sbuf)
+    return filled_sbuf
 
 
 def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: float, is_first: bool) -> None:

@@ -6,16 +6,15 @@ of :mod:`nkilib.torch.torchtitan.losses` of its logits.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from nkilib.torch.dispatch.dtensors import dtensor
-from nkilib.torch.functions.chunks import chunked_loss
+from nkilib.torch.functions.head_forward import is_fully_sharded, results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.torchtitan.losses import IGNORE_INDEX
@@ -33,7 +32,7 @@ class LinearCrossEntropyLoss:
     It stands where TorchTitan has ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and gives what
     :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` gives of ``lm_head(hidden)`` in float32. The gradients wait for
     the backward of the loss, which may scale them. With ``fully_shard(lm_head)``, alone or as ``[norm, lm_head]``,
-    they are computed in the call, and those of the output layer arrive during it, unscaled.
+    the loss runs inside a call of ``lm_head``, whose hooks gather its weights.
 
     Attributes:
         lm_head: the output layer, a ``torch.nn.Linear``.
@@ -116,8 +115,7 @@ def compute_linear_logprobs(
 
     Args:
         hidden: [..., D], bfloat16, float16 or float32.
-        lm_head: the output layer, a ``torch.nn.Linear`` whose weights are all here: not one that ``fully_shard`` has
-            sharded by itself, whose losses go through :func:`install` or :class:`LinearCrossEntropyLoss`.
+        lm_head: the output layer, a ``torch.nn.Linear`` whose weights are all here, or that ``fully_shard`` was given.
         labels: [...] integer, or -100, with log-probability 0.
         return_entropy: the result is a tuple of both.
 
@@ -129,12 +127,11 @@ def compute_linear_logprobs(
             :func:`nkilib.torch.linear_token_scores`.
     """
     head = checked_head("compute_linear_logprobs", lm_head)
-    if fsdp_module(head):
-        raise NotImplementedError(
-            "compute_linear_logprobs: lm_head must not be sharded by fully_shard, whose hooks gather it for a call of "
-            "it; use nkilib.torch.torchtitan.install()"
-        )
-    logprob, *entropy = logprobs_of(head, hidden, labels, with_entropy=return_entropy)
+
+    def scored(hidden: Tensor) -> tuple[Tensor, ...]:
+        return logprobs_of(head, hidden, labels, with_entropy=return_entropy)
+
+    logprob, *entropy = _results(head, hidden, labels, scored)
     return (logprob, *entropy) if return_entropy else logprob  # type: ignore[return-value]
 
 
@@ -152,41 +149,24 @@ def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy
 
 
 def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
-    """A loss of what ``scored`` finds in hidden states, where ``fully_shard`` gathers the head for it.
-
-    A head that FSDP2 shards by itself is gathered by hooks of its ``__call__``, and its gradients are reduced by hooks
-    on its inputs. So ``scored`` runs as its ``forward``, and the backward before the weights are spread again.
+    """A loss of what ``scored`` finds in hidden states, in the forward of a head that ``fully_shard`` was given.
 
     Args:
         head: the output layer.
         hidden: [..., D].
         labels: of the same tokens.
-        scored: of hidden states [..., D], with the weights of ``head``.
-        reduced: of its results; it has to have no parameters.
+        scored: of hidden states [tokens, D], with the weights of ``head``.
+        reduced: of its results.
     """
-    if not fsdp_module(head):
-        return reduced(*scored(hidden.flatten(0, -2)))
-    with _as_forward(head, scored):
-        return chunked_loss(hidden, labels, head, lambda results, _: reduced(*results), 1)
+    loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
+    if is_fully_sharded(head) and not torch.is_grad_enabled():
+        head.reshard()  # type: ignore[operator]  # as the backward does
+    return loss
 
 
-@contextmanager
-def _as_forward(head: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """A call of ``head`` runs ``forward``, between its hooks."""
-    own = vars(head).get("forward")
-    head.forward = forward
-    try:
-        yield
-    finally:
-        del head.forward
-        if own is not None:
-            head.forward = own
-
-
-def fsdp_module(head: nn.Module) -> bool:
-    """Whether FSDP2 shards the module by itself. Its own module is not imported to find out."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(head, fsdp.FSDPModule)
+def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
+    """What ``scored`` finds, with the whole weights of ``head``."""
+    return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
 
 
 def checked_head(caller: str, head: nn.Module) -> nn.Linear:
@@ -217,6 +197,6 @@ def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
         for at, name in enumerate(weight.device_mesh.mesh_dim_names or [""] * weight.device_mesh.ndim)
         if weight.device_mesh.size(at) > 1
     ]
-    if "tp" in several or (several and not fsdp_module(head)):
+    if "tp" in several or (several and not is_fully_sharded(head)):
         return NotImplementedError, f"lm_head.weight must be whole on every rank, got placements {weight.placements}"
     return None

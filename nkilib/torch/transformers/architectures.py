@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from nkilib.torch.functions.head_forward import check_linear_head, is_fully_sharded
 from nkilib.torch.transformers.loss import causal_lm_loss
 
 FUSE: Final = "fuse_linear_loss"
@@ -24,6 +25,10 @@ SUPPORTED: Final = ", ".join(_SOFTCAPS)
 _INSTEAD: Final = (
     "for other models assign nkilib.torch.transformers.causal_lm_loss to model.loss_function, which takes logits, or "
     "call nkilib.torch.linear_cross_entropy with the hidden states and the weight of the output layer"
+)
+_LEAVE_THE_HEAD: Final = (
+    "leave lm_head out of what is adapted (target_modules and modules_to_save of PEFT) or quantized, remove hooks and "
+    "forwards that were set (device_map of accelerate sets some), or undo this and use causal_lm_loss"
 )
 
 
@@ -69,23 +74,26 @@ def output_layer(model: Any) -> nn.Linear:
 
     Raises:
         TypeError: it is another module than ``torch.nn.Linear``, as LoRA and quantization put in its place.
-        ValueError: it has hooks, which would not run, since the layer is not called.
+        ValueError: it has other hooks than those of ``fully_shard``, which would not run or would get a loss in place
+            of logits; or its weight is tied to the embedding, and ``fully_shard`` was given it alone.
     """
-    layer = model.lm_head
-    if type(layer) is not nn.Linear:
-        raise TypeError(
-            f"{FUSE}: lm_head must be a torch.nn.Linear, of which the loss takes the weight, got "
-            f"{type(layer).__module__}.{type(layer).__name__}; leave lm_head out of what is adapted (target_modules "
-            f"and modules_to_save of PEFT), quantized or given to fully_shard by itself, or undo this and use "
-            f"causal_lm_loss"
-        )
-    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
-    if any(hooks) or "forward" in vars(layer):
-        raise ValueError(
-            f"{FUSE}: lm_head must have no hooks and no forward of its own, which would not run, since the loss takes "
-            f"its weight alone; remove them (device_map of accelerate sets some), or undo this and use causal_lm_loss"
-        )
+    layer: nn.Linear = model.lm_head
+    check_linear_head(FUSE, layer, _LEAVE_THE_HEAD)
+    if is_fully_sharded(layer) and model.config.tie_word_embeddings:
+        _check_tied(model, layer)
     return layer
+
+
+def _check_tied(model: Any, layer: nn.Linear) -> None:
+    """Refuse a weight that ``fully_shard`` has taken from the output layer and not from the embedding it is tied to."""
+    if layer.weight is model.get_input_embeddings().weight:
+        return
+    raise ValueError(
+        f"{FUSE}: the weight of lm_head is tied to the embedding (config.tie_word_embeddings), so fully_shard must get "
+        f"both in one group, and got lm_head without the embedding; pass them in one list, "
+        f"fully_shard([model.model.embed_tokens, model.model.norm, model.lm_head]), or leave both to the group of the "
+        f"root, fully_shard(model)"
+    )
 
 
 def logit_softcap(model: Any) -> float | None:

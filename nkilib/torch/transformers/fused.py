@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from nkilib.torch.functions.head_forward import results_in_forward
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.transformers.architectures import (
     FUSE,
@@ -57,20 +58,30 @@ class _FusedLoss:
         return training or self.evaluation if skip_logits is None else skip_logits
 
     def loss(self, model: Any, hidden: Tensor, given: CausalLabels) -> Tensor:
-        """The loss of hidden states [..., sequence, width]."""
+        """The loss of hidden states [..., sequence, width], computed in the forward of a sharded output layer."""
         layer = output_layer(model)
-        return linear_cross_entropy(
-            hidden,
-            layer.weight,
-            given.targets_of("hidden states", hidden),
-            linear_bias=layer.bias,
-            ignore_index=given.ignore_index,
-            label_smoothing=self.label_smoothing if model.training else 0.0,
-            lse_square_scale=self.lse_square_scale if model.training else 0.0,
-            logit_softcap=logit_softcap(model),
-            normalizer=given.normalizer(hidden.device),
-            memory_limit=self.memory_limit,
-        )
+        target = given.targets_of("hidden states", hidden)
+        normalizer = given.normalizer(hidden.device)
+        is_reduced = self.memory_limit is not None  # one launch computes gradients, and has to know what scales them
+
+        def of_head(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
+            loss = linear_cross_entropy(
+                hidden,
+                weight,
+                target,
+                linear_bias=bias,
+                reduction="mean" if is_reduced else "none",
+                ignore_index=given.ignore_index,
+                label_smoothing=self.label_smoothing if model.training else 0.0,
+                lse_square_scale=self.lse_square_scale if model.training else 0.0,
+                logit_softcap=logit_softcap(model),
+                normalizer=normalizer if is_reduced else None,
+                memory_limit=self.memory_limit,
+            )
+            return (loss,)
+
+        (loss,) = results_in_forward(layer, hidden, target, of_head)
+        return loss if is_reduced else given.mean(loss, target, normalizer)
 
     def forward(self, model: Any, *, labels: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Any:
         """What the model returns, of arguments by name, as its own ``forward`` but for the logits."""
@@ -135,7 +146,8 @@ def fuse_linear_loss(
 
     Args:
         model: one of Gemma2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM, or
-            a module that holds one, such as a PEFT model. Its ``lm_head`` is a plain ``torch.nn.Linear``.
+            a module that holds one, such as a PEFT model. Its ``lm_head`` is a plain ``torch.nn.Linear``, which
+            ``fully_shard`` may get with the rest of the model, by itself or in a list, before this or after it.
         evaluation: skip the logits after ``model.eval()`` too, where there are labels: an evaluation of the loss alone.
         label_smoothing, lse_square_scale: as :func:`nkilib.torch.linear_cross_entropy`, in training mode only.
         memory_limit: as :func:`nkilib.torch.linear_cross_entropy`.
@@ -146,7 +158,8 @@ def fuse_linear_loss(
     Raises:
         TypeError: the model is not one of these, has another ``forward`` than theirs, or another output layer.
         ValueError: the model has been fused already, something wraps its ``forward``, its loss is not that of
-            ``transformers``, or ``lm_head`` has hooks or not as many rows as the configuration says.
+            ``transformers``, ``lm_head`` has hooks or not as many rows as the configuration says, or its weight is
+            tied to the embedding and ``fully_shard`` got it alone.
         RuntimeError, IndexError, NotImplementedError: when the model is called, as
             :func:`nkilib.torch.linear_cross_entropy`.
 

@@ -66,3 +66,16 @@ class CausalLabels:
                 f"{tuple(items.shape)}; pass its sum"
             )
         return items.reshape(())
+
+    def mean(self, losses: Tensor, target: Tensor, normalizer: Tensor | None) -> Tensor:
+        """The sum of the losses of all positions, divided as ``transformers`` divides it.
+
+        Args:
+            losses: float32, 0 where the target is ignored.
+            target: of the shape of ``losses``.
+            normalizer: the divisor; None for the number of targets, and NaN where that is 0, as PyTorch's mean is.
+        """
+        if normalizer is not None:
+            return losses.sum() / normalizer.to(torch.float32)
+        count = (target != self.ignore_index).sum()
+        return losses.sum() / torch.where(count == 0, torch.nan, count)

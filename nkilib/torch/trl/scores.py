@@ -50,7 +50,7 @@ class Recipe:
 
     def cap(self) -> float | None:
         """The cap as TRL reads it: 0 means 1, and of a negative one the function is the same."""
-        return None if self.softcap is None else abs(self.softcap) or 1.0
+        return None if self.softcap is None else abs(float(self.softcap)) or 1.0
 
 
 def token_results(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, recipe: Recipe) -> TokenResults:
@@ -72,8 +72,8 @@ def token_results(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: 
         weight,
         targets,
         linear_bias=bias,
-        temperature=recipe.temperature,
-        logit_scale=recipe.logit_scale,
+        temperature=float(recipe.temperature),  # configurations have integers too
+        logit_scale=float(recipe.logit_scale),
         logit_softcap=recipe.cap(),
         outputs=tuple(ours for theirs, ours in _NAMES.items() if theirs in recipe.outputs),
         # The operands may be of unlike types: TRL casts all to that of autocast, or of the hidden states.

@@ -56,15 +56,15 @@ class _Parameters:
     """Weight and bias, which a graph does not keep.
 
     Attributes:
-        tensors: they.
+        tensors: they, without a bias that there is not.
     """
 
-    tensors: Sequence[Tensor | None]
+    tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
         """What the graph keeps of a tensor that it saves."""
         for number, each in enumerate(self.tensors):
-            if each is not None and saved.data_ptr() == each.data_ptr() and saved.numel() == each.numel():
+            if saved.data_ptr() == each.data_ptr() and saved.numel() == each.numel():
                 return _OfParameter(number, saved.size(), saved.stride())
         return saved
 
@@ -72,9 +72,12 @@ class _Parameters:
         """The tensor again; the parameters have been gathered."""
         if isinstance(kept, Tensor):
             return kept
-        whole = self.tensors[kept.number]
-        assert whole is not None
-        return whole.detach().as_strided(kept.size, kept.stride)
+        return self.tensors[kept.number].detach().as_strided(kept.size, kept.stride)
+
+
+def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """The same memory in a graph of its own."""
+    return tensor.detach().requires_grad_(requires_grad)
 
 
 class _Gathered(torch.autograd.Function):
@@ -95,17 +98,16 @@ class _Gathered(torch.autograd.Function):
     ) -> TokenResults:
         ctx.set_materialize_grads(False)
         ctx.place = place
-        parameters = _Parameters((weight, bias))
+        parameters = _Parameters([each for each in (weight, bias) if each is not None])
         wanted = ctx.needs_input_grad
-        leaves = [
-            None if each is None else each.detach().requires_grad_(needed)
-            for each, needed in zip((hidden, weight, bias), wanted, strict=False)
-        ]
+        of_hidden, of_weight = _leaf(hidden, wanted[0]), _leaf(weight, wanted[1])
+        of_bias = None if bias is None else _leaf(bias, wanted[2])
         with torch.enable_grad(), saved_tensors_hooks(parameters.pack, parameters.unpack):
-            results = token_results(*leaves, targets, recipe)  # type: ignore[arg-type]
-        for leaf in leaves[1:]:
+            results = token_results(of_hidden, of_weight, of_bias, targets, recipe)
+        for leaf in (of_weight, of_bias):
             if leaf is not None:  # the graph holds the leaf, which would hold the gathered memory
                 leaf.data = leaf.data.new_empty(0)
+        leaves = (of_hidden, of_weight, of_bias)
         ctx.leaves = [each for each in leaves if each is not None and each.requires_grad]
         # Saved rather than kept as an attribute, so that the inner graph is freed when the outer one is.
         ctx.save_for_backward(weight, bias, *results[:2])

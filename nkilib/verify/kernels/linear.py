@@ -124,7 +124,8 @@ def backward_truths(given: Mapping[str, Any], classes: slice = EVERY_CLASS) -> T
     problem, upstream = problem_of(given), upstream_of(given)
     with np.errstate(all="ignore"):
         exact = linear_backward_reference(problem, upstream, classes)._asdict()
-        bounds = linear_gradient_bounds(problem, upstream, classes)._asdict()
+        types = {"input_dtype": given["input_hbm"].dtype, "weight_dtype": given["weight_hbm"].dtype}
+        bounds = linear_gradient_bounds(problem, upstream, classes, **types)._asdict()
     if "grad_weight_sum_hbm" in given:
         exact["weight"] = exact["weight"] + given["grad_weight_sum_hbm"]
         bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])

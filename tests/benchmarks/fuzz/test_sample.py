@@ -29,13 +29,13 @@ def test_results_and_gradients_are_within_their_bounds(function: str, number: in
     assert not line.failures, (line.failures, line.command, line.trace)
     assert not line.refusal, "a call of the sample has to run"
     assert line.plans, "no chooser of this function is known: add it to benchmarks.fuzz.plans.CHOOSERS"
-    assert line.shares.keys() >= {"logprob" if function == "token_scores" else "loss"}
+    assert line.shares.keys() >= {"logprob" if function in ("token_scores", "linear_token_scores") else "loss"}
     assert any(name.startswith("grad_") for name in line.shares)
 
 
 # Seeds and numbers of middle calls of linear_cross_entropy in 16 bits, of the smallest whose W is [V, D] with a
 # gradient, N and D are over 512 and V over 1,536: two launches of bfloat16, of float16, and one launch with a bias. If
-# another order of draws makes other calls of them, `linear._sizes` of some thousand numbers names new ones.
+# another order of draws makes other calls of them, `linear.sizes` of some thousand numbers names new ones.
 KEPT_PIECES = ((2731, 71), (2742, 357), (2720, 162))
 
 

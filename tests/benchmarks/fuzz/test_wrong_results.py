@@ -76,14 +76,14 @@ def test_a_wrong_gradient_of_every_function_is_seen(function: str, kind: str) ->
 @pytest.mark.parametrize("function", FUZZED)
 def test_a_wrong_loss_of_every_function_is_seen(function: str, kind: str) -> None:
     sample, _ = telling(function)
-    name = "logprob" if function == "token_scores" else "loss"
+    name = "logprob" if function in ("token_scores", "linear_token_scores") else "loss"
     assert sample.with_wrong(name, WRONG[kind](sample.values[name])).complaints
 
 
 @pytest.mark.parametrize("kind", STRIPES)
 @pytest.mark.parametrize("name", ["grad_input", "grad_linear_weight"])
 def test_one_wrong_stripe_of_a_linear_gradient_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_sizes", lambda draw: (300, 320, 400))
+    monkeypatch.setattr(linear, "sizes", lambda draw: (300, 320, 400))
     monkeypatch.setattr(linear, "_wanted", lambda draw, has_bias: ("input", "linear_weight"))
     monkeypatch.setattr(linear, "_form", lambda *arguments: "two launches")
     _check_stripe(ran("linear_cross_entropy", 0), name, kind)

@@ -11,6 +11,7 @@ from tests.experimental.plans import (
     linear_forward,
     linear_forward_backward,
     linear_ids,
+    linear_operand_types,
     margins,
     nll_loss,
     rowwise,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, PlanFamily] = {
         linear_forward_backward.FORWARDS,
         linear_forward_backward.CLASSES,
         linear_forward_backward.OPERANDS,
+        linear_operand_types.FAMILY,
         linear_ids.FORWARDS,
         linear_ids.BACKWARDS,
     )

@@ -7,16 +7,17 @@ of SBUF and instructions of a program, and the product of both would be ten time
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 
-from nkilib.core.plan_limits import PlanLimits, limits_in_force
+from nkilib.core.plan_limits import PlanLimits, limits_in_force, shrunk
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
-from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
+from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, validation
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes, weight_tiles
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, balanced_spans, cut, shares_of_cores
@@ -28,9 +29,9 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, LinearTiling, choose_linear_tiling
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
-from tests.experimental.plans.coverage import Branches, PlanFamily, Size
+from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size
 from tests.experimental.plans.linear_sizes import (
     DECISIVE,
     DTYPES,
@@ -89,9 +90,16 @@ def of_backward(size: Size) -> Planned:
 @lru_cache(maxsize=1 << 16)
 def _of_backward(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Planned:
     size = dict(items)
+    backward = sizes_of(size, VARIANTS[size["variant"]])
+    plan = BackwardPlan.of(backward, *tiling_of(size))
+    require_room(plan.fits)
+    return planned(plan, size["classes"], size["cores"], size["positions"])
+
+
+def tiling_of(size: Size) -> LinearTiling:
+    """The tiling that is chosen by default."""
     variant = VARIANTS[size["variant"]]
-    options = OPTIONS[variant.options]
-    tiling = choose_linear_tiling(
+    return choose_linear_tiling(
         size["positions"],
         size["features"],
         size["classes"],
@@ -99,10 +107,15 @@ def _of_backward(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pla
         BACKWARD,
         cores=size["cores"],
         weight_layout=size["layout"],
-        extended=bool(options) or variant.further or variant.adds,
+        extended=bool(OPTIONS[variant.options]) or variant.further or variant.adds,
     )
+
+
+def sizes_of(size: Size, variant: Variant) -> BackwardSizes:
+    """What the plan depends on."""
+    options = OPTIONS[variant.options]
     has_spread = "label_smoothing" in options
-    backward = BackwardSizes(
+    return BackwardSizes(
         size["positions"],
         size["features"],
         size["classes"],
@@ -111,12 +124,9 @@ def _of_backward(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pla
         has_bias="bias" in options,
         has_class_weights="class_weight" in options and has_spread,
         has_softcap="logit_softcap" in options,
-        has_rest=has_spread or "lse_square_scale" in options or variant.further,
+        has_rest=has_spread or "lse_square_scale" in options or variant.further or variant.entropy,
         adds_to_weight=variant.adds,
     )
-    plan = BackwardPlan.of(backward, *tiling)
-    require_room(plan.fits)
-    return planned(plan, size["classes"], size["cores"], size["positions"])
 
 
 def standing(plan: BackwardPlan) -> str:
@@ -216,7 +226,36 @@ def check_backward(size: Size, **tiling: int) -> None:
 
     The launch has to take the plan that its branches were read off.
     """
-    variant, problem = VARIANTS[size["variant"]], problem_of_size(size)
+    plans = _checked(size, VARIANTS[size["variant"]], tiling)
+    if not tiling:
+        assert plans == {of_backward(size).plan}
+
+
+def check_with_entropy(row: Row) -> None:
+    """Launch a row with the gradients of entropy, lse and log-probability too, by the plan that it has without them.
+
+    There is as much more of SBUF as they take.
+    """
+    size, usual = row.launched, VARIANTS[row.launched["variant"]]
+    variant = replace(usual, entropy=True, further=True)
+    with shrunk(PlanLimits(**row.limits)):
+        expected, tiling = of_backward(size).plan, tiling_of(size)
+        whole = BackwardPlan.of(sizes_of(size, usual), *tiling)
+    option_bytes = sizes_of(size, variant).option_bytes(whole.class_block, whole.classes_of_tile)
+    limits = dict(row.limits)
+    if "sbuf_bytes" in limits:
+        limits["sbuf_bytes"] += option_bytes - whole.option_bytes
+    # The kernel would ask for the default tiling, which has to have room for every option.
+    chosen = mock.patch.object(validation, "choose_linear_tiling", return_value=tiling)
+    with shrunk(PlanLimits(**limits)), chosen:
+        plans = _checked(size, variant, tiling._asdict())
+    if "sbuf_bytes" in limits:
+        assert plans == {replace(expected, option_bytes=option_bytes, available_bytes=limits["sbuf_bytes"])}
+
+
+def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[BackwardPlan]:
+    """The plans that a launch takes, whose gradients are compared with float64."""
+    problem = problem_of_size(size)
     upstream, further = _upstream(problem, variant)
     start = None
     if variant.adds:
@@ -242,8 +281,6 @@ def check_backward(size: Size, **tiling: int) -> None:
             **arguments_of(problem),
             **tiling,
         )
-    if not tiling:
-        assert {call.args[3] for call in made.call_args_list} == {of_backward(size).plan}
     truths, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
     for name, result in zip(wanted, results, strict=True):
         found, bound = np.asarray(result, dtype=np.float64), getattr(bounds, name)
@@ -252,6 +289,7 @@ def check_backward(size: Size, **tiling: int) -> None:
             found = found - start
         off = np.abs(found - getattr(truths, name))
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
+    return {call.args[3] for call in made.call_args_list}
 
 
 def _family(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:

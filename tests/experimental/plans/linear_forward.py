@@ -12,13 +12,14 @@ from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_f
 from nkilib.experimental.loss.linear_cross_entropy.blocks import shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import BUFFERS
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
-    TILES_OF_GROUP,
     WINDOW,
     ForwardSizes,
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.options import rounds_products
 from tests.experimental.loss.linear_cross_entropy.forward_checks import Launch, check
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS
 from tests.experimental.plans.coverage import Branches, Size
@@ -33,13 +34,28 @@ from tests.experimental.plans.linear_sizes import (
 )
 
 
-def has_options(size: Size) -> bool:
-    """Of the loss, or further results."""
+def needs_of(size: Size, kept: bool = False) -> ForwardNeeds:
+    """Of a launch; of one that keeps its logits, without further results."""
     variant = VARIANTS[size["variant"]]
-    return bool(OPTIONS[variant.options]) or bool(variant.results)
+    chosen, results = OPTIONS[variant.options], () if kept else variant.results
+    cap, temperature = chosen.get("logit_softcap"), chosen.get("temperature", 1.0)
+    scale = (1.0 if cap is None else cap) / temperature
+    sums = chosen.get("label_smoothing", 0.0) > 0.0 or "distance_sum" in results
+    return ForwardNeeds(
+        bias="bias" in chosen,
+        class_weights=sums and "class_weight" in chosen,
+        softcap=cap is not None,
+        scale=scale != 1.0,
+        sums=sums,
+        entropy="entropy" in results,
+        squares="log_sum_squares" in results,
+        mean="mean_logit" in results,
+        argmax="argmax" in results,
+        products="argmax" in results and rounds_products(scale),
+    )
 
 
-def forward_tiling(size: Size, positions: int, extended: bool) -> LinearTiling:
+def forward_tiling(size: Size, positions: int, needs: ForwardNeeds) -> LinearTiling:
     """That is chosen for so many of the positions of a launch."""
     tiling = choose_linear_tiling(
         positions,
@@ -49,18 +65,18 @@ def forward_tiling(size: Size, positions: int, extended: bool) -> LinearTiling:
         FORWARD,
         cores=size["cores"],
         weight_layout=size["layout"],
-        extended=extended,
+        forward_needs=needs,
     )
     tiles = min(tiling.position_block, div_ceil(positions, TILE) * TILE) // TILE
-    needed = forward_sizes(size, positions, extended).bytes_of(tiles, tiling.class_block)
+    needed = forward_sizes(size, positions, needs).bytes_of(tiles, tiling.class_block)
     require_room(needed <= usable_sbuf_bytes())
     return tiling
 
 
-def forward_sizes(size: Size, positions: int, extended: bool) -> ForwardSizes:
+def forward_sizes(size: Size, positions: int, needs: ForwardNeeds) -> ForwardSizes:
     """What the plan of so many of the positions depends on."""
     itemsize = DTYPES[size["dtype"]].itemsize
-    return ForwardSizes(positions, size["features"], size["classes"], itemsize, size["cores"], extended)
+    return ForwardSizes(positions, size["features"], size["classes"], itemsize, size["cores"], needs)
 
 
 class PlannedForward(NamedTuple):
@@ -71,12 +87,14 @@ class PlannedForward(NamedTuple):
         division: of the classes.
         class_block: classes of a block, at most.
         bodies: blocks that the program may have.
+        group_tiles: tiles of positions of a group, at most.
     """
 
     plan: PositionPlan
     division: ClassDivision
     class_block: int
     bodies: int
+    group_tiles: int
 
     @property
     def schedule(self) -> ClassSchedule:
@@ -86,23 +104,23 @@ class PlannedForward(NamedTuple):
 
 def of_forward(size: Size) -> PlannedForward:
     """Of the loss alone, whose cores may share classes."""
-    extended = has_options(size)
-    tiling = forward_tiling(size, size["positions"], extended)
-    sizes = forward_sizes(size, size["positions"], extended)
+    needs = needs_of(size)
+    tiling = forward_tiling(size, size["positions"], needs)
+    sizes = forward_sizes(size, size["positions"], needs)
     plan = sizes.position_plan(*tiling)
     shared = sizes.shared_classes(plan, tiling.class_block)
     division = divide_classes(size["classes"], shared, size["cores"], tiling.class_block)
-    return PlannedForward(plan, division, tiling.class_block, sizes.most_bodies(plan))
+    return PlannedForward(plan, division, tiling.class_block, sizes.most_bodies(plan), sizes.group_tiles)
 
 
 def of_kept(size: Size, positions: int, program_share: float) -> PlannedForward:
     """Of the loss of so many positions whose logits are kept: no class is shared, and no loop counts positions."""
-    extended = bool(OPTIONS[VARIANTS[size["variant"]].options])
-    tiling = forward_tiling(size, positions, extended)
-    sizes = replace(forward_sizes(size, positions, extended), program_share=program_share)
+    needs = needs_of(size, kept=True)
+    tiling = forward_tiling(size, positions, needs)
+    sizes = replace(forward_sizes(size, positions, needs), program_share=program_share)
     plan = sizes.position_plan(*tiling)._replace(is_loop=False)
     division = ClassDivision(shares_of_cores(size["classes"], size["cores"]), ())
-    return PlannedForward(plan, division, tiling.class_block, sizes.most_bodies(plan))
+    return PlannedForward(plan, division, tiling.class_block, sizes.most_bodies(plan), sizes.group_tiles)
 
 
 def branches_of_forward(size: Size) -> Branches:
@@ -115,7 +133,8 @@ def branches_of_forward(size: Size) -> Branches:
         "shared": "none" if not schedule.shared else several(len(schedule.shared)),
     }
     if not plan.is_loop and schedule.head is None:
-        found["groups of tiles"] = several(div_ceil(plan.tiles, TILES_OF_GROUP))
+        groups = several(div_ceil(plan.tiles, planned.group_tiles))
+        found["groups of tiles"] = f"{groups}, up to {planned.group_tiles} each"
     if plan.blocks > 1 and schedule.opening is not None:
         last = schedule.count + len(schedule.shared) - 1
         is_late = (last - schedule.opening.number) % BUFFERS == 0
@@ -147,7 +166,7 @@ def check_forward(size: Size, **tiling: int) -> None:
     with mock.patch.object(ClassSchedule, "make", wraps=ClassSchedule.make) as made:
         check(problem_of_size(size), Launch(size["cores"], wanted=VARIANTS[size["variant"]].results, **tiling))
     if not tiling:
-        _, division, class_block, bodies = of_forward(size)
+        _, division, class_block, bodies, _ = of_forward(size)
         taken = sorted((call.args for call in made.call_args_list), key=lambda args: args[1])
         assert taken == [(division, core, class_block, bodies) for core in range(size["cores"])]
 

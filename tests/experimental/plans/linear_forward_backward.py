@@ -37,7 +37,7 @@ from tests.experimental.plans.linear_backward import (
     way_through_classes,
 )
 from tests.experimental.plans.linear_forward import blocks_of_positions as blocks_of_forward
-from tests.experimental.plans.linear_forward import forward_tiling, of_kept
+from tests.experimental.plans.linear_forward import forward_tiling, needs_of, of_kept
 from tests.experimental.plans.linear_forward import way_through_classes as way_of_forward
 from tests.experimental.plans.linear_sizes import (
     DTYPES,
@@ -71,7 +71,7 @@ def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pl
     size = dict(items)
     options = OPTIONS[VARIANTS[size["variant"]].options]
     positions, count, copies = _parts(size)
-    forward_tiling(size, positions, bool(options))
+    forward_tiling(size, positions, needs_of(size, kept=True))
     tiling = choose_linear_tiling(
         size["positions"],
         size["features"],

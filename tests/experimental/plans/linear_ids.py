@@ -17,10 +17,10 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import IDS_OF_SEARCH, position_parts, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import scores_forward_reference
 from nkilib.experimental.loss.linear_cross_entropy.id_gradient import sorted_at_a_time
+from nkilib.experimental.loss.linear_cross_entropy.sizes import IDS_OF_SEARCH, position_parts, searched_ids
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import Sizes, in_layout, normal_problem
 from tests.experimental.loss.linear_cross_entropy.score_checks import (
     Launch,
@@ -112,9 +112,7 @@ def _kind(size: Size) -> str:
 def branches_of_forward(size: Size) -> Branches:
     """Blocks of positions, whose ids are loaded and stored by themselves, and classes that the cores share."""
     tiling, itemsize = _tiling(size, FORWARD), DTYPES[size["dtype"]].itemsize
-    sizes = ForwardSizes(
-        size["positions"], size["features"], size["classes"], itemsize, size["cores"], False, ids=size["ids"]
-    )
+    sizes = ForwardSizes(size["positions"], size["features"], size["classes"], itemsize, size["cores"], ids=size["ids"])
     plan = sizes.position_plan(*tiling)
     require_room(sizes.bytes_of(plan.tiles, tiling.class_block) <= usable_sbuf_bytes())
     if size["ids"] == 1:

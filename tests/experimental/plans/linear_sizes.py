@@ -77,7 +77,7 @@ class Variant:
     results: tuple[str, ...] = ()
 
 
-_EVERY_RESULT = ("target", "argmax", "entropy", "distance_sum", "log_sum")
+_EVERY_RESULT = ("target", "argmax", "entropy", "distance_sum", "log_sum", "log_sum_squares", "mean_logit")
 VARIANTS = {
     "plain": Variant(),
     "all": Variant("all", further=True, entropy=True, results=_EVERY_RESULT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.experimental.plans import linear_backward, linear_forward, linear_forward_backward
-from tests.experimental.plans.coverage import PlanFamily
+from tests.experimental.plans.coverage import PlanFamily, Row
 from tests.experimental.plans.linear_search import ENDS, facts_of
 from tests.experimental.plans.linear_sizes import DTYPES, SHARES, VARIANTS
 
@@ -42,3 +42,11 @@ def test_operands_stand_everywhere_with_all_that_is_no_branch() -> None:
         facts = {fact for fact in EVERY_FACT if not fact.startswith("variant")}
         lacks.setdefault(row.branches["logits"], facts).difference_update(facts_of(row.launched))
     assert {logits: facts for logits, facts in lacks.items() if facts} == never
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "row", [*linear_backward.OPERANDS.rows(), *linear_backward.CLASSES.rows()], ids=lambda row: row.name
+)
+def test_every_plan_takes_the_gradient_of_the_entropy(row: Row) -> None:
+    linear_backward.check_with_entropy(row)

@@ -1,25 +1,27 @@
-"""Two processes of DistributedDataParallel, each with a row of the batch: ``python -m ... DIRECTORY``."""
+"""Processes of DistributedDataParallel and of FSDP2: ``python -m ... DIRECTORY PROCESSES``.
+
+Each has tokens of its own.
+"""
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch._dynamo  # what the first call of an operator imports, once for all processes
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from nkilib.torch.transformers import fuse_linear_loss
+from tests.torch.transformers import fsdp_cases
 from tests.torch.transformers.models import gradients_of, llama, padded_batch, pair
 
-PROCESSES = 2
 
-
-def main(rank: int, directory: Path) -> None:
-    """Save the loss and the gradients of the stock model and of the fused one as ``DIRECTORY/RANK.pt``."""
-    store = f"file://{directory / 'store'}"
-    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=PROCESSES)
+def _data_parallel(rank: int) -> list[tuple[Any, ...]]:
+    """Loss, type of the logits and gradients of the stock model and of the fused one."""
     stock, ours = pair(llama)
     fuse_linear_loss(ours)
     found = []
@@ -28,10 +30,21 @@ def main(rank: int, directory: Path) -> None:
         output = parallel(**{name: value[rank : rank + 1] for name, value in padded_batch().items()})
         output.loss.backward()
         found.append((output.loss.detach(), type(output.logits).__name__, gradients_of(model)))
+    return found
+
+
+def main(rank: int, directory: Path, processes: int) -> None:
+    """Save what a rank has found as ``DIRECTORY/RANK.pt``; of more than two ranks FSDP2 alone."""
+    store = f"file://{directory / 'store'}"
+    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=processes)
+    found: dict[str, Any] = {name: fsdp_cases.run(name, rank) for name in fsdp_cases.CASES}
+    if processes == 2:
+        found["DistributedDataParallel"] = _data_parallel(rank)
     torch.save(found, directory / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(main, (Path(sys.argv[1]),), PROCESSES, start_method="fork")
+    to, count = Path(sys.argv[1]), int(sys.argv[2])
+    torch.multiprocessing.start_processes(main, (to, count), count, start_method="fork")

@@ -10,10 +10,12 @@ from types import MethodType
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from nkilib.torch.transformers import NoLogits, causal_lm_loss, fuse_linear_loss
-from tests.torch.transformers.models import llama, padded_batch
+from tests.torch.fake_group import two_ranks
+from tests.torch.transformers.models import llama, padded_batch, qwen2
 
 
 class _Own(LlamaForCausalLM):
@@ -58,6 +60,28 @@ def test_output_layers_that_are_more_than_a_product() -> None:
     rows.config.vocab_size += 1
     with pytest.raises(ValueError, match=r"as many rows as config.vocab_size, 302, got 301"):
         fuse_linear_loss(rows)
+
+
+@pytest.mark.parametrize("is_fused_first", [True, False])
+def test_a_tied_head_that_fully_shard_got_without_the_embedding(is_fused_first: bool) -> None:
+    both = r"both in one group, and got lm_head without the embedding; .*fully_shard\(\[model.model.embed_tokens"
+    with two_ranks():
+        model = qwen2().train()
+        if is_fused_first:
+            fuse_linear_loss(model)
+        fully_shard(model.lm_head)
+        with pytest.raises(ValueError, match=both):
+            model(**padded_batch()) if is_fused_first else fuse_linear_loss(model)
+
+
+def test_a_hook_of_others_on_a_head_that_is_sharded() -> None:
+    with two_ranks():
+        model = llama()
+        fully_shard(model.lm_head)
+        fuse_linear_loss(model)()
+        model.lm_head.register_forward_pre_hook(lambda *given: None)
+        with pytest.raises(ValueError, match="lm_head must have no hooks but those of fully_shard"):
+            fuse_linear_loss(model)
 
 
 def test_losses_and_forwards_of_others() -> None:

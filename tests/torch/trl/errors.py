@@ -33,8 +33,15 @@ class Error:
     floor: float
 
 
-def errors(run: Run, exact: Run, products: torch.dtype) -> list[Error]:
-    """All errors of a run; ``products`` is the type that its products are computed in."""
+def errors(run: Run, exact: Run, products: torch.dtype, later: float = 0.0) -> list[Error]:
+    """All errors of a run.
+
+    Args:
+        run: what is compared.
+        exact: the run in float64.
+        products: the type that products are computed in.
+        later: what gradients may be off by beside, from the second step on.
+    """
     assert len(run.losses) == len(exact.losses) and len(run.results) == len(exact.results)
     assert len(run.gradients) == len(exact.gradients)
     found = [
@@ -50,21 +57,23 @@ def errors(run: Run, exact: Run, products: torch.dtype) -> list[Error]:
     for step, (gradients, expected) in enumerate(zip(run.gradients, exact.gradients, strict=True)):
         assert gradients.keys() == expected.keys()
         for name, truth in expected.items():
+            assert gradients[name].dtype == truth.dtype
             norm, row = shares(gradients[name], truth)
-            found.append(Error(f"norm of {name} {step}", norm, NORM[products]))
-            found.append(Error(f"row of {name} {step}", row, ROW[products]))
+            further = later if step else 0.0
+            found.append(Error(f"norm of {name} {step}", norm, NORM[products] + further))
+            found.append(Error(f"row of {name} {step}", row, ROW[products] + further))
     return found
 
 
 def shares(gradient: Tensor, exact: Tensor) -> tuple[float, float]:
-    """The error's norm as a share of that of the gradient, and the same of the worst row."""
+    """The error's norm as a share of that of the gradient, and the same of the worst row; a vector is one row."""
     truth = exact.double()
-    assert gradient.dtype == exact.dtype and truth.norm() > 0
+    assert truth.norm() > 0
     error = gradient.double() - truth
-    rows, sizes = error.reshape(len(error), -1).norm(dim=-1), truth.reshape(len(truth), -1).norm(dim=-1)
+    rows, sizes = torch.atleast_2d(error).norm(dim=-1), torch.atleast_2d(truth).norm(dim=-1)
     # A word that is nowhere has a row of zeros in the gradient of an embedding.
-    shares = torch.where((rows == 0) & (sizes == 0), 0.0, rows / sizes)
-    return float(error.norm() / truth.norm()), float(shares.max())
+    of_rows = torch.where((rows == 0) & (sizes == 0), 0.0, rows / sizes)
+    return float(error.norm() / truth.norm()), float(of_rows.max())
 
 
 def too_large(ours: list[Error], theirs: list[Error]) -> Iterator[str]:

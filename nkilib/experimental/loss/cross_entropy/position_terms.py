@@ -121,8 +121,9 @@ def _own(
     valid_sbuf: nl.NkiTensor,
 ) -> nl.NkiTensor:
     """A - D."""
-    own_sbuf = constant(valid_sbuf, 0.0)
-    if grad_loss_sbuf is not None:
+    if grad_loss_sbuf is None:
+        own_sbuf = constant(valid_sbuf, 0.0)
+    else:
         own_sbuf = scaled(grad_loss_sbuf, options.kept)
         if upstream.target_weight_hbm is not None:
             weights_sbuf = positions.loaded(upstream.target_weight_hbm)

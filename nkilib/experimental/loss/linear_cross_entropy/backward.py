@@ -33,12 +33,12 @@ from nkilib.experimental.loss.linear_cross_entropy.class_blocks import plan_of_p
 from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, planned_cover
 from nkilib.experimental.loss.linear_cross_entropy.gradient_products import GradientProducts
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import PositionParts, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.logit_gradient import LogitGradient
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.position_parts import launch_of_part, write_gradients_of_parts
+from nkilib.experimental.loss.linear_cross_entropy.sizes import PositionParts, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
 

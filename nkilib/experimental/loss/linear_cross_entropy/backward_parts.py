@@ -120,6 +120,7 @@ class BackwardParts:
             GradientTiles.make(
                 columns,
                 options,
+                is_kept=plan.keeps_logits,
                 masks=plan.keeps_logits and launch.bias_hbm is not None,
                 block=plan.class_tiles * PARTITIONS,
                 classes=plan.classes_of_tile,
@@ -221,14 +222,14 @@ def _logit_tiles(
 ) -> LogitTiles:
     """The tiles of logits, in banks that others take at other times."""
 
-    def tiles_sbuf(is_needed: bool) -> list[nl.NkiTensor]:
-        turns = TURNS if is_needed and not plan.keeps_logits else 0
+    def tiles_sbuf(is_needed: bool, turns: int) -> list[nl.NkiTensor]:
+        turns = turns if is_needed and not plan.keeps_logits else 0
         return Ring.of_sbuf(turns, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
 
     return LogitTiles(
         launch.num_features,
         options.softcap,
         banks_psum,
-        tiles_sbuf(launch.bias_hbm is not None),
-        tiles_sbuf(options.softcap is not None),
+        tiles_sbuf(launch.bias_hbm is not None, TURNS),
+        tiles_sbuf(options.softcap is not None, plan.buffers.tangents),
     )

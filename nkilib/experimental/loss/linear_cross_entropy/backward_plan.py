@@ -23,15 +23,11 @@ from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
-from nkilib.experimental.loss.linear_cross_entropy.host.id_sizes import (
-    bytes_of_ids,
-    bytes_of_places,
-    instructions_of_ids,
-)
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS
+from nkilib.experimental.loss.linear_cross_entropy.id_sizes import bytes_of_ids, bytes_of_places, instructions_of_ids
 from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.sizes import STAGED_ELEMENTS
 
 # Tiles of dW whose sums grow at a time: there are banks for so many.
 _WEIGHT_TILES = 6
@@ -56,6 +52,9 @@ _BATCHES_MOST = 2
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
 # Banks of PSUM for tiles of logits.
 LOGIT_BANKS = 5
+# Tiles of tangents beside each other, at most, where there is room: Scalar loads a table of the tangents and one of the
+# exponentials for all but one of them. Of more than there are banks it would wait for the products.
+_TANGENTS_MOST = LOGIT_BANKS + 1
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
@@ -163,6 +162,7 @@ class BackwardBuffers:
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
         weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
         takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
+        tangents: tiles of the tangents of a cap, which is no buffer without one.
     """
 
     tiles_of_piece: int = 1
@@ -173,6 +173,7 @@ class BackwardBuffers:
     weight_results: int = 1
     weight_slices: int = 0
     takes_turns: int = 0
+    tangents: int = TURNS
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,8 @@ class BackwardPlan:
         result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
-        option_bytes: that the options of the loss take of a partition.
-        keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
+        option_bytes: that the options of the loss take of a partition, with the fewest tangents.
+        has_softcap, keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
         ids: target ids of a position.
     """
@@ -211,6 +212,7 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
+    has_softcap: bool
     keeps_logits: bool
     program_share: float
     staging_bytes: int
@@ -357,6 +359,7 @@ class BackwardPlan:
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
             bytes_of_places(self.ids, self.position_tiles, self.class_block, self.classes_of_tile),
+            (buffers.tangents - TURNS) * self.classes_of_tile * _FLOAT32_BYTES,
         )
         return sum(rings) + self.option_bytes + self.staging_bytes + _SMALL_BYTES
 
@@ -393,6 +396,7 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
+            has_softcap=sizes.has_softcap,
             keeps_logits=sizes.keeps_logits,
             program_share=sizes.program_share,
             staging_bytes=sizes.staging_bytes,
@@ -425,6 +429,8 @@ class BackwardPlan:
         streaming = self._streaming(steps)
         if streaming is not None:
             return streaming
+        if self.has_softcap and not self.keeps_logits:
+            steps += [{"tangents": tangents} for tangents in range(TURNS + 1, _TANGENTS_MOST + 1)]
         found = self._with(steps)
         if found.is_ample or self.keeps_logits:
             return found

@@ -24,7 +24,7 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
     plan_blocks,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import WINDOW
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import TILE
+from nkilib.experimental.loss.linear_cross_entropy.sizes import TILE
 
 # Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
 _GRAIN = 32

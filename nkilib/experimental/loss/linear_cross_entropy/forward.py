@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.core.rows.statistics import Place
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -19,17 +18,15 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
-    TILES_OF_GROUP,
     WINDOW,
     ForwardSizes,
     PositionPlan,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.id_logits import ScoreResults, found_scores
 from nkilib.experimental.loss.linear_cross_entropy.id_positions import store_ids
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, store_positions
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.positions import (
     StoredPositions,
@@ -38,6 +35,7 @@ from nkilib.experimental.loss.linear_cross_entropy.positions import (
     target_values,
 )
 from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
+from nkilib.experimental.loss.linear_cross_entropy.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLogits, restore_masked
 from nkilib.nki import nisa, nl
@@ -77,7 +75,7 @@ def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
         launch.vocab_size,
         dtype_bytes(launch.dtype),
         nl.num_programs(),
-        has_options(launch, options),
+        forward_needs(launch, options),
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
         ids=launch.ids,
@@ -132,10 +130,10 @@ class _Forward:
         keeping: Keeping | None,
     ) -> _Forward:
         """For a program of at most so many blocks of classes for each block of positions."""
-        tiles = plan.tiles
+        tiles, sizes = plan.tiles, _sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
         if keeping is None:
-            shared = _sizes(launch, options).shared_classes(plan, tiling.class_block)
+            shared = sizes.shared_classes(plan, tiling.class_block)
             division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
         else:
             division = ClassDivision(keeping.shares, ())
@@ -150,7 +148,7 @@ class _Forward:
             [nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf) for _ in range(tiles)],
             ClassStream.make(launch, largest, options.needs_class_weights, staging),
             ScoreTiles.make(
-                options, launch.num_features, launch.bias_hbm is not None, min(tiles, TILES_OF_GROUP), largest
+                options, forward_needs(launch, options), launch.num_features, min(tiles, sizes.group_tiles), largest
             ),
             None if keeping is None else keeping.kept,
         )
@@ -173,6 +171,7 @@ class _Forward:
             rest = block.part(PARTITIONS, block.size - PARTITIONS)
             load_input(input_sbuf[1:], self.launch.input_hbm, rest, self.classes.staging)
         self.schedule.run(of_block.step)
+        self.scores.waiting.take_all()
         of_block.statistics.exchange(self.schedule.count)
         self.schedule.run_shared(of_block.shared_step)
         of_block.finish(block, results)
@@ -185,12 +184,13 @@ class _Pass:
     Attributes:
         tiles: of the positions, at least one.
         targets: what is found of the logits at the targets of these.
-        first_class_sbuf: class of the first column of the next block, float32 [128, 1]; for the argmax.
+        first_classes_sbuf: by turn of blocks, the class of the first column of a block, float32 [128, 1]; for the
+            argmax, whose last passes over a block are taken in the next one.
     """
 
     tiles: range
     targets: TargetLogits
-    first_class_sbuf: nl.NkiTensor
+    first_classes_sbuf: list[nl.NkiTensor]
 
     @classmethod
     def make(
@@ -203,13 +203,24 @@ class _Pass:
             first_class,
             picked_sbuf[:, tiles.start : tiles.stop],
             forward.scores.logits_sbuf[0].shape[2],
-            TILES_OF_GROUP,
+            forward.scores.group_tiles,
             forward.schedule.sizes,
         )
-        first_class_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        ring = []
         if forward.options.wanted.argmax:
+            ring = [nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)]
+        for first_class_sbuf in ring:
             nisa.memset(dst=first_class_sbuf, value=float(first_class))
-        return cls(tiles, targets, first_class_sbuf)
+        return cls(tiles, targets, ring)
+
+    def first_class_of(self, step: Step) -> nl.NkiTensor:
+        """Of the block of a step, float32 [128, 1]."""
+        return self.first_classes_sbuf[step.number % len(self.first_classes_sbuf)]
+
+    def advance(self, step: Step) -> None:
+        """Count on from the block of a step to the next one."""
+        next_sbuf = self.first_classes_sbuf[(step.number + 1) % len(self.first_classes_sbuf)]
+        nisa.tensor_scalar(dst=next_sbuf, data=self.first_class_of(step), op0=nl.add, operand0=float(step.block.size))
 
 
 @dataclass(frozen=True)
@@ -245,8 +256,8 @@ class _BlockForward:
         targets_sbuf = load_targets(launch, block)
         values = target_values(launch, options, targets_sbuf, float32_like(targets_sbuf))
         of_shared = len(schedule.shared)
-        has_bias = launch.bias_hbm is not None
-        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options, has_bias)
+        needs = forward_needs(launch, options)
+        statistics = PositionStatistics.make(StoredPositions(block), values, WINDOW, of_shared, options, needs)
         tiles, shared = range(len(input_sbuf)), None
         own = _Pass.make(forward, targets_sbuf, statistics.picked_sbuf, tiles, schedule.first)
         shared_picked_sbuf = constant(targets_sbuf, FLOAT32_LOWEST) if of_shared > 0 else None
@@ -261,6 +272,7 @@ class _BlockForward:
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
         if column == statistics.window and not is_last:
+            self.forward.scores.waiting.take_all()
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
@@ -269,6 +281,7 @@ class _BlockForward:
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
         self._take(step, self.shared, self.statistics.shared_column(number), is_last)
+        self.forward.scores.waiting.take_all()
 
     def finish(self, block: Block, results: Results | ScoreResults) -> None:
         """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
@@ -307,22 +320,23 @@ class _BlockForward:
         self._take_class_sums(classes, step, column)
         self.forward.scores.take_counts(classes, self.statistics, column)
         through.targets.aim(step.block.size)
-        for start in range(through.tiles.start, through.tiles.stop, TILES_OF_GROUP):
-            tiles = range(start, min(start + TILES_OF_GROUP, through.tiles.stop))
+        group_tiles = self.forward.scores.group_tiles
+        for start in range(through.tiles.start, through.tiles.stop, group_tiles):
+            tiles = range(start, min(start + group_tiles, through.tiles.stop))
             self._take_group(tiles, classes, through, step, column)
         through.targets.keep()
-        self._shift_argmax(step, through, column)
+        if self.statistics.group.argmax is not None:
+            through.advance(step)
 
     def _take_group(self, tiles: range, classes: ClassTiles, through: _Pass, step: Step, column: int) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax
-        each = div_ceil(len(self.input_sbuf), TILES_OF_GROUP) * TILES_OF_GROUP
+        each = div_ceil(len(self.input_sbuf), scores.group_tiles) * scores.group_tiles
         first_bank = step.number * each + tiles.start - through.tiles.start
         input_sbuf = self.input_sbuf[tiles.start : tiles.stop]
         group = scores.open(tiles.start, input_sbuf, classes, self.statistics, column, first_bank)
         through.targets.gather(group.logits_sbuf, tiles.start - through.tiles.start)
         if argmax is not None:
-            ranked = scores.ranked(group, first_bank)
-            argmax.take_tiles(ranked.tiles, ranked.neg_max_sbuf, Place(tiles.start, column))
+            scores.search(group, argmax, through.first_class_of(step), column, first_bank)
         scores.take_sums(group, classes, self.statistics, column, first_bank)
         if self.forward.kept is not None:
             first_tile = int(self.block.first) // PARTITIONS
@@ -340,16 +354,6 @@ class _BlockForward:
         total_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=total_sbuf, op=nl.add, data=classes.factors_sbuf, axis=1)
         nisa.tensor_copy(dst=column_sbuf, src=total_sbuf.broadcast(1, column_sbuf.shape[1]))
-
-    def _shift_argmax(self, step: Step, through: _Pass, column: int) -> None:
-        """The columns that were found, counted over all classes."""
-        argmax = self.statistics.group.argmax
-        if argmax is None:
-            return
-        found_sbuf = argmax.found_sbuf[:, through.tiles.start : through.tiles.stop, column]
-        first_sbuf = through.first_class_sbuf
-        nisa.tensor_scalar(dst=found_sbuf, data=found_sbuf, op0=nl.add, operand0=first_sbuf)
-        nisa.tensor_scalar(dst=first_sbuf, data=first_sbuf, op0=nl.add, operand0=float(step.block.size))
 
 
 def _part_of_core(tiles: int) -> range:

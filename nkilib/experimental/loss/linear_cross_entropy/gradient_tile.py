@@ -77,6 +77,7 @@ class GradientTiles:
     Attributes:
         columns: of the positions.
         softcap: of the logits; None for none.
+        is_kept: the scores come from HBM: GpSimd takes last products then, and under a cap squares otherwise.
         masks: whether scores may be -inf under a cap, where the tangent is -1.
         scale: z is this times the scores.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
@@ -87,6 +88,7 @@ class GradientTiles:
 
     columns: GradientColumns
     softcap: float | None
+    is_kept: bool
     masks: bool
     scale: float
     count_sbuf: nl.NkiTensor
@@ -99,6 +101,7 @@ class GradientTiles:
         cls,
         columns: GradientColumns,
         options: Options,
+        is_kept: bool,
         masks: bool,
         block: int,
         classes: int,
@@ -115,6 +118,7 @@ class GradientTiles:
         return cls(
             columns,
             options.softcap,
+            is_kept,
             masks,
             options.scale,
             count_sbuf,
@@ -177,10 +181,18 @@ class GradientTiles:
                 self._square(scores)
                 through_cap(dst_sbuf, error_sbuf, scores)
             return None
-        if self.softcap is not None:
-            self._square(scores)
+        if self.softcap is None:
+            return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
+        self._square(scores)
+        if self.is_kept:
             through_cap(error_sbuf, error_sbuf, scores)
-        return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
+            return LastProduct(dst_sbuf, error_sbuf, own_sbuf)
+        # Vector has time for it; a last product on Scalar would wait for Vector.
+        nisa.tensor_scalar(
+            dst=scores, data=scores, op0=nl.subtract, operand0=1.0, reverse0=True, op1=nl.multiply, operand1=own_sbuf
+        )
+        _multiply(dst_sbuf, error_sbuf, scores)
+        return None
 
     def _slopes(
         self, number: int, error_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace
@@ -231,7 +243,10 @@ class GradientTiles:
         """The squares of tangents in their place. A square of -inf would make NaN of the gradient, which is 0 there."""
         if self.masks:
             nisa.tensor_scalar(dst=tangents, data=tangents, op0=nl.maximum, operand0=-1.0)
-        squared(tangents)
+        if self.is_kept:
+            squared(tangents)
+        else:
+            _multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
         """p; the scores stay as they are. With a maximum the exponents are in ``dst_sbuf``, but for their bias."""
@@ -254,7 +269,9 @@ class GradientTiles:
         if rest_sbuf is None:
             return None
         if slopes_sbuf is not None:
-            _multiply(slopes_sbuf, slopes_sbuf, softmax_sbuf)
+            # Under a cap Vector has the least time of all, and GpSimd nothing to do.
+            multiplied = _multiply if self.softcap is None else _multiply_on_gpsimd
+            multiplied(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             self._subtract_spread(slopes_sbuf, place, weights_sbuf)
             return slopes_sbuf
         other_sbuf = _turn(self.others_sbuf, number, place)
@@ -296,6 +313,11 @@ def _multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=others_sbuf
     )
+
+
+def _multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
+    """Likewise on GpSimd, which is half as fast."""
+    nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=others_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
 
 
 def _turn(tiles_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:

@@ -20,6 +20,7 @@ from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     LinearLaunch,
     WantedGradients,
+    forward_needs,
     has_options,
     without_loss,
 )
@@ -131,7 +132,8 @@ def linear_cross_entropy_forward(
         with_mean_logit,
     )
     options = validated_linear_options(launch, recipe, logit_scale, first_class, num_classes, wanted)
-    tiling = validated_tiling(launch, has_options(launch, options), FORWARD, position_block, class_block)
+    needs = forward_needs(launch, options)
+    tiling = validated_tiling(launch, False, FORWARD, position_block, class_block, needs=needs)
     results = Results.of_options(launch.num_positions, options)
     forward_of_core(launch, options, tiling, results)
     return results.returned()

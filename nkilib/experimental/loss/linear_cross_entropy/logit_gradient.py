@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPOSED_LATER, BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, cut
-from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, LastProduct, TilePlace
+from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import LastProduct, TilePlace
 from nkilib.experimental.loss.linear_cross_entropy.logits import multiply
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
@@ -36,43 +36,69 @@ class LogitGradient:
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
             return None
-        of_tiles = cut(round_.classes.size, self.parts.plan.classes_of_tile)
-        inputs = self.parts.streams.inputs
-        inputs.restart()
-        loaded = [inputs.next_tile()]
-        if self.parts.plan.buffers.takes_turns:
-            loaded += self.parts.streams.load_second_inputs(round_.positions)
-        else:
-            loaded += [inputs.next_tile() for _ in range(1, self.parts.streams.first_inputs(round_.positions))]
-        first_column = round_.positions.first // PARTITIONS
+        inputs = self._first_inputs(round_)
         stripe = self.parts.streams.stripes_of_features[0]
         weight_sbuf = self.parts.load_stripe(round_, stripe) if self.parts.plan.keeps_logits else None
-        last: LastProduct | None = None
-        for tile in range(round_.tiles):
-            input_sbuf = loaded.pop(0)
-            self.parts.search_rest(round_, tile, tile + 1)
-            places = [TilePlace(first_column + tile, round_.rows(tile), span) for span in of_tiles]
-            # Scalar loads a table for the tangents and one for the exponentials: once for all tiles that fit the rings.
-            at_a_time = 1 if self.parts.tiles.softcap is None else TURNS - 1
-            for start in range(0, len(places), at_a_time):
-                numbered = list(enumerate(places[start : start + at_a_time], tile * len(places) + start))
-                scores = [self._scores(number, input_sbuf, place) for number, place in numbered]
-                for (number, place), scores_of_tile in zip(numbered, scores, strict=True):
-                    made = self._make_tile(tile, number, scores_of_tile, place)
-                    if last is not None:
-                        last.issue(self.parts.plan.keeps_logits)
-                    last = made
-            ahead = tile + len(inputs.tiles)
-            if ahead < round_.tiles:
-                loaded.append(self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead))
-            self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
-        if last is not None:
-            last.issue(self.parts.plan.keeps_logits)
+        self._make_tiles(round_, inputs, stripe, weight_sbuf)
         if self.parts.plan.keeps_logits:
             for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
                 self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
             self.parts.add_bias(round_)
         return weight_sbuf
+
+    def _first_inputs(self, round_: Round) -> dict[int, nl.NkiTensor]:
+        """X^T, or the kept scores, by tile of positions: as many as there are buffers for."""
+        streams = self.parts.streams
+        streams.inputs.restart()
+        loaded = [streams.inputs.next_tile()]
+        if self.parts.plan.buffers.takes_turns:
+            loaded += streams.load_second_inputs(round_.positions)
+        else:
+            loaded += [streams.inputs.next_tile() for _ in range(1, streams.first_inputs(round_.positions))]
+        return dict(enumerate(loaded))
+
+    def _load_ahead(self, round_: Round, inputs: dict[int, nl.NkiTensor], tile: int) -> None:
+        """Load what takes the buffer of a tile that is done with."""
+        ahead = tile + len(self.parts.streams.inputs.tiles)
+        if ahead < round_.tiles:
+            inputs[ahead] = self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead)
+
+    def _make_tiles(
+        self, round_: Round, inputs: dict[int, nl.NkiTensor], stripe: Span, weight_sbuf: nl.NkiTensor | None
+    ) -> None:
+        """Make all tiles of the block.
+
+        Scalar loads a table for the tangents of a cap and one for the exponentials: once for a group of tiles, which
+        all of their scores come before. A group has as many as there are buffers for.
+        """
+        plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
+        spans = cut(round_.classes.size, plan.classes_of_tile)
+        tiles = [(tile, span) for tile in range(round_.tiles) for span in spans]
+        places = [TilePlace(first_column + tile, round_.rows(tile), span) for tile, span in tiles]
+        has_tables = self.parts.tiles.softcap is not None and not plan.keeps_logits
+        last: LastProduct | None = None
+        for group in cut(len(tiles), plan.buffers.tangents - 1 if has_tables else 1):
+            scores = []
+            for number in range(group.first, group.end):
+                tile, span = tiles[number]
+                scores.append(self._scores(number, inputs[tile], places[number]))
+                if has_tables and span == spans[-1]:
+                    self._load_ahead(round_, inputs, tile)
+            for number, scores_of_tile in enumerate(scores, group.first):
+                tile, span = tiles[number]
+                if span == spans[0]:
+                    self.parts.search_rest(round_, tile, tile + 1)
+                made = self._make_tile(tile, number, scores_of_tile, places[number])
+                if last is not None:
+                    last.issue(plan.keeps_logits)
+                last = made
+                if span != spans[-1]:
+                    continue
+                if not has_tables:
+                    self._load_ahead(round_, inputs, tile)
+                self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
+        if last is not None:
+            last.issue(plan.keeps_logits)
 
     def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
         """Make the block of the gradient while W^T streams by: the logits of a batch of tiles of positions at a time.

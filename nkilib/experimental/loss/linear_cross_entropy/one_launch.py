@@ -25,7 +25,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blo
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
 from nkilib.experimental.loss.linear_cross_entropy.position_parts import launch_of_part, meet
 from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
@@ -171,7 +171,7 @@ def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
         cores=nl.num_programs(),
         target="trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3",
         weight_layout=part.weight_layout,
-        extended=has_options(part, options),
+        forward_needs=forward_needs(part, options),
         input_dtype=part.input_hbm.dtype,
         weight_dtype=part.weight_hbm.dtype,
     )

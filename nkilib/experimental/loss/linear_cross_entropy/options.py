@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.sizes import CastBytes
 from nkilib.nki import nl
 
 # [classes, features], as PyTorch has the weight of a Linear, and its transpose.
@@ -155,6 +157,28 @@ def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, 
     """Return launch and options of a backward without a gradient of the loss, without what the loss alone needs."""
     recipe = replace(options.recipe, label_smoothing=0.0, lse_square_scale=0.0)
     return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
+
+
+def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
+    """What a forward keeps and does beyond loss and log-sum-exp."""
+    wanted = options.wanted
+    return ForwardNeeds(
+        bias=launch.bias_hbm is not None,
+        class_weights=options.needs_class_weights,
+        softcap=options.softcap is not None,
+        scale=options.scale != 1.0,
+        sums=options.sums_classes,
+        entropy=wanted.entropy,
+        squares=wanted.log_sum_squares,
+        mean=wanted.mean_logit,
+        argmax=wanted.argmax,
+        products=wanted.argmax and rounds_products(options.scale),
+    )
+
+
+def rounds_products(scale: float) -> bool:
+    """Whether unlike numbers may be equal once they are multiplied: products with a power of two are exact."""
+    return math.frexp(scale)[0] != 0.5
 
 
 def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:

@@ -8,16 +8,15 @@ parts, and dW is rounded once, at the end. dX of a part is that of a launch of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import PositionParts
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear_cross_entropy.sizes import PositionParts
 from nkilib.nki import nisa, nl
 
 # Zeros of a partition that sums are cleared with.
@@ -33,11 +32,22 @@ def launch_of_part(launch: LinearLaunch, block: Block) -> LinearLaunch:
 
 def upstream_of_part(upstream: PositionUpstream, block: Block) -> PositionUpstream:
     """What comes to some positions."""
-    found: dict[str, Any] = {}
-    for field in fields(upstream):
-        value = getattr(upstream, field.name)
-        found[field.name] = block.of(value) if isinstance(value, nl.NkiTensor) else value
-    return PositionUpstream(**found)
+
+    def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
+        return None if vector_hbm is None else block.of(vector_hbm)
+
+    return PositionUpstream(
+        block.of(upstream.lse_hbm),
+        of(upstream.grad_loss_hbm),
+        of(upstream.grad_lse_hbm),
+        of(upstream.grad_logprob_hbm),
+        of(upstream.target_weight_hbm),
+        upstream.weight_sum,
+        of(upstream.maximum_hbm),
+        of(upstream.log_sum_hbm),
+        of(upstream.entropy_hbm),
+        of(upstream.grad_entropy_hbm),
+    )
 
 
 def meet(tensor_hbm: nl.NkiTensor) -> None:

@@ -18,6 +18,7 @@ from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
@@ -52,28 +53,30 @@ class PositionStatistics:
         window: int,
         shared: int,
         options: Options,
-        has_bias: bool,
+        needs: ForwardNeeds,
     ) -> PositionStatistics:
-        """Of no class at all; with columns for so many blocks of classes that the cores share.
-
-        A bias may mask classes, which then are not counted.
-        """
+        """Of no class at all; with columns for so many blocks of classes that the cores share."""
         tiles, own = targets.logits_sbuf.shape[1], window + 1
         swapped = nl.num_programs() * own
-        count = statistics_of_columns(options, has_bias)
+        count = needs.exchanged_statistics
         exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
         parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
         columns = Columns(PARTITIONS, tiles, swapped + shared)
-        picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, parts)
-        moments = _moments(columns, options, has_bias, parts)
-        argmax = _argmax(columns, options.classes.total, parts) if options.wanted.argmax else None
+        picked_sbuf, statistics = next(parts), _statistics(columns, options.scale, needs, parts)
+        moments = _moments(columns, options, needs, parts)
+        argmax = None
+        if needs.argmax:
+            # Maxima of z, which the argmax of blocks is compared by: without bias and cap those of the exponentials.
+            maxima_sbuf = statistics.bias_sbuf if needs.has_exact_maxima else next(parts)
+            argmax = _argmax(columns, options.classes.total, maxima_sbuf, parts)
         for start, end in ((0, own), (swapped, swapped + shared)):
             if start == end:
                 continue
             nisa.memset(dst=exchanged_sbuf[:, start:end], value=0.0)
             nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(options.scale))
             if argmax is not None:
-                nisa.memset(dst=argmax.neg_max_sbuf[:, :, start:end], value=float("inf"))
+                if argmax.neg_max_sbuf is not statistics.neg_max_sbuf:
+                    nisa.memset(dst=argmax.neg_max_sbuf[:, :, start:end], value=float("inf"))
                 nisa.memset(dst=argmax.found_sbuf[:, :, start:end], value=float(options.classes.total))
         exact_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         group = Group(positions, statistics, moments, argmax, exact_sbuf, targets)
@@ -162,14 +165,17 @@ class PositionStatistics:
         nisa.memset(dst=statistics.neg_max_sbuf[:, :, start:end], value=finite_limit(statistics.scale))
 
 
-def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:
-    neg_max_sbuf = next(parts)
+def _statistics(columns: Columns, scale: float, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Statistics:
+    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
+    bias_sbuf = neg_max_sbuf
+    if needs.scale:
+        bias_sbuf = next(parts) if needs.argmax and needs.has_exact_maxima else columns.tile()
     return Statistics(
         columns,
         scale,
         neg_max_sbuf=neg_max_sbuf,
-        bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
-        sums_sbuf=next(parts),
+        bias_sbuf=bias_sbuf,
+        sums_sbuf=sums_sbuf,
         weights_sbuf=columns.tile(),
         exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
         row_neg_max_sbuf=columns.row_tile(),
@@ -178,38 +184,30 @@ def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -
     )
 
 
-def statistics_of_columns(options: Options, has_bias: bool) -> int:
-    """How many numbers are kept of a block of classes for each position; the logit at the target is one."""
-    wanted = options.wanted
-    found = 3 + 2 * options.sums_classes + wanted.entropy + wanted.log_sum_squares + 2 * wanted.argmax
-    return found + (1 + has_bias if wanted.mean_logit else 0)
-
-
-def _moments(columns: Columns, options: Options, has_bias: bool, parts: Iterator[nl.NkiTensor]) -> Moments | None:
-    wanted = options.wanted
-    if not (options.sums_classes or wanted.entropy or wanted.log_sum_squares or wanted.mean_logit):
+def _moments(columns: Columns, options: Options, needs: ForwardNeeds, parts: Iterator[nl.NkiTensor]) -> Moments | None:
+    if not (needs.sums or needs.entropy or needs.squares or needs.mean):
         return None
     first = entropy = squares = mean = None
-    if options.sums_classes:
+    if needs.sums:
         first = FirstMoment(next(parts), next(parts), columns.row_tile(), columns.row_tile())
-    if options.wanted.entropy:
+    if needs.entropy:
         entropy = EntropyMoment(next(parts), columns.row_tile())
-    if wanted.log_sum_squares:
+    if needs.squares:
         squares = SquareMoment(next(parts), columns.row_tile())
-    if wanted.mean_logit:
-        counts = (next(parts), columns.row_tile()) if has_bias else (None, None)
+    if needs.mean:
+        counts = (next(parts), columns.row_tile()) if needs.counts_classes else (None, None)
         mean = MeanMoment(columns, options.classes.held, next(parts), columns.row_tile(), *counts)
     return Moments(columns, first, entropy, columns.tile(), columns.tile(), squares, mean)
 
 
-def _argmax(columns: Columns, num_classes: int, parts: Iterator[nl.NkiTensor]) -> Argmax:
+def _argmax(columns: Columns, num_classes: int, neg_max_sbuf: nl.NkiTensor, parts: Iterator[nl.NkiTensor]) -> Argmax:
     def eight(dtype: nl.DType) -> nl.NkiTensor:
         return nl.ndarray((PARTITIONS, VALUES), dtype=dtype, buffer=nl.sbuf)
 
     return Argmax(
         columns,
         num_classes,
-        neg_max_sbuf=next(parts),
+        neg_max_sbuf=neg_max_sbuf,
         found_sbuf=next(parts),
         row_neg_max_sbuf=columns.row_tile(),
         row_found_sbuf=columns.row_tile(),

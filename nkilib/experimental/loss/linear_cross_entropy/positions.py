@@ -51,7 +51,7 @@ def load_input(
 
 
 def load_targets(launch: LinearLaunch, block: Block) -> nl.NkiTensor:
-    """The targets of a block, float32 [128, tiles], or [128, tiles, ids], which holds classes exactly up to 2^24."""
+    """The targets of a block, float32 [128, tiles], exact up to class 2^24; [128, tiles, ids] of ids."""
     targets_hbm = block.of(launch.targets_hbm)
     return load_positions(targets_hbm, fill=-1.0) if launch.ids == 1 else load_ids(targets_hbm, fill=-1.0)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import STAGED_ELEMENTS, STAGES, TILE
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
+from nkilib.experimental.loss.linear_cross_entropy.sizes import STAGED_ELEMENTS, STAGES, TILE
 from nkilib.nki import nisa, nl
 
 _FLOAT32_BYTES = 4
@@ -40,20 +40,21 @@ class Staging:
         return cls(Ring.of_sbuf(STAGES, (TILE, columns), nl.float32))
 
     def transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
-        """``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``: [partitions, tiles, rows]."""
+        """``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``.
+
+        Args:
+            dst_sbuf: [partitions, tiles, rows], of at most 1,024 rows: a transfer has as many tiles as a staged one
+                has room for.
+            src_hbm: [rows, tiles, partitions].
+        """
         partitions, tiles, rows = dst_sbuf.shape
-        for first_row in range(0, rows, STAGED_ELEMENTS):
-            end_row = min(first_row + STAGED_ELEMENTS, rows)
-            count = end_row - first_row
-            most = STAGED_ELEMENTS // count
-            for first in range(0, tiles, most):
-                end = min(first + most, tiles)
-                staged_sbuf = self.memory.next_tile().view(src_hbm.dtype)[0:partitions, 0 : (end - first) * count]
-                staged_sbuf = staged_sbuf.reshape_dim(1, (end - first, count))
-                part_hbm = src_hbm.slice(0, first_row, end_row).slice(1, first, end)
-                nisa.dma_transpose(dst=staged_sbuf, src=part_hbm)
-                part_sbuf = dst_sbuf[:, first:end, first_row:end_row]
-                nisa.tensor_copy(dst=part_sbuf, src=staged_sbuf, engine=nisa.engine.gpsimd)
+        most = STAGED_ELEMENTS // rows
+        for first in range(0, tiles, most):
+            end = min(first + most, tiles)
+            staged_sbuf = self.memory.next_tile().view(src_hbm.dtype)[0:partitions, 0 : (end - first) * rows]
+            staged_sbuf = staged_sbuf.reshape_dim(1, (end - first, rows))
+            nisa.dma_transpose(dst=staged_sbuf, src=src_hbm.slice(1, first, end))
+            nisa.tensor_copy(dst=dst_sbuf[:, first:end, :], src=staged_sbuf, engine=nisa.engine.gpsimd)
 
 
 def with_rounded_bias(launch: LinearLaunch) -> LinearLaunch:

@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import (
@@ -175,6 +176,7 @@ def validated_tiling(
     position_block: int | None,
     class_block: int | None,
     scratch_bytes: int = SCRATCH_BYTES,
+    needs: ForwardNeeds | None = None,
 ) -> LinearTiling:
     """The tiling that is asked for; None in it stands for what ``choose_linear_tiling`` says.
 
@@ -182,6 +184,7 @@ def validated_tiling(
         launch: of a kernel.
         extended, direction, scratch_bytes: as ``choose_linear_tiling`` takes them.
         position_block, class_block: that are asked for.
+        needs: of the forward.
 
     Raises:
         AssertionError: with function, requirement, value and remedy.
@@ -199,6 +202,7 @@ def validated_tiling(
         scratch_bytes=scratch_bytes,
         input_dtype=launch.input_hbm.dtype,
         weight_dtype=launch.weight_hbm.dtype,
+        forward_needs=needs,
         ids=launch.ids,
     )
     tiling = LinearTiling(

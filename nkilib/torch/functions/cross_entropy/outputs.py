@@ -16,8 +16,8 @@ from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 class CrossEntropyOutputs(NamedTuple):
     """The loss and what the same pass over the logits yields beside it.
 
-    "Per position" is the shape of class-index targets. Logits are those after ``logit_softcap`` and ``temperature``. At
-    ignored positions lse, argmax and entropy are those of the logits, the rest is 0.
+    "Per position" is the shape of class-index targets. Logits are those after scale, cap and temperature. At ignored
+    positions lse, argmax and entropy are those of the logits, the rest is 0.
 
     Attributes:
         loss: float32, reduced as asked for; it includes ``z_loss``. Differentiable.
@@ -27,8 +27,7 @@ class CrossEntropyOutputs(NamedTuple):
             probabilities, which have no single target.
         argmax: int64 per position, the first class with the largest logit; V, which is no class, in a row that holds a
             NaN.
-        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable, but for that of
-            ``linear_cross_entropy``.
+        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable.
     """
 
     loss: Tensor

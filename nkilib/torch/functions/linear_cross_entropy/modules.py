@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.torch.functions.head_forward import is_fully_sharded
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 
 
@@ -97,7 +98,17 @@ class LinearCrossEntropyLoss(nn.Module):
         normalizer: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | CrossEntropyOutputs:
-        """The loss; a ``normalizer`` of the call replaces the module's, ``grad_weight_sum`` is of ``linear.weight``."""
+        """The loss; a ``normalizer`` of the call replaces the module's, ``grad_weight_sum`` is of ``linear.weight``.
+
+        Raises:
+            NotImplementedError: ``grad_weight_sum`` where ``fully_shard`` was given this module.
+        """
+        if grad_weight_sum is not None and is_fully_sharded(self):
+            raise NotImplementedError(
+                f"{type(self).__name__}: grad_weight_sum is not supported where fully_shard was given this module, "
+                f"which reduces the gradients that autograd hands to linear.weight; leave it out, and take "
+                f"set_requires_gradient_sync(False) of FSDP2 to sum up over micro-batches"
+            )
         weight: Tensor = self.linear.weight
         bias: Tensor | None = self.linear.bias
         if self.out_features:

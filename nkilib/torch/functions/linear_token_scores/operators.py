@@ -85,13 +85,15 @@ FORWARD: Final = register(
 
 def _backward_arguments(call: Call) -> dict[str, Any]:
     """The gradient of a log-probability is that of the loss, negated; the kernel skips it where it is ignored."""
-    return {**of_loss.backward_arguments(call), "grad_loss_hbm": (-call.tensor("grad_logprob").detach()).contiguous()}
+    of_logprob = call.tensors["grad_logprob"]
+    of_loss_hbm = None if of_logprob is None else (-of_logprob.detach()).contiguous()
+    return {**of_loss.backward_arguments(call), "grad_loss_hbm": of_loss_hbm}
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
     """The inputs of a backward of the loss, for scores: the gradient of log-probabilities takes the place of its."""
     return tuple(
-        Input("grad_logprob", keyword="grad_loss_hbm") if each.name == "grad_loss" else each
+        Input("grad_logprob", keyword="grad_loss_hbm", is_optional=True) if each.name == "grad_loss" else each
         for each in _without(inputs, "grad_logprob", "class_weight")
     )
 

@@ -72,6 +72,7 @@ def vocab_parallel_linear_results(
     input, linear_weight, target, linear_bias, _ = operands
     own_weight = shards.own(class_weight)
     asked_for = replace(wanted, with_distance_sum=options.label_smoothing > 0.0)
+    all_claims = {**claims_of_product(operands, product), **claims}
     with torch.no_grad():
         own = STATISTICS.op(input.device)(
             input.detach(),
@@ -91,7 +92,7 @@ def vocab_parallel_linear_results(
             shards,
             group,
             wanted.with_logprob,
-            {**claims_of_product(operands, product), **claims},
+            all_claims,
         )
     keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
     return differentiable_results(operands, own_weight, whole, keywords, group)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.core.host.rounding import HALF_ULP
 from nkilib.experimental.loss import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -41,7 +40,7 @@ PAIRS = list(product(TYPES, TYPES))
 def problem_of(types: tuple[Any, Any], layout: str = "vd", sizes: Sizes | None = None) -> LinearProblem:
     """Unrounded operands of two types, with a float32 bias."""
     rng = np.random.default_rng(3)
-    sizes = sizes or Sizes(200, 300, 700, FP32)
+    sizes = sizes or Sizes(200, 300, 500, FP32)
     problem = normal_problem(sizes, rng)
     bias = rng.standard_normal(sizes.classes).astype(np.float32)
     found = replace(problem, input=problem.input.astype(types[0]), weight=problem.weight.astype(types[1]), bias=bias)
@@ -72,10 +71,10 @@ def one_launch(problem: LinearProblem, cores: int = 2, **options: Any) -> list[A
     return list(linear_cross_entropy_forward_backward[cores](*operands, **arguments))
 
 
-@pytest.mark.parametrize("layout", ["vd", "dv"])
 @pytest.mark.parametrize("compute", TYPES, ids=str)
 @pytest.mark.parametrize("types", PAIRS, ids=str)
-def test_results_are_those_of_rounded_operands(types: tuple[Any, Any], compute: Any, layout: str) -> None:
+def test_results_are_those_of_rounded_operands(types: tuple[Any, Any], compute: Any) -> None:
+    layout = ("vd", "dv")[(PAIRS.index(types) + TYPES.index(compute)) % 2]
     problem = problem_of(types, layout)
     plain = rounded(problem, compute)
     truth, bounds = vars(linear_forward_reference(plain)), linear_forward_bounds(plain)
@@ -85,13 +84,11 @@ def test_results_are_those_of_rounded_operands(types: tuple[Any, Any], compute: 
     upstream = upstream_of(plain, lse)
     found = backward(problem, upstream, compute_dtype=compute)
     expected = linear_backward_reference(plain, upstream)
-    limits = linear_gradient_bounds(plain, upstream)
+    limits = linear_gradient_bounds(plain, upstream, input_dtype=types[0], weight_dtype=types[1])
     for name, gradient, dtype in zip(("input", "weight", "bias"), found, (*types, FP32), strict=True):
         assert gradient.dtype == dtype
-        exact = getattr(expected, name)
-        off = np.abs(gradient.astype(np.float64) - exact)
-        half = HALF_ULP[str(dtype)]
-        assert (off <= getattr(limits, name) + half.relative * np.abs(exact) + half.absolute).all(), name
+        off = np.abs(gradient.astype(np.float64) - getattr(expected, name))
+        assert (off <= getattr(limits, name)).all(), name
 
 
 @pytest.mark.parametrize("layout", ["vd", "dv"])
@@ -121,3 +118,15 @@ def test_the_weight_gradient_is_added_to_a_sum(layout: str) -> None:
     expected = backward(plain, upstream, grad_weight_sum_hbm=added.copy())[1]
     found = backward(problem, upstream, grad_weight_sum_hbm=added.copy(), compute_dtype=BF16)[1]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_float32_gradients_of_bfloat16_products_lack_the_rounding_of_results() -> None:
+    """The gradient of the logits is rounded once, which leaves 1.6e-3 in norm; a rounded result has 2.3e-3."""
+    problem = replace(problem_of((FP32, FP32), sizes=Sizes(256, 256, 1000, FP32)), bias=None)
+    plain = replace(problem, input=problem.input.astype(BF16), weight=problem.weight.astype(BF16))
+    upstream = upstream_of(plain, linear_forward_reference(plain).lse.astype(np.float32))
+    expected = linear_backward_reference(plain, upstream)
+    for found, truth in zip(backward(problem, upstream, compute_dtype=BF16), expected, strict=False):
+        norm = np.linalg.norm(truth)
+        assert 1.2e-3 < np.linalg.norm(found - truth) / norm <= 1.8e-3
+        assert np.linalg.norm(found.astype(BF16).astype(np.float64) - truth) / norm > 2.1e-3

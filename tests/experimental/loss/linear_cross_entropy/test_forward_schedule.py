@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import linear_cross_entropy_forward
 from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host import forward_tiling
 from nkilib.nki import nl
 from nkilib.simulator import Profile, profile, spec, using
@@ -20,6 +22,7 @@ from .forward_checks import WANTED, Launch, check
 from .linear_inputs import Sizes, in_layout, normal_problem, with_options
 
 EVERYTHING = Launch(wanted=WANTED, class_block=128)
+BYTES_OF = forward_tiling.ForwardSizes.bytes_of
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,24 @@ def test_tensor_is_kept_busy(positions: int, features: int, most: float) -> None
     assert found.time_us <= most * products_us
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"with_entropy": True, "with_log_sum_squares": True, "temperature": 0.7}, 1.05),
+        ({"with_entropy": True, "logit_softcap": 30.0}, 1.085),
+        (dict.fromkeys(("with_entropy", "with_log_sum_squares", "with_mean_logit", "with_argmax"), True), 1.405),
+    ],
+)
+def test_scores_leave_tensor_busy(options: dict[str, Any], most: float) -> None:
+    """Modelled likewise. And what a tiling counts is enough for what the launch takes of SBUF."""
+    with mock.patch.object(forward_tiling.ForwardSizes, "bytes_of", autospec=True, side_effect=BYTES_OF) as counted:
+        found = profiled(1024, 1024, 32_000, **options)
+    products_us = 1024 * 1024 * 16_000 / (128 * 128 * 2400)
+    assert found.time_us <= most * products_us
+    sizes = counted.call_args.args[0]
+    assert found.sbuf_peak_bytes_per_partition <= BYTES_OF(sizes, 8, 512)
+
+
 def test_blocks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(
         AssertionError, match=r"linear_cross_entropy_forward: position_block and class_block must leave"
@@ -127,12 +148,12 @@ def test_the_other_generation() -> None:
         check(problem, EVERYTHING)
 
 
-@pytest.mark.parametrize("has_options", [False, True])
+@pytest.mark.parametrize("needs", [ForwardNeeds(), ForwardNeeds(entropy=True), ForwardNeeds.everything()])
 @pytest.mark.parametrize("features", [16, 512, 4096, 16_384])
-def test_every_size_has_a_tiling_that_fits(features: int, has_options: bool) -> None:
+def test_every_size_has_a_tiling_that_fits(features: int, needs: ForwardNeeds) -> None:
     for positions in (1, 128, 2048, 65_536):
         for itemsize in (2, 4):
-            sizes = forward_tiling.ForwardSizes(positions, features, 50_000, itemsize, 2, has_options)
+            sizes = forward_tiling.ForwardSizes(positions, features, 50_000, itemsize, 2, needs)
             tiling = forward_tiling.choose_forward_tiling(sizes, nl.tile_size.sbuf_fmax_bytes)
             plan = sizes.position_plan(*tiling)
             assert plan.whole * plan.size + plan.rest == positions

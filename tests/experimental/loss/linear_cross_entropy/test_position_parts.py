@@ -10,7 +10,7 @@ import pytest
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import linear_cross_entropy_backward, linear_cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import position_parts
+from nkilib.experimental.loss.linear_cross_entropy.sizes import position_parts
 from tests.experimental.loss.linear_cross_entropy.forward_checks import WANTED, Launch
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,
@@ -30,9 +30,11 @@ LIMITS = PlanLimits(positions=256)
 POSITIONS = [768, 700]
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("layout", ["vd", "dv"])
-@pytest.mark.parametrize(("dtype", "name"), [(BF16, "all"), (FP32, "bias"), (FP16, "none")], ids=str)
+@pytest.mark.parametrize(
+    ("positions", "layout", "dtype", "name"),
+    [(768, "vd", BF16, "all"), (700, "dv", BF16, "all"), (700, "vd", FP32, "bias"), (768, "dv", FP16, "none")],
+    ids=str,
+)
 def test_gradients_of_parts(positions: int, layout: str, dtype: Any, name: str) -> None:
     problem = with_options(problem_of("30% ignored", Sizes(positions, 200, 700, dtype), layout=layout), name)
     upstream = upstream_of(problem, lse_of(problem), further=True)

@@ -82,7 +82,7 @@ def test_positions_in_parts() -> None:
 
 
 def test_shards_of_the_vocabulary() -> None:
-    """What wrappers combine: lse and logits at the ids of all shards; summands of dX, each shard's own dW and db."""
+    """What wrappers combine: lse and logits at the ids of all shards; summands of dX, and a shard's own dW and db."""
     problem = of_ids("masked classes", 5, Sizes(140, 64, 500, FP32))
     assert problem.bias is not None
     expected, bounds = scores_forward_reference(problem), scores_forward_bounds(problem)
@@ -148,7 +148,7 @@ def test_ids_of_a_confident_position_lose_nothing() -> None:
 
 
 def test_classes_at_ends_of_tiles_and_an_ignore_index_that_is_a_class() -> None:
-    """Ids at both ends of tiles of 128 classes of both cores; class 5 is ignored, and has no gradient of its own."""
+    """Ids at both ends of every tile of 128 classes of both cores; class 5 is ignored and has no gradient."""
     problem = problem_of("normal", Sizes(130, 32, 1100, FP32))
     ends = np.array([0, 127, 128, 255, 256, 511, 512, 549, 550, 551, 575, 576, 639, 640, 1098, 1099, 5], np.int32)
     targets = np.stack([np.roll(ends, shift) for shift in range(130)])

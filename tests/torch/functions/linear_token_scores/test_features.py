@@ -77,11 +77,12 @@ def test_a_frozen_tensor_costs_no_gradient(frozen: tuple[str, ...], kernels: dic
 
 
 def test_a_score_without_a_gradient_costs_nothing(kernels: dict[str, StandIn]) -> None:
-    problem = make_scores(6, upstream=("logprob",))
-    problem.ours()
-    assert launches(kernels) == {"forward": 1, "backward": 1}
-    ((_, keywords, _),) = kernels["backward"].launches
-    assert all(keywords[f"{name}_hbm"] is None for name in ("entropy", "grad_entropy", "grad_lse"))
+    make_scores(6, upstream=("logprob",)).ours()
+    make_scores(6, upstream=("entropy",)).ours()
+    assert launches(kernels) == {"forward": 2, "backward": 2}
+    of_logprob, of_entropy = (keywords for _, keywords, _ in kernels["backward"].launches)
+    assert all(of_logprob[f"{name}_hbm"] is None for name in ("entropy", "grad_entropy", "grad_lse"))
+    assert of_entropy["grad_loss_hbm"] is None and of_entropy["grad_lse_hbm"] is None
 
 
 def test_without_autograd_there_is_one_forward(kernels: dict[str, StandIn]) -> None:

@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nkilib.torch import LinearTokenScores
 from tests.torch.fresh import run_module
+from tests.torch.functions.linear_cross_entropy.problem import Problem
+from tests.torch.functions.linear_token_scores.on_ranks import SIZES, own_input, score_problems
+from tests.torch.functions.linear_token_scores.problem import ScoreProblem
 from tests.torch.functions.vocab_parallel.cases import (
     POSITIONS,
     Case,
@@ -285,3 +289,57 @@ def test_no_rank_of_an_output_layer_waits_for_one_that_has_refused(
             assert difference in each[kind]
         outside = f"IndexError: vocab_parallel_linear_cross_entropy: Target {5 * ranks} is out of bounds: position 0"
         assert each["target"].startswith(outside)
+
+
+SCORES = score_problems()
+by_score_problem = pytest.mark.parametrize("name", SCORES)
+by_ranks = pytest.mark.parametrize("ranks", [2, 3])
+
+
+def _scores(name: str, form: str, ranks: int, found_by_ranks: dict[int, Found]) -> Found:
+    return [each["scores"][name][form] for each in found_by_ranks[ranks]]
+
+
+@by_ranks
+@by_score_problem
+@pytest.mark.parametrize("form", ["parts", "dtensors"])
+def test_scores_are_those_of_the_whole_on_every_rank(
+    form: str, name: str, ranks: int, found_by_ranks: dict[int, Found]
+) -> None:
+    found = _scores(name, form, ranks, found_by_ranks)
+    first = found[0]["scores"]
+    assert all(torch.equal(each["scores"][score], values) for each in found for score, values in first.items())
+    gradients = dict(found[0]["gradients"])
+    assert all(torch.equal(each["gradients"]["input"], gradients["input"]) for each in found)
+    if form == "parts":
+        for part in gradients.keys() - {"input"}:
+            assert [len(each["gradients"][part]) for each in found] == list(SIZES[ranks])
+            gradients[part] = torch.cat([each["gradients"][part] for each in found])
+    SCORES[name].check(LinearTokenScores(**first), gradients)
+
+
+@by_ranks
+@by_score_problem
+def test_a_layer_that_is_gathered_has_the_average_of_the_gradients_of_all_ranks(
+    name: str, ranks: int, found_by_ranks: dict[int, Found]
+) -> None:
+    found, problem = _scores(name, "gathered", ranks, found_by_ranks), SCORES[name]
+    exact = []
+    for rank, each in enumerate(found):
+        operands = problem.operands
+        own = ScoreProblem(
+            Problem(own_input(problem, rank), operands.linear_weight, operands.target, operands.linear_bias),
+            problem.options,
+        )
+        exact.append(own.exact())
+        assert_within(each["gradients"]["input"], exact[-1].gradients["input"], exact[-1].bounds["input"])
+        scores = LinearTokenScores(**each["scores"])
+        assert_loss(scores.logprob, exact[-1].scores["logprob"], MAGNITUDE)
+    for part in found[0]["gradients"].keys() - {"input"}:
+        expected = torch.stack([each.gradients[part] for each in exact]).mean(0)
+        bound = torch.stack([each.bounds[part] for each in exact]).mean(0)
+        for each in found:
+            actual = each["gradients"][part]
+            rounding = 2.0 * torch.finfo(actual.dtype).eps * expected.abs().max()
+            assert torch.equal(actual, found[0]["gradients"][part])
+            assert_within(actual, expected, bound + rounding)

@@ -18,8 +18,8 @@ such sum after another in float32.
   beside a cap's derivative. Then G is rounded once, r |G|. Of float16, which
   has subnormals, it carries a power of two that brings the largest coefficient to at least 1: 2^-25 of that is lost.
 - dX: sum over the classes of what G is off by, times |W|; (K + 135) u sum |G| |W| for the additions, those of blocks
-  and cores among them; the result is rounded once, r |dX|, and of float16 2^-25 more, half of what its subnormals are
-  apart. dW likewise over the positions. db is a sum of G.
+  and cores among them; the result is rounded once, r |dX| with the r of its own type, and of float16 2^-25 more, half
+  of what its subnormals are apart. dW likewise over the positions. db is a sum of G.
 
 They hold for the simulator; hardware was never measured.
 """
@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from nkilib.core.host.rounding import HALF_ULP, SMALLEST_NORMAL
 from nkilib.core.tiling import div_ceil
@@ -75,6 +76,25 @@ _ROUNDOFF: Final = {
 }
 
 
+class ResultTypes(NamedTuple):
+    """Types of gradients; None: that of the products.
+
+    Attributes:
+        input, weight: of dX and dW.
+    """
+
+    input: npt.DTypeLike | None = None
+    weight: npt.DTypeLike | None = None
+
+    def roundoffs(self, of_products: Roundoff) -> tuple[Roundoff, Roundoff]:
+        """Of dX and dW."""
+        of_input, of_weight = (of_products if each is None else _ROUNDOFF[np.dtype(each)] for each in self)
+        return of_input, of_weight
+
+
+_OF_PRODUCTS: Final = ResultTypes()
+
+
 class GradientRows(NamedTuple):
     """Some positions: their G, and how far it may be off before it is rounded."""
 
@@ -105,11 +125,21 @@ def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
 
 
 def linear_gradient_bounds(
-    problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
+    problem: LinearProblem,
+    upstream: BackwardInputs,
+    classes: slice = EVERY_CLASS,
+    *,
+    input_dtype: npt.DTypeLike | None = None,
+    weight_dtype: npt.DTypeLike | None = None,
 ) -> LinearGradients:
     """Largest accepted errors of every element of dX, dW (in its layout) and db.
 
     For lse as the kernel received it, or as it computed it itself; arguments as in ``linear_backward_reference``.
+
+    Args:
+        problem: with operands of the type of the products: rounded to it, where the kernel rounds them.
+        upstream, classes: as there.
+        input_dtype, weight_dtype: of dX and dW; None: that of the products.
     """
     weight = problem.classes_first
     sizes = coefficient_sizes(
@@ -124,11 +154,16 @@ def linear_gradient_bounds(
     largest = float(sizes.max(initial=0.0))
     if upstream.grad_entropy is not None:
         largest += float(np.abs(upstream.grad_entropy.astype(np.float64)).max(initial=0.0))
-    return bounds_of_gradients(problem, gradients_of_logits(problem, upstream, sizes, weight), largest, classes)
+    blocks = gradients_of_logits(problem, upstream, sizes, weight)
+    return bounds_of_gradients(problem, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
 
 
 def bounds_of_gradients(
-    problem: LinearProblem, blocks: Iterable[GradientRows], largest: float, classes: slice = EVERY_CLASS
+    problem: LinearProblem,
+    blocks: Iterable[GradientRows],
+    largest: float,
+    classes: slice = EVERY_CLASS,
+    types: ResultTypes = _OF_PRODUCTS,
 ) -> LinearGradients:
     """Largest accepted errors of dX, dW and db, from gradients of logits.
 
@@ -137,8 +172,10 @@ def bounds_of_gradients(
         blocks: gradients of logits, and how far each may be off before it is rounded; they cover the positions.
         largest: coefficient of a gradient of logits, before the temperature: float16 has a power of two for it.
         classes: as in ``linear_backward_reference``.
+        types: of the results.
     """
     weight, roundoff = problem.classes_first, _ROUNDOFF[problem.input.dtype]
+    of_dx, of_dw = types.roundoffs(roundoff)
     floor = roundoff.floor * largest / problem.recipe.temperature
     of_input = np.empty(problem.input.shape, np.float64)
     held = weight[classes]
@@ -152,17 +189,18 @@ def bounds_of_gradients(
         off = off + roundoff.relative * (np.abs(gradient) + off) + floor
         size = np.abs(gradient) + off
         of_input[rows] = (off + of_classes * size) @ np.abs(held)
-        of_input[rows] += roundoff.relative * (np.abs(gradient @ held) + of_input[rows])
+        of_input[rows] += of_dx.relative * (np.abs(gradient @ held) + of_input[rows])
         of_weight += (off + of_positions * size).T @ values
         of_bias += (off + of_positions * size).sum(axis=0)
         exact_weight += gradient.T @ problem.input[rows].astype(np.float64)
         exact_bias += gradient.sum(axis=0)
-    of_weight += roundoff.relative * (np.abs(exact_weight) + of_weight)
+    of_weight += of_dw.relative * (np.abs(exact_weight) + of_weight)
     of_bias += ROUNDOFF * (np.abs(exact_bias) + of_bias)
-    least = SMALLEST_NORMAL + roundoff.floor  # of a result in float16, half of what subnormals are apart
+    # Of a result in float16, half of what subnormals are apart.
+    least_input, least_weight = SMALLEST_NORMAL + of_dx.floor, SMALLEST_NORMAL + of_dw.floor
     is_first = problem.weight_layout == "vd"
     return LinearGradients(
-        of_input + least, (of_weight if is_first else of_weight.T) + least, of_bias + SMALLEST_NORMAL
+        of_input + least_input, (of_weight if is_first else of_weight.T) + least_weight, of_bias + SMALLEST_NORMAL
     )
 
 

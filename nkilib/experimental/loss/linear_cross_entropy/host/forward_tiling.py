@@ -5,22 +5,31 @@ The more positions are on chip, the less often W is read; the more classes a blo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import (
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.sizes import (
     POSITIONS_UNSPLIT,
     STAGED_ELEMENTS,
     TILE,
     LinearTiling,
 )
 
-# Tiles of positions whose logits stand side by side, and how many such groups there are.
-TILES_OF_GROUP, GROUPS = 4, 2
+# Tiles of positions whose logits stand side by side.
+_GROUP_TILES = 4
+# So many under a cap, where Scalar loads two tables for each group, if it has about as much to do as Tensor: with up to
+# so many tiles of features.
+_GROUP_TILES_OF_CAP, _DEPTH_OF_CAP = 8, 12
 # Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
 WINDOW = 4
+
+# Bytes of a number, and of what a sum goes through.
+_FLOAT32_BYTES, _TERM_BYTES = 4, 2
+# Numbers of a position beside its statistics: plain, and more with any option.
+_OF_POSITION, _OF_POSITION_WITH_OPTIONS = 16, 16
 
 # Classes of a block, of which the largest fills a bank of PSUM.
 _CLASS_BLOCKS = (512, 384, 256, 128)
@@ -35,8 +44,8 @@ _SHARED_BLOCKS_MAX = 4
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
-# Of a tile of logits beside its products: plain, and with any option; of a block of classes.
-_OF_TILE, _OF_TILE_WITH_OPTIONS, _OF_BLOCK = 3, 11, 20
+# Instructions of a block of classes beside those of its tiles.
+_OF_BLOCK = 20
 # Numbers of each of several target ids of a position: where it is, what is found there, and what is made of that.
 _OF_ID = 14
 # Of a staged tile: a transfer and a cast.
@@ -45,8 +54,8 @@ _OF_STAGED = 2
 # Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%.
 _COLUMNS_PER_US = 2400.0
 _BYTES_PER_US = 331_000.0
-# Vector's pass over a tile, us: a column a cycle and what lies between two instructions.
-_VECTOR_COLUMNS_PER_US, _VECTOR_BETWEEN = 960.0, 164.0
+# A pass of Vector and of Scalar over a tile: a column a cycle and what lies between two instructions. A table.
+_VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 960.0, 1200.0, 164.0, 1.28
 # A loop's start and end; the edge of a trip; what a block of classes takes by itself, and one of positions.
 _LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
@@ -90,7 +99,7 @@ class ForwardSizes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
         cores: of the launch.
-        has_options: there is a bias, or an option of the loss, or a further result.
+        needs: beyond loss and log-sum-exp.
         program_share: of the instructions that a program may have, for the forward.
         weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
         staging_bytes: of a partition, for operands that are transposed and then cast.
@@ -102,7 +111,7 @@ class ForwardSizes:
     vocab_size: int
     itemsize: int
     cores: int
-    has_options: bool
+    needs: ForwardNeeds = field(default_factory=ForwardNeeds)
     program_share: float = 1.0
     weight_itemsize: int = 0
     staging_bytes: int = 0
@@ -128,20 +137,35 @@ class ForwardSizes:
         """Tiles of classes of the core that has most."""
         return div_ceil(div_ceil(self.vocab_size, TILE), self.cores)
 
-    def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Bytes of a partition of SBUF for blocks of so many tiles of positions; of options, for all that there are.
+    @property
+    def passes(self) -> int:
+        """Of Tensor for a product."""
+        return 4 if self.itemsize == 4 else 1
 
-        X and two blocks of W; the groups of logits, and of tangents; exponentials and, with options, bias, class
-        weights and terms of the sums, two each; statistics of a window, which the cores swap, and what is made of them.
+    @property
+    def group_tiles(self) -> int:
+        """Tiles of positions of a group, at most."""
+        is_busy = self.needs.softcap and self.passes * self.depth <= _DEPTH_OF_CAP
+        return _GROUP_TILES_OF_CAP if is_busy else _GROUP_TILES
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions.
+
+        X and two blocks of W; of two groups the logits, tangents, multiples and exponentials; of Scalar and of Vector
+        two tiles of 16 bits; two rows of bias and class weights, and one that says which classes count; statistics of a
+        window, which the cores swap, and what is made of them.
         """
+        needs = self.needs
         operands = self.depth * self.itemsize * (tiles * TILE + 2 * class_block)
-        logits = GROUPS * min(tiles, TILES_OF_GROUP) * class_block * 4
-        rows, statistics, small = 2 * class_block * 2, 4, 16
-        if self.has_options:
-            logits, rows, statistics, small = 2 * logits, rows + 3 * 2 * class_block * 4, 12, 48
+        rings = GROUPS * min(tiles, self.group_tiles) * needs.group_rings * class_block * _FLOAT32_BYTES
+        terms = GROUPS * (1 + needs.has_vector_terms) * class_block * _TERM_BYTES
+        rows = (2 * (needs.bias + needs.class_weights) + needs.counts_classes) * class_block * _FLOAT32_BYTES
         columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
-        of_tiles = tiles * 4 * (statistics * columns + small + _OF_ID * (self.ids if self.ids > 1 else 0))
-        return operands + logits + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
+        numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
+        numbers += 0 if needs == ForwardNeeds() else _OF_POSITION_WITH_OPTIONS
+        numbers += _OF_ID * self.ids if self.ids > 1 else 0
+        of_tiles = tiles * numbers * _FLOAT32_BYTES
+        return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
         """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes.
@@ -158,7 +182,7 @@ class ForwardSizes:
 
     def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
-        of_tile = self.depth + (_OF_TILE_WITH_OPTIONS if self.has_options else _OF_TILE)
+        of_tile = self.depth + self.needs.instructions
         of_block = _OF_BLOCK
         if self.staging_bytes > 0:
             of_block += _OF_STAGED * div_ceil(self.depth * _CLASS_BLOCKS[0], STAGED_ELEMENTS)
@@ -177,8 +201,7 @@ class ForwardSizes:
         override = limits_in_force().shared_classes
         if override is not None:
             return self._shared_by_override(override, class_block)
-        passes = 4 if self.itemsize == 4 else 1
-        of_class = passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
+        of_class = self.passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
         load = self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
         if self.cores == 1 or class_block * (of_class - load) < _LOAD_US:
             return 0
@@ -203,12 +226,14 @@ class ForwardSizes:
         tiles = plan.tiles
         steps = div_ceil(self.class_tiles, class_block // TILE)
         columns = self.class_tiles * TILE
-        passes = 4 if self.itemsize == 4 else 1
-        product = passes * self.depth * columns / _COLUMNS_PER_US
-        vector = (columns + steps * _VECTOR_BETWEEN) / _VECTOR_COLUMNS_PER_US
+        product = self.passes * self.depth * columns / _COLUMNS_PER_US
+        vector = self.needs.vector_passes * (columns + steps * _BETWEEN) / _VECTOR_COLUMNS_PER_US
+        scalar = self.needs.scalar_passes * (columns + steps * _BETWEEN) / _SCALAR_COLUMNS_PER_US
+        if self.needs.softcap:
+            scalar += 2 * _TABLE_US * steps / min(tiles, self.group_tiles)
         load = columns * self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
         tile = self.depth * TILE * TILE * self.itemsize / _BYTES_PER_US
-        found = max(tiles * max(product, vector), load) + steps * _STEP_US + tile + _POSITIONS_US
+        found = max(tiles * max(product, vector, scalar), load) + steps * _STEP_US + tile + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:
             found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)

@@ -15,8 +15,8 @@ from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     one_launch_bytes,
     split_backward_bytes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.sizes import LinearTiling, position_parts
 from nkilib.guarantee import Guarantee
 
 _FLOAT32_BYTES = 4

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.host.sizes import CastBytes, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.options import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -26,6 +26,7 @@ from nkilib.experimental.loss.linear_cross_entropy.options import (
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
+from nkilib.experimental.loss.linear_cross_entropy.sizes import CastBytes, LinearTiling, position_parts
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
@@ -48,6 +49,7 @@ class _Launch(NamedTuple):
     extended: bool
     scratch_bytes: int
     casts: CastBytes
+    needs: ForwardNeeds
     ids: int = 1
 
 
@@ -65,6 +67,7 @@ def choose_linear_tiling(
     scratch_bytes: int = SCRATCH_BYTES,
     input_dtype: Any = None,
     weight_dtype: Any = None,
+    forward_needs: ForwardNeeds | None = None,
     ids: int = 1,
 ) -> LinearTiling:
     """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
@@ -90,6 +93,7 @@ def choose_linear_tiling(
         scratch_bytes: of ``linear_cross_entropy_forward_backward``.
         input_dtype, weight_dtype: of X and W where the kernel is given a ``compute_dtype``, which is ``dtype`` then;
             None: ``dtype``.
+        forward_needs: of the forward, which options there are; None: all of them if ``extended``.
         ids: K, 1 to 64, of ``linear_token_scores_forward`` and ``linear_token_scores_backward``.
 
     Returns:
@@ -125,8 +129,22 @@ def choose_linear_tiling(
     first = weight_layout == CLASSES_FIRST
     positions, features, classes, ids = sizes
     casts = CastBytes(*(0 if operand == name else _ITEMSIZES[operand] for operand in operands))
+    needs = forward_needs
+    if needs is None:
+        needs = ForwardNeeds.everything() if extended else ForwardNeeds()
     launch = _Launch(
-        positions, features, classes, _ITEMSIZES[name], cores, target, first, bool(extended), scratch_bytes, casts, ids
+        positions,
+        features,
+        classes,
+        _ITEMSIZES[name],
+        cores,
+        target,
+        first,
+        bool(extended),
+        scratch_bytes,
+        casts,
+        needs,
+        ids,
     )
     return _chosen(direction, launch, limits_in_force())
 
@@ -150,7 +168,7 @@ def _forward(launch: _Launch) -> LinearTiling:
         launch.vocab_size,
         launch.itemsize,
         launch.cores,
-        launch.extended,
+        launch.needs,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
         ids=launch.ids,

@@ -1,8 +1,8 @@
 """Log-probabilities of several target ids a position and their gradients in float64, and how far kernels may be off.
 
-The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of logits is
-that of log-sum-exp and entropy, and for gradients g_k of the ids t_k ``sum_k g_k (1[t_k = v] - p_v)``, over the
-temperature and through a cap.
+The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of the
+logits is that of log-sum-exp and entropy, and for gradients g_k of the ids t_k ``sum_k g_k (1[t_k = v] - p_v)``, over
+the temperature and through a cap.
 
 How far it may be off is granted as for one id whose gradient has the size of all of them, S = sum |g_k|; at the ids
 (K + 4) u S more, u = 2^-24, for the sums of g_k and of them all, which are not added in the same order, and 8 u of the

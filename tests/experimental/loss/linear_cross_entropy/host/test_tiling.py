@@ -182,6 +182,11 @@ def test_a_type_may_be_of_any_library(dtype: Any) -> None:
             "num_positions must be at least 1, got 0; launch nothing for empty operands",
         ),
         ({"num_positions": 2**31}, ValueError, "num_positions must be from 1 to 2147483647, got 2147483648"),
+        (
+            {"weight_dtype": "int32"},
+            ValueError,
+            "weight_dtype must be one of bfloat16, float16, float32, got 'int32'",
+        ),
         ({"num_features": 15}, ValueError, "num_features must be from 16 to 16384, got 15"),
         ({"vocab_size": 2**24 + 1}, ValueError, "vocab_size must be from 1 to 16777216, got 16777217"),
         ({"vocab_size": 1.5}, TypeError, "vocab_size must be an integer, got 1.5; pass a dimension of operands"),

@@ -1,0 +1,98 @@
+"""Vector's passes over a tile of logits that wait for another engine: for the entropy, and for the argmax.
+
+Vector takes the maxima of the next group of tiles meanwhile: the passes of a tile of the one between two maxima of the
+other, so that neither products nor exponentials wait for Vector, nor Vector for Scalar and GpSimd.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nkilib.core.rows.argmax import Search
+from nkilib.core.rows.moments import EntropyMoment, raise_negligible
+from nkilib.core.rows.statistics import Place, Statistics
+from nkilib.core.tiling import div_ceil
+from nkilib.nki import nl
+
+
+class VectorPass(Protocol):
+    """A pass over one tile."""
+
+    def take(self) -> None:
+        """Issue it."""
+
+
+@dataclass(frozen=True)
+class EntropyPass:
+    """The sum for the entropy of one tile, once Scalar has its exponentials.
+
+    Attributes:
+        moment: sums of entropies.
+        statistics: with the maxima and the sums of the exponentials.
+        scores_sbuf: the tile, float32 [128, classes].
+        exponentials_sbuf: its exponentials, likewise.
+        terms_sbuf: to compute in, of any float type.
+        place: of the tile in the statistics.
+        is_masked: the scores may hold -inf, and are raised where they stand.
+    """
+
+    moment: EntropyMoment
+    statistics: Statistics
+    scores_sbuf: nl.NkiTensor
+    exponentials_sbuf: nl.NkiTensor
+    terms_sbuf: nl.NkiTensor
+    place: Place
+    is_masked: bool
+
+    def take(self) -> None:
+        """Issue it."""
+        if self.is_masked:
+            raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale)
+        self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)
+
+
+@dataclass(frozen=True)
+class SearchPass:
+    """The search for the largest z of one tile.
+
+    Attributes:
+        search: of its group.
+        number: of the tile in the group.
+    """
+
+    search: Search
+    number: int
+
+    def take(self) -> None:
+        """Issue it."""
+        self.search.take(self.number)
+
+
+@dataclass(frozen=True)
+class WaitingPasses:
+    """The passes that wait, in their order.
+
+    A group's tiles are written again two groups later, so no pass may wait longer than that. None may wait where a loop
+    of the device begins or ends: its body is traced once.
+    """
+
+    waiting: deque[VectorPass] = field(default_factory=deque)
+
+    def add(self, vector_pass: VectorPass) -> None:
+        """Let a pass wait."""
+        self.waiting.append(vector_pass)
+
+    def share_of(self, parts: int) -> int:
+        """How many passes each of so many parts takes so that none is left."""
+        return div_ceil(len(self.waiting), parts)
+
+    def take(self, count: int) -> None:
+        """Issue up to so many passes, those first that wait longest."""
+        for _ in range(min(count, len(self.waiting))):
+            self.waiting.popleft().take()
+
+    def take_all(self) -> None:
+        """Issue all of them."""
+        self.take(len(self.waiting))

@@ -1,0 +1,107 @@
+"""What each of the processes of ``vocab_parallel.ranks_run`` does with scores of an output layer in parts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from nkilib.torch import LinearTokenScores, linear_token_scores
+from tests.torch.functions.linear_token_scores.problem import EVERY, ScoreProblem, make_scores
+
+Results = dict[str, Any]
+
+# Classes of each rank, of 11, by the number of ranks.
+SIZES: Final = {2: (8, 3), 3: (6, 0, 5)}
+MASKED: Final = 9
+
+
+def score_problems() -> dict[str, ScoreProblem]:
+    """By name; that with a bias has a masked class."""
+    problems = {
+        "plain": make_scores(2, 3, ignored=-100),
+        "bfloat16": make_scores(6, dtype=torch.bfloat16, temperature=0.75, logit_softcap=5.0),
+        "masked": make_scores(6, bias=True, ignored=3, temperature=1.5, logit_scale=0.5, compute_dtype=torch.bfloat16),
+    }
+    bias = problems["masked"].operands.linear_bias
+    assert bias is not None
+    bias[MASKED] = -torch.inf
+    target = problems["masked"].operands.target
+    target[target == MASKED] = 0
+    return problems
+
+
+def _found(problem: ScoreProblem, scores: LinearTokenScores, leaves: dict[str, Tensor]) -> Results:
+    values = {name: each.detach() for name, each in scores._asdict().items()}
+    return {"scores": values, "gradients": problem.gradients(scores._asdict(), leaves)}
+
+
+def run_scores(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
+    """Scores and gradients of what this rank has."""
+    sizes, rank = SIZES[dist.get_world_size(group)], dist.get_rank(group)
+    first, held = sum(sizes[:rank]), sizes[rank]
+    leaves = {
+        name: (leaf if name == "input" else leaf[first : first + held]).detach().clone().requires_grad_()
+        for name, leaf in problem.operands.leaves().items()
+    }
+    target = problem.operands.target
+    scores = linear_token_scores(
+        target=target, group=group or dist.group.WORLD, outputs=EVERY, shard_sizes=sizes, **leaves, **problem.options
+    )
+    return _found(problem, scores, leaves)
+
+
+def run_scores_of_dtensors(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
+    """Of replicated hidden states and a layer in shards of classes."""
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
+    placements = {"input": Replicate(), "linear_weight": Shard(0), "linear_bias": Shard(0)}
+    leaves: dict[str, Tensor] = {
+        name: distribute_tensor(leaf.detach(), mesh, [placements[name]]).requires_grad_()
+        for name, leaf in problem.operands.leaves().items()
+    }
+    scores = linear_token_scores(target=problem.operands.target, outputs=EVERY, **leaves, **problem.options)
+    found = _found(problem, scores, leaves)
+    found["gradients"] = {name: each.full_tensor() for name, each in found["gradients"].items()}
+    return found
+
+
+def run_gathered(problem: ScoreProblem, group: dist.ProcessGroup | None) -> Results:
+    """Of this rank's own hidden states, a multiple of those of the problem, and a layer that FSDP2 has sharded."""
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
+    operands = problem.operands
+    bias, (classes, features) = operands.linear_bias, operands.linear_weight.shape
+    layer = nn.Linear(features, classes, bias=bias is not None, dtype=operands.linear_weight.dtype)
+    layer.load_state_dict({"weight": operands.linear_weight, **({} if bias is None else {"bias": bias})})
+    fully_shard(layer, mesh=mesh)
+    leaves: dict[str, Tensor] = {"input": own_input(problem, dist.get_rank(group)).requires_grad_()}
+    leaves |= {f"linear_{name}": parameter for name, parameter in layer.named_parameters()}
+    assert all(isinstance(each, DTensor) for name, each in leaves.items() if name != "input")
+    scores = linear_token_scores(target=problem.operands.target, outputs=EVERY, **leaves, **problem.options)
+    found = _found(problem, scores, leaves)
+    gradients = found["gradients"]
+    found["gradients"] = {
+        name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in gradients.items()
+    }
+    return found
+
+
+def own_input(problem: ScoreProblem, rank: int) -> Tensor:
+    """The hidden states of a rank."""
+    return problem.operands.input.detach().roll(rank, -1)
+
+
+def scores_on_ranks(group: dist.ProcessGroup | None) -> Results:
+    """All of it, by the name of the problem."""
+    return {
+        name: {
+            "parts": run_scores(problem, group),
+            "dtensors": run_scores_of_dtensors(problem, group),
+            "gathered": run_gathered(problem, group),
+        }
+        for name, problem in score_problems().items()
+    }

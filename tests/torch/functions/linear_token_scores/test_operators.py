@@ -1,0 +1,121 @@
+"""The custom operators: PyTorch's own checks of a registration, derivatives, schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nkilib.torch.functions.linear_token_scores.results import ScoreResults, ShardScores
+from tests.torch.fake_group import two_ranks
+from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS, make_problem
+from tests.torch.inputs import make_logits
+
+ops = torch.ops.nkilib
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"ignore_index": 3, "logit_softcap": 5.0, "temperature": 0.75, "logit_scale": 0.5, "compute_dtype": "bfloat16"},
+]
+EVERY_RESULT = {f"with_{name}": True for name in ("argmax", "entropy", "log_sum_squares", "mean_logit")}
+
+
+def _operands(requires_grad: bool = False) -> tuple[Any, ...]:
+    problem = make_problem(POSITIONS, bias=True, ignored=3)
+    x, w = (each.requires_grad_(requires_grad) for each in (problem.input, problem.linear_weight))
+    assert problem.linear_bias is not None
+    return x, w, problem.target, problem.linear_bias.requires_grad_(requires_grad)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_opcheck_of_both_directions(options: dict[str, Any]) -> None:
+    forward = ops.linear_token_scores_forward
+    torch.library.opcheck(forward.default, _operands(requires_grad=True), {**options, **EVERY_RESULT})
+    x, w, target, bias = _operands()
+    results = ScoreResults(*forward(x, w, target, bias, **options, **EVERY_RESULT))
+    of_logprob, of_lse, of_entropy = make_logits(3, POSITIONS, seed=5)
+    given = (x, w, target, results.maximum, results.log_sum, of_logprob, of_lse, bias)
+    of_entropies = (results.entropy, of_entropy)
+    wanted = {"grad_input_wanted": False}
+    torch.library.opcheck(ops.linear_token_scores_backward.default, (*given, *of_entropies), {**options, **wanted})
+    adding = (*given, torch.zeros(CLASSES, FEATURES), *of_entropies)
+    torch.library.opcheck(ops.linear_token_scores_backward_adding.default, adding, options)
+
+
+def test_opcheck_of_a_shard() -> None:
+    options = {"first_class": 2, "num_classes": CLASSES + 9, **EVERY_RESULT}
+    torch.library.opcheck(ops.linear_token_scores_shard_statistics.default, _operands(), options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ignore_index": 3, "logit_softcap": 5.0, "temperature": 0.75, "logit_scale": 0.5}]
+)
+def test_gradcheck_of_the_differentiable_results(options: dict[str, Any]) -> None:
+    """A step of 2^-6 in float32: the difference of two scores keeps 2^-17 of them, and the curvature costs 2^-12."""
+    problem = make_problem(3, features=16, classes=5, bias=True)
+    leaves = tuple(leaf.detach().requires_grad_() for leaf in problem.leaves().values())
+
+    def forward(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        results = ops.linear_token_scores_forward(x, w, problem.target, bias, **options, with_entropy=True)
+        named = ScoreResults(*results)
+        return named.logprob, named.lse, named.entropy
+
+    with pytest.warns(UserWarning, match="not a double precision"):
+        assert torch.autograd.gradcheck(forward, leaves, eps=2.0**-6, atol=4e-3, rtol=4e-3, fast_mode=True)
+
+
+def test_results_have_the_names_of_the_operators() -> None:
+    from nkilib.torch.functions.linear_token_scores.operators import FORWARD, SHARD_STATISTICS
+
+    assert ScoreResults._fields == tuple(output.name for output in FORWARD.outputs)
+    assert ShardScores._fields == tuple(output.name for output in SHARD_STATISTICS.outputs)
+
+
+def test_one_rank_of_a_group_without_classes_has_the_scores_of_all() -> None:
+    from nkilib.torch import linear_token_scores
+    from tests.torch.functions.linear_token_scores.problem import EVERY, make_scores
+
+    problem = make_scores(6, bias=True, ignored=3, temperature=0.75)
+    scores, gradients = problem.ours()
+    leaves, total = problem.operands.leaves(), torch.zeros(CLASSES, FEATURES)
+    with two_ranks():
+        found = linear_token_scores(
+            target=problem.operands.target,
+            group=torch.distributed.group.WORLD,
+            shard_sizes=[CLASSES, 0],
+            outputs=EVERY,
+            grad_weight_sum=total,
+            **leaves,
+            **problem.options,
+        )
+        upstream = problem.gradients_of_scores()
+        torch.autograd.backward([getattr(found, name) for name in upstream], list(upstream.values()))
+    for name, values in scores._asdict().items():
+        torch.testing.assert_close(getattr(found, name), values)
+    assert leaves["linear_weight"].grad is None
+    torch.testing.assert_close(total, gradients["linear_weight"])
+    torch.testing.assert_close(leaves["input"].grad, gradients["input"])
+
+
+INPUTS = ("Tensor input", "Tensor linear_weight", "Tensor target")
+GIVEN = ("Tensor maximum", "Tensor log_sum")
+OPTIONAL = ("Tensor? grad_logprob", "Tensor? grad_lse", "Tensor? linear_bias")
+OF_ENTROPY = ("Tensor? entropy=None", "Tensor? grad_entropy=None")
+SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
+    "forward": ((*INPUTS, "Tensor? linear_bias=None", "Tensor? grad_weight_sum=None"), 8),
+    "backward": ((*INPUTS, *GIVEN, *(f"{each}=None" for each in OPTIONAL), *OF_ENTROPY), 3),
+    "backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
+    "shard_statistics": ((*INPUTS, "Tensor? linear_bias=None"), 7),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_are_public(name: str) -> None:
+    """Saved graphs name them: further options may follow, with defaults, and nothing else may change."""
+    schema = str(getattr(ops, f"linear_token_scores_{name}").default._schema)
+    given, returned = schema.removeprefix(f"nkilib::linear_token_scores_{name}(").split(") -> ")
+    positional, results = SCHEMAS[name]
+    assert tuple(given.split(", *, ")[0].split(", ")) == positional
+    assert returned.count("Tensor") == results
