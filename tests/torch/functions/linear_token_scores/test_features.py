@@ -82,7 +82,7 @@ def test_a_score_without_a_gradient_costs_nothing(kernels: dict[str, StandIn]) -
     assert launches(kernels) == {"forward": 2, "backward": 2}
     of_logprob, of_entropy = (keywords for _, keywords, _ in kernels["backward"].launches)
     assert all(of_logprob[f"{name}_hbm"] is None for name in ("entropy", "grad_entropy", "grad_lse"))
-    assert of_entropy["grad_loss_hbm"] is None and of_entropy["grad_lse_hbm"] is None
+    assert of_entropy["grad_logprob_hbm"] is None and of_entropy["grad_lse_hbm"] is None
 
 
 def test_without_autograd_there_is_one_forward(kernels: dict[str, StandIn]) -> None:
