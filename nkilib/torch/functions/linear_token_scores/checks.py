@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from nkilib.torch.dispatch.caller import Caller
@@ -10,6 +11,8 @@ from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArgument
 from nkilib.torch.functions.linear_cross_entropy.reference import reason_for_reference
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES
 
+# Target ids of a position, as the kernels take them.
+IDS_MAX: Final = 64
 # The names that ``outputs`` may have.
 OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 # Who is named where the weight, of which each rank may have a part, does not fit.
@@ -36,12 +39,21 @@ def checked_outputs(caller: Caller, outputs: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_target(caller: Caller, given: LinearArguments) -> None:
-    """Refuse targets that are no single class of each position.
+def check_target(caller: Caller, given: LinearArguments, is_spread: bool) -> LinearArguments:
+    """Refuse targets that are no classes of each position.
+
+    Args:
+        caller: who is named in errors.
+        given: the arguments.
+        is_spread: the ranks of a group have parts of the vocabulary.
+
+    Returns:
+        The arguments with the first id of each position, where it has several, for the checks of a single one.
 
     Raises:
         RuntimeError: they are not integers.
-        NotImplementedError: there are several ids of each position.
+        ValueError: there are no ids of each position, or more than 64.
+        NotImplementedError: there are several, and parts of the vocabulary.
     """
     target = given.target
     if target.is_floating_point():
@@ -49,12 +61,19 @@ def check_target(caller: Caller, given: LinearArguments) -> None:
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; probabilities have no "
             f"single class to score"
         )
-    if target.dim() == given.input.dim():
+    if target.dim() == 0 or target.dim() != given.input.dim():
+        return given
+    if is_spread:
         raise NotImplementedError(
-            f"{caller}: several target ids of a position, [..., K], are not supported, got target of shape "
-            f"{tuple(target.shape)} for positions of shape {tuple(given.input.shape[:-1])}; call it for each of the K "
-            f"ids, with outputs=() for all but one"
+            f"{caller}: several target ids of a position, [..., K], are not supported for a vocabulary in parts, got "
+            f"target of shape {tuple(target.shape)}; call it for each of the K ids"
         )
+    if not 1 <= target.shape[-1] <= IDS_MAX:
+        raise ValueError(
+            f"{caller}: there may be 1 to {IDS_MAX} target ids of a position, got target of shape "
+            f"{tuple(target.shape)} for positions of shape {tuple(given.input.shape[:-1])}; call it for parts of them"
+        )
+    return replace(given, target=target[..., 0])
 
 
 def check_kernels_take(caller: Caller, given: LinearArguments, classes: int | None = None) -> None:

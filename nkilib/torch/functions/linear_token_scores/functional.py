@@ -76,7 +76,7 @@ def linear_token_scores(
         input: [..., D], bfloat16, float16 or float32.
         linear_weight: [V, D], bfloat16, float16 or float32; with ``group`` the rows of this rank, or a DTensor.
         target: [...] of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without the
-            features.
+            features; or [..., K], up to 64 ids of each position, which may be equal: ``logprob`` is [..., K] then.
         group: the ranks that share the vocabulary, as for :func:`nkilib.torch.vocab_parallel_linear_cross_entropy`.
             None: the weight has all classes. DTensors have their own: a replicated ``input`` with a weight of
             ``Shard(0)`` on one dimension of the mesh is a vocabulary in parts; a plain ``input`` gathers a weight that
@@ -97,7 +97,7 @@ def linear_token_scores(
         num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
 
     Returns:
-        The scores, of the shape of ``target``, float32 but for ``argmax``; None for what ``outputs`` lacks. With
+        The scores, of the shape of the positions, float32 but for ``argmax``; None for what ``outputs`` lacks. With
         ``group`` or a sharded vocabulary they are the same on every rank.
 
     Raises:
@@ -106,8 +106,9 @@ def linear_token_scores(
             a group, or a group beside a DTensor; ``grad_weight_sum`` does not fit.
         RuntimeError: shapes, types or devices do not fit.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; several target ids of a position; a number of dimensions, features or
-            classes that no kernel takes; DTensors placed otherwise; a derivative in forward mode, or a second one.
+        NotImplementedError: another device; several target ids of a position with ``group``; a number of dimensions,
+            features or classes that no kernel takes; DTensors placed otherwise; a derivative in forward mode, or a
+            second one.
     """
     names = checked_outputs(_CALLER, outputs)
     options, product = checked_recipe(
@@ -120,10 +121,10 @@ def linear_token_scores(
     )
     given = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
     placed = plain_arguments(_CALLER, given, group, num_classes, shard_sizes)
-    check_target(_CALLER, placed.given)
+    checked = check_target(_CALLER, placed.given, placed.is_spread)
     shards = _shards(placed)
-    check_kernels_take(_CALLER, placed.given, None if shards is None else shards.num_classes)
-    check_arguments(_CALLER, placed.given, None)
+    check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
+    check_arguments(_CALLER, checked, None)
     given = placed.given
     product = checked_product(_CALLER, given, product, compute_dtype)
     check_kernel_arguments(_CALLER, given, product)
@@ -133,7 +134,7 @@ def linear_token_scores(
     else:
         operands = shard_operands(given, shards)
         results = vocab_parallel_scores(_CALLER, operands, options, product, shards, placed.group, wanted)
-    return _returned(results, names, tuple(given.input.shape[:-1]))
+    return _returned(results, names, tuple(given.target.shape), tuple(given.input.shape[:-1]))
 
 
 def _shards(placed: PlacedArguments) -> VocabularyShards | None:
@@ -146,7 +147,9 @@ def _shards(placed: PlacedArguments) -> VocabularyShards | None:
 
 def _scores(given: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
     """Of a weight with all classes."""
-    rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, given.target.reshape(-1)
+    rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, given.target
+    has_ids = target.dim() == given.input.dim()
+    target = target.reshape(rows.shape[0], target.shape[-1]) if has_ids else target.reshape(-1)
     bias = None if given.linear_bias is None else given.linear_bias.to(torch.float32)
     gradients = wanted_gradients(rows, linear_weight, bias)
     summed = given.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
@@ -154,15 +157,17 @@ def _scores(given: LinearArguments, options: LossOptions, product: Product, want
     return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, **keywords))
 
 
-def _returned(results: ScoreResults, names: frozenset[str], shape: tuple[int, ...]) -> LinearTokenScores:
-    """The scores that are asked for, in the shape of the positions."""
+def _returned(
+    results: ScoreResults, names: frozenset[str], of_target: tuple[int, ...], shape: tuple[int, ...]
+) -> LinearTokenScores:
+    """The scores that are asked for, in the shape of the positions; log-probabilities in that of the targets."""
 
     def score(name: str) -> Tensor | None:
         return getattr(results, name).reshape(shape) if name in names else None
 
     argmax = score("argmax")
     return LinearTokenScores(
-        results.logprob.reshape(shape),
+        results.logprob.reshape(of_target),
         score("entropy"),
         score("lse"),
         None if argmax is None else argmax.to(torch.int64),

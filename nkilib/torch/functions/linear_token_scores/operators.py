@@ -1,7 +1,7 @@
 """The operators ``torch.ops.nkilib.linear_token_scores_*``: those of the linear cross-entropy, without a loss.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Derivatives are in
-:mod:`.autograd`.
+Rows are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N] or, of K ids a position,
+[N, K]. Derivatives are in :mod:`.autograd`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.dispatch.operator import Call, Input, Output
+from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, statistics_outputs
 from nkilib.torch.functions.cross_entropy.target_indices import check_range
@@ -24,7 +25,6 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     LINEAR,
     Product,
     WantedGradients,
-    shared_arguments,
     vocabulary,
 )
 from nkilib.torch.functions.linear_token_scores.results import WantedScores
@@ -33,29 +33,51 @@ LINEAR_TOKEN_SCORES: Final = Caller("linear_token_scores", "input", "input", LIN
 
 _WITHOUT: Final = (*of_loss.BACKWARD.without, "label_smoothing", "lse_square_scale")
 _ON_REQUEST: Final = {
-    **of_loss.FORWARD.on_request,
+    "target_logit": "with_target",
+    "argmax": "with_argmax",
+    "entropy": "with_entropy",
     "log_sum_squares": "with_log_sum_squares",
     "mean_logit": "with_mean_logit",
 }
-_RESULTS: Final = (*of_loss.FORWARD.results, "log_sum_squares", "mean_logit")
+_RESULTS: Final = (
+    *("logprob", "lse", "target_logit", "argmax", "entropy", "maximum", "log_sum"),
+    *("log_sum_squares", "mean_logit"),
+)
 _FURTHER: Final = (Output("log_sum_squares"), Output("mean_logit"))
 
 
 def _check_classes(call: Call) -> None:
     """Refuse class indices out of range."""
-    check_range(str(LINEAR_TOKEN_SCORES), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
+    target = call.tensor("target").reshape(-1)
+    check_range(str(LINEAR_TOKEN_SCORES), target, call.options["ignore_index"], vocabulary(call))
+
+
+def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
+    """The targets as the kernels take them, [N, K]."""
+    targets: Tensor = shared["targets_hbm"]
+    return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
 
 def _forward_arguments(call: Call) -> dict[str, Any]:
-    return {**shared_arguments(call), "with_log_sum": True}
+    return {**_with_ids(call, of_loss.shared_arguments(call)), "with_log_sum": True}
+
+
+def _as_target(call: Call) -> Shape:
+    """[N], or [N, K]."""
+    return tuple(call.tensor("target").shape)
 
 
 def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
-    return 0.0 - found["loss"]  # a difference, for the negative of 0 has a sign
+    return found["logprob"].reshape(_as_target(call)) + 0.0  # the negative of 0 has a sign
 
 
 def _without(inputs: tuple[Input, ...], *names: str) -> tuple[Input, ...]:
     return tuple(each for each in inputs if each.name not in names)
+
+
+def _with_any_ids(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """With targets [N] or [N, K]."""
+    return tuple(replace(each, dimensions=None) if each.name == "target" else each for each in inputs)
 
 
 # Results: ScoreResults.
@@ -63,11 +85,11 @@ FORWARD: Final = register(
     replace(
         of_loss.FORWARD,
         name="linear_token_scores_forward",
-        inputs=_without(tuple(of_loss.FORWARD.inputs), "class_weight"),
+        inputs=_with_any_ids(_without(tuple(of_loss.FORWARD.inputs), "class_weight")),
         options=(LossOptions, Product, WantedScores),
         without=_WITHOUT,
         outputs=(
-            Output("logprob", depends_on=of_loss.OF_LOGITS, computed=_log_probability),
+            Output("logprob", shape=_as_target, depends_on=of_loss.OF_LOGITS, computed=_log_probability),
             Output("lse", depends_on=of_loss.OF_LOGITS),
             Output("maximum"),
             Output("log_sum"),
@@ -75,6 +97,7 @@ FORWARD: Final = register(
             Output("entropy", depends_on=of_loss.OF_LOGITS),
             *_FURTHER,
         ),
+        kernel=linear_token_scores_forward,
         results=_RESULTS,
         on_request=_ON_REQUEST,
         arguments=_forward_arguments,
@@ -84,17 +107,19 @@ FORWARD: Final = register(
 
 
 def _backward_arguments(call: Call) -> dict[str, Any]:
-    """The gradient of a log-probability is that of the loss, negated; the kernel skips it where it is ignored."""
-    of_logprob = call.tensors["grad_logprob"]
-    of_loss_hbm = None if of_logprob is None else (-of_logprob.detach()).contiguous()
-    return {**of_loss.backward_arguments(call), "grad_loss_hbm": of_loss_hbm}
+    of_logprob, found = call.tensors["grad_logprob"], _with_ids(call, of_loss.backward_arguments(call))
+    if of_logprob is not None:
+        of_logprob = of_logprob.detach().reshape(call.first.shape[0], -1).contiguous()
+    return {**found, "grad_logprob_hbm": of_logprob}
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
     """The inputs of a backward of the loss, for scores: the gradient of log-probabilities takes the place of its."""
-    return tuple(
-        Input("grad_logprob", keyword="grad_loss_hbm", is_optional=True) if each.name == "grad_loss" else each
-        for each in _without(inputs, "grad_logprob", "class_weight")
+    return _with_any_ids(
+        tuple(
+            Input("grad_logprob", is_optional=True) if each.name == "grad_loss" else each
+            for each in _without(inputs, "grad_logprob", "class_weight")
+        )
     )
 
 
@@ -105,6 +130,7 @@ BACKWARD: Final = register(
         inputs=_of_scores(tuple(of_loss.BACKWARD.inputs)),
         options=(LossOptions, Product, WantedGradients),
         without=_WITHOUT,
+        kernel=linear_token_scores_backward,
         arguments=_backward_arguments,
         check_values=_check_classes,
     )
@@ -117,6 +143,7 @@ BACKWARD_ADDING: Final = register(
         name="linear_token_scores_backward_adding",
         inputs=_of_scores(tuple(of_loss.BACKWARD_ADDING.inputs)),
         without=(*_WITHOUT, "grad_weight_wanted"),
+        kernel=linear_token_scores_backward,
         arguments=_backward_arguments,
         check_values=_check_classes,
     )
@@ -134,9 +161,13 @@ SHARD_STATISTICS: Final = register(
             *(each for each in statistics_outputs(vocabulary) if each.name not in ("position_weight", "distance_sum")),
             *_FURTHER,
         ),
-        results=_RESULTS,
-        on_request=_ON_REQUEST,
-        arguments=lambda call: {**_forward_arguments(call), "with_target": True},
+        results=(*of_loss.FORWARD.results, "log_sum_squares", "mean_logit"),
+        on_request={
+            **of_loss.FORWARD.on_request,
+            "log_sum_squares": "with_log_sum_squares",
+            "mean_logit": "with_mean_logit",
+        },
+        arguments=lambda call: {**of_loss.shared_arguments(call), "with_log_sum": True, "with_target": True},
         check_values=_check_classes,
     )
 )

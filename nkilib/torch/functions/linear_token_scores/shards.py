@@ -58,7 +58,7 @@ def vocab_parallel_scores(
                 **SHARD_STATISTICS.keywords_from(options, product, shards.columns, wanted),
             )
         )
-        further = _further_sums(own, linear_bias, shards, wanted)
+        further = _further_sums(own, _rounded(linear_bias, product), shards, wanted)
         statistics = _statistics(own)
         whole = combined_results(
             caller,
@@ -92,6 +92,14 @@ def _statistics(own: ShardScores) -> ShardStatistics:
     """As those of the loss."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
+
+
+def _rounded(linear_bias: Tensor | None, product: Product) -> Tensor | None:
+    """The bias as the kernel has it: of float16 a large one is infinite."""
+    if linear_bias is None or product.compute_dtype is None:
+        return linear_bias
+    dtype: torch.dtype = getattr(torch, product.compute_dtype)
+    return linear_bias.to(dtype)
 
 
 def _further_sums(

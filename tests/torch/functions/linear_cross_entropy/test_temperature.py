@@ -76,7 +76,7 @@ def test_a_graph_takes_another_temperature() -> None:
     """Of the second one the compiler makes a symbol."""
     problem = make_problem(POSITIONS)
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
-    for value in (0.5, 0.8, 2.0):
+    for value in (0.5, 0.8):
         given: tuple[Tensor, ...] = (problem.input, problem.linear_weight, problem.target)
         expected = linear_cross_entropy(*given, temperature=value, logit_scale=value)
         assert torch.equal(compiled(*given, temperature=value, logit_scale=value), expected)

@@ -15,10 +15,8 @@ from tests.torch.inputs import make_logits
 
 ops = torch.ops.nkilib
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"ignore_index": 3, "logit_softcap": 5.0, "temperature": 0.75, "logit_scale": 0.5, "compute_dtype": "bfloat16"},
-]
+RECIPE: dict[str, Any] = {"ignore_index": 3, "logit_softcap": 5.0, "temperature": 0.75, "logit_scale": 0.5}
+OPTIONS = {**RECIPE, "compute_dtype": "bfloat16"}
 EVERY_RESULT = {f"with_{name}": True for name in ("argmax", "entropy", "log_sum_squares", "mean_logit")}
 
 
@@ -29,8 +27,8 @@ def _operands(requires_grad: bool = False) -> tuple[Any, ...]:
     return x, w, problem.target, problem.linear_bias.requires_grad_(requires_grad)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_opcheck_of_both_directions(options: dict[str, Any]) -> None:
+def test_opcheck_of_both_directions() -> None:
+    options = OPTIONS
     forward = ops.linear_token_scores_forward
     torch.library.opcheck(forward.default, _operands(requires_grad=True), {**options, **EVERY_RESULT})
     x, w, target, bias = _operands()
@@ -49,9 +47,7 @@ def test_opcheck_of_a_shard() -> None:
     torch.library.opcheck(ops.linear_token_scores_shard_statistics.default, _operands(), options)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"ignore_index": 3, "logit_softcap": 5.0, "temperature": 0.75, "logit_scale": 0.5}]
-)
+@pytest.mark.parametrize("options", [{}, RECIPE])
 def test_gradcheck_of_the_differentiable_results(options: dict[str, Any]) -> None:
     """A step of 2^-6 in float32: the difference of two scores keeps 2^-17 of them, and the curvature costs 2^-12."""
     problem = make_problem(3, features=16, classes=5, bias=True)

@@ -27,11 +27,13 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "the log-probability": (ValueError, lambda f: f(X, W, T, outputs=["logprob"]), "got 'logprob'"),
     "a string": (TypeError, lambda f: f(X, W, T, outputs="entropy"), r"iterable of names, .* pass \('entropy',\)"),
     "no names": (TypeError, lambda f: f(X, W, T, outputs=None), "'outputs' must be an iterable of names, not None"),
-    "several ids": (
-        NotImplementedError,
-        lambda f: f(X, W, T[:, None].expand(-1, 3)),
-        r"several target ids .* got target of shape \(6, 3\) for positions of shape \(6,\); call it for each of the K",
+    "many ids": (
+        ValueError,
+        lambda f: f(X, W, T[:, None].expand(-1, 65)),
+        r"1 to 64 target ids of a position, got target of shape \(6, 65\) for positions of shape \(6,\); call it for",
     ),
+    "no ids": (ValueError, lambda f: f(X, W, T[:, None][:, :0]), "1 to 64 target ids"),
+    "ids of other positions": (ValueError, lambda f: f(X, W, T[:3, None]), r"batch_size \(6\) to match .* \(3\)"),
     "probabilities": (
         RuntimeError,
         lambda f: f(X, W, make_probabilities(POSITIONS, CLASSES)),
@@ -128,6 +130,12 @@ def test_placements_without_a_rule(case: str) -> None:
         )
         with pytest.raises(NotImplementedError, match=f"^linear_token_scores: {message}"):
             linear_token_scores(x, w, T, **further)
+
+
+def test_several_ids_of_parts_of_a_vocabulary_are_refused() -> None:
+    message = "^linear_token_scores: several target ids of a position, .* are not supported for a vocabulary in parts"
+    with two_ranks(), pytest.raises(NotImplementedError, match=message):
+        linear_token_scores(X, W, T[:, None], torch.distributed.group.WORLD)
 
 
 def test_a_dtensor_has_its_own_group() -> None:
